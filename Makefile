@@ -1,0 +1,38 @@
+# Each target works as the first command after `git clone`: it makes .venv itself, and is quick when nothing changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'transforms/*.py')
+
+.PHONY: demo test check format clean
+
+demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the same batches.
+	$(BIN)/python examples/train_digits.py
+
+test: $(VENV)/.installed ## Run all tests.
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed ## Check format, lint and types.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p millstream
+	$(BIN)/mypy tests examples
+
+format: $(VENV)/.installed ## Put the code into its format.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove everything that the other targets made.
+	rm -rf $(VENV) build examples/output
+
+# A normal install, not an editable one: what is checked and tested is what users get.
+$(VENV)/.installed: $(VENV)/.dependencies $(SOURCES) setup.cfg
+	rm -rf build
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .
+	touch $@
+
+$(VENV)/.dependencies: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[dev]'
+	touch $@

@@ -1,0 +1,11 @@
+"""Who does the work, and where: the DataLoader, its iterator, and the executors behind them.
+
+Read `plan` for what the batches are, `schedule` for their order, `executors` for who makes them, `state` for what a
+checkpoint holds. README.md beside this file has the picture.
+"""
+
+from millstream.loader.data_loader import DataLoader, load
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.options import MultiprocessingOptions, ReadOptions
+
+__all__ = ["DataLoader", "DataLoaderIterator", "MultiprocessingOptions", "ReadOptions", "load"]

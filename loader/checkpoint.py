@@ -1,0 +1,91 @@
+"""Saving and restoring a loader's place with Orbax, beside the model and in the same step.
+
+    manager.save(step, args=ocp.args.Composite(
+        model=ocp.args.StandardSave(model), loader=millstream.checkpoint.CheckpointSave(iterator)))
+    manager.restore(step, args=ocp.args.Composite(
+        model=ocp.args.StandardRestore(model), loader=millstream.checkpoint.CheckpointRestore(iterator)))
+
+The only module that imports Orbax.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any, final
+
+import orbax.checkpoint as ocp
+
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.state_files import read_state, write_state
+
+
+@final
+class CheckpointHandler(ocp.CheckpointHandler):
+    """Orbax's way to a `DataLoaderIterator`; `CheckpointSave` and `CheckpointRestore` are what users pass."""
+
+    def save(self, directory: Any, item: DataLoaderIterator | None = None, args: Any = None) -> None:
+        """Writes the iterator's state, as it is at this moment, into the folder.
+
+        Args:
+            directory: the folder that Orbax made for this item.
+            item: the iterator, where the caller uses Orbax's older interface.
+            args: a `CheckpointSave`.
+        """
+        write_state(directory, _iterator(item, args).get_state())
+
+    def restore(self, directory: Any, item: DataLoaderIterator | None = None, args: Any = None) -> DataLoaderIterator:
+        """Returns the iterator, set to the place that was saved and already reading ahead.
+
+        Raises:
+            CheckpointError: the state is missing, unreadable or of another stream. The iterator is as it was.
+        """
+        iterator = _iterator(item, args)
+        iterator.set_state(read_state(directory), allow=() if args is None else args.allow)
+        iterator.start_prefetch()
+        return iterator
+
+    def metadata(self, directory: Any) -> None:
+        """Returns nothing: a place has no shapes to tell of."""
+        del directory
+
+    def finalize(self, directory: Any) -> None:
+        """Does nothing: `save` has written everything."""
+        del directory
+
+    def close(self) -> None:
+        """Does nothing: the iterator is its user's."""
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_save=True)
+@dataclasses.dataclass
+class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's class is untyped
+    """Says to Orbax: save the place of this iterator.
+
+    Attributes:
+        item: the iterator.
+    """
+
+    item: DataLoaderIterator
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
+@dataclasses.dataclass
+class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's class is untyped
+    """Says to Orbax: set this iterator to the place that was saved.
+
+    Attributes:
+        item: the iterator; it is changed, and is also what `restore` returns.
+        allow: differences to accept on purpose, as in `DataLoaderIterator.set_state`.
+    """
+
+    item: DataLoaderIterator
+    allow: Collection[str] = ()
+
+
+def _iterator(item: DataLoaderIterator | None, args: Any) -> DataLoaderIterator:
+    iterator = args.item if item is None else item
+    if not isinstance(iterator, DataLoaderIterator):
+        raise TypeError(
+            f"millstream.checkpoint saves and restores iterators, got {type(iterator).__name__}: pass iter(loader), "
+            "the iterator that the training loop draws from."
+        )
+    return iterator

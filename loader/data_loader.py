@@ -1,0 +1,299 @@
+"""The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.loader.executors import Executor, InlineExecutor, ThreadExecutor
+from millstream.loader.fingerprint import describe, describe_source
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.plan import Plan, has_randomness
+from millstream.loader.schedule import Cursor
+from millstream.loader.state import Fingerprint
+from millstream.samplers import IndexSampler, Sampler
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, vectorised
+from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
+from millstream.sources import DataSource
+from millstream.transforms import Batch, RandomMap, Transformation
+from millstream.transforms.base import as_transformation
+
+Operations = Sequence[Transformation | Callable[[Any], Any]]
+
+
+@final
+class DataLoader:
+    """An iterable over the batches of a pipeline: the same batches every time, on any machine.
+
+    The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and
+    the number of hosts decide how fast it comes, and never what comes.
+
+    Args:
+        data_source: anything with `len` and `source[key]`; `source.__getitems__(keys)` is used where it exists.
+        sampler: which record at which position: an `IndexSampler`, or anything with `sampler[position]`.
+        operations: what to do with each record, in order; a bare function is a `Map`. Operations behind a `Batch` see
+            batches.
+        worker_count: how many worker processes, 0 for none.
+        worker_buffer_size: how many finished batches each worker keeps ready.
+        shard_options: which part of every global batch to read; by default the sampler's, which is all of it.
+        read_options: the threads that read ahead.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
+    """
+
+    def __init__(
+        self,
+        *,
+        data_source: DataSource[Any],
+        sampler: Sampler,
+        operations: Operations = (),
+        worker_count: int | None = 0,
+        worker_buffer_size: int = 1,
+        shard_options: ShardOptions | None = None,
+        read_options: ReadOptions | None = None,
+    ) -> None:
+        _check_source(data_source)
+        self._source = data_source
+        self._given_sampler = sampler
+        self._sampler = _check_sampler(sampler, data_source)
+        self._operations = _check_operations(operations)
+        self._shard = _resolve_shard(shard_options, sampler)
+        self._read_options = _check_kind(read_options or ReadOptions(), "read_options", ReadOptions)
+        self._workers = MultiprocessingOptions(worker_count or 0, worker_buffer_size)
+        if worker_count is None or self._workers.num_workers:
+            raise NotImplementedError(
+                f"worker_count={worker_count}: this version has no worker processes yet. Use worker_count=0; "
+                "read_options=ReadOptions(num_threads=...) reads and transforms in threads."
+            )
+        _check_randomness(self._operations, self._sampler)
+        names = [_name(operation) for operation in self._operations]
+        self._plan = Plan(data_source, self._sampler, self._operations, names, self._shard)
+
+    @property
+    def shard_options(self) -> ShardOptions:
+        """The shard that this loader reads."""
+        return self._shard
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """The threads that read ahead."""
+        return self._read_options
+
+    @property
+    def multiprocessing_options(self) -> MultiprocessingOptions:
+        """The worker processes."""
+        return self._workers
+
+    def __iter__(self) -> DataLoaderIterator:
+        """Returns a new iterator at the beginning of the stream."""
+        return DataLoaderIterator(self._plan, self._fingerprint, self._make_executor)
+
+    def __len__(self) -> int:
+        """Returns the number of batches that this shard yields.
+
+        Raises:
+            TypeError: it is not known: the sampler is endless, or a Filter or FlatMap decides while reading.
+        """
+        num_units = self._plan.num_units
+        if not self._plan.one_to_one:
+            raise TypeError("This DataLoader has no len(): its Filter or FlatMap decides while reading.")
+        if num_units is None:
+            raise TypeError("This DataLoader has no len(): its sampler is endless. Give the sampler num_epochs.")
+        return num_units
+
+    def record_keys(self, step: int) -> NDArray[np.int64]:
+        """Returns the keys of the records in this shard's batch number `step`, in order, without reading them.
+
+        Args:
+            step: counted from 0; the first batch is number 0.
+
+        Returns:
+            An int64 array of shape `(records,)`.
+
+        Raises:
+            IndexError: there is no such batch.
+            TypeError: the pipeline has a Filter or FlatMap, which decides while reading.
+        """
+        if not self._plan.one_to_one:
+            raise TypeError(
+                "record_keys(step) is known for 1:1 pipelines only: a Filter or FlatMap decides while reading."
+            )
+        num_units = self._plan.num_units
+        if step < 0 or (num_units is not None and step >= num_units):
+            raise IndexError(f"step must be between 0 and {'…' if num_units is None else num_units - 1}, got {step}.")
+        keys = self._plan.locate(step, step + 1).record_key
+        is_tail = step == self._plan.deal.whole_units
+        return keys[: self._plan.tail_records].copy() if is_tail else keys.copy()
+
+    def __repr__(self) -> str:
+        operations = ", ".join(_name(operation) for operation in self._operations)
+        return (
+            f"DataLoader(data_source={describe_source(self._source)}, sampler={self._given_sampler!r}, "
+            f"operations=[{operations}], shard {self._shard.shard_index} of {self._shard.shard_count}, "
+            f"worker_count={self._workers.num_workers}, read_threads={self._read_options.num_threads})"
+        )
+
+    def _make_executor(self, place: Cursor) -> Executor:
+        if self._read_options.num_threads == 0:
+            return InlineExecutor(self._plan, place)
+        return ThreadExecutor(self._plan, place, self._read_options)
+
+    @functools.cache  # noqa: B019  (the loader is what the words belong to: they live as long as it does)
+    def _fingerprint(self) -> Fingerprint:
+        """Returns which stream this is, in words. Made once: the words must not follow what user code does later."""
+        return Fingerprint(
+            sampler=_describe_sampler(self._given_sampler),
+            source=describe_source(self._source),
+            operations=describe_operations(self._operations),
+        )
+
+
+def load(
+    source: DataSource[Any],
+    *,
+    num_epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    shard_options: ShardOptions | None = None,
+    transformations: Operations = (),
+    batch_size: int | None = None,
+    drop_remainder: bool = False,
+    worker_count: int | None = 0,
+    read_options: ReadOptions | None = None,
+) -> DataLoader:
+    """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
+
+    Args:
+        source: where records come from.
+        num_epochs: how often to go through the source; None for ever.
+        shuffle: whether to shuffle, anew in each epoch; needs a seed.
+        seed: of the order and of all random operations, 0 … 2**64 - 1.
+        shard_options: which part of every global batch to read.
+        transformations: what to do with each record, before the batch is made.
+        batch_size: elements in a batch, per shard; None for no batches.
+        drop_remainder: whether a last, short batch is left out.
+        worker_count: how many worker processes, 0 for none.
+        read_options: the threads that read ahead.
+
+    Raises:
+        TypeError, ValueError: as `DataLoader`.
+    """
+    _check_source(source)
+    sampler = IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+    batch = [] if batch_size is None else [Batch(batch_size, drop_remainder)]
+    return DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=[*transformations, *batch],
+        worker_count=worker_count,
+        shard_options=shard_options,
+        read_options=read_options,
+    )
+
+
+def describe_operations(operations: Sequence[Transformation]) -> tuple[str, ...]:
+    """Returns the operations in words, for a fingerprint.
+
+    The size of the first Batch is left out: a state compares the global batch, which is that size times the shards.
+    """
+    first = next((i for i, operation in enumerate(operations) if isinstance(operation, Batch)), None)
+    return tuple(
+        describe((operation.drop_remainder, operation.batch_fn)).join(("Batch", ""))
+        if i == first and isinstance(operation, Batch)
+        else describe(operation)
+        for i, operation in enumerate(operations)
+    )
+
+
+def _describe_sampler(sampler: Sampler) -> tuple[tuple[str, str], ...]:
+    if isinstance(sampler, IndexSampler):
+        return tuple((name, describe(getattr(sampler, name))) for name in ("num_records", "shuffle", "seed"))
+    return (("sampler", describe(sampler)),)
+
+
+def _name(operation: Transformation) -> str:
+    """Returns what to call an operation in texts for people."""
+    written = type(operation).__repr__ is not object.__repr__
+    text = repr(operation) if written else type(operation).__name__
+    return text if len(text) <= 80 and " at 0x" not in text else type(operation).__name__
+
+
+def _check_source(source: DataSource[Any]) -> None:
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"data_source must have len(source) and source[key], got {type(source).__name__}. "
+            "A list of records is a source; so is any class with __len__ and __getitem__."
+        )
+    if len(source) == 0:
+        raise ValueError(f"data_source must have at least one record, got an empty {type(source).__name__}.")
+
+
+def _check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:
+    if not hasattr(sampler, "__getitem__"):
+        raise TypeError(
+            f"sampler must have sampler[position], got {type(sampler).__name__}. "
+            "Use IndexSampler(num_records=len(source), ...)."
+        )
+    ready = vectorised(sampler)
+    if ready.num_records is not None and ready.num_records > len(source):
+        raise ValueError(
+            f"The sampler draws from {ready.num_records} records, but data_source has {len(source)}. "
+            "Use num_records=len(source)."
+        )
+    return ready
+
+
+def _check_operations(operations: Operations) -> list[Transformation]:
+    if isinstance(operations, (str, bytes)) or not isinstance(operations, Sequence):
+        raise TypeError(f"operations must be a list, got {type(operations).__name__}: write operations=[...].")
+    checked = []
+    for number, operation in enumerate(operations):
+        try:
+            checked.append(as_transformation(operation))
+        except (TypeError, ValueError) as error:
+            error.add_note(f"millstream: operations[{number}].")
+            raise
+    return checked
+
+
+def _check_kind(value: Any, name: str, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r} of type {type(value).__name__}.")
+    return value
+
+
+def _resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> ShardOptions:
+    carried = getattr(sampler, "shard_options", None)
+    if not isinstance(carried, ShardOptions) or isinstance(carried, NoSharding):
+        carried = None
+    if shard_options is None:
+        if carried is None:
+            warn_if_unsharded()
+            return NoSharding()
+        return carried
+    _check_kind(shard_options, "shard_options", ShardOptions)
+    if carried is not None and _same(carried) != _same(shard_options):
+        raise ValueError(
+            f"shard_options={shard_options} differs from the sampler's {carried}. "
+            "Give shard_options to the DataLoader only, or the same to both."
+        )
+    return shard_options
+
+
+def _same(shard: ShardOptions) -> tuple[int, int, bool]:
+    return shard.shard_index, shard.shard_count, shard.drop_remainder
+
+
+def _check_randomness(
+    operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler
+) -> None:
+    for number, operation in enumerate(operations):
+        if isinstance(operation, RandomMap) and not has_randomness(sampler):
+            raise ValueError(
+                f"operations[{number}], {_name(operation)}, needs randomness, but the sampler has no seed: "
+                "give the sampler one, for instance IndexSampler(..., seed=0)."
+            )

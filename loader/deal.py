@@ -1,0 +1,77 @@
+"""How positions are dealt to shards: pure arithmetic.
+
+The order's positions are cut into *global units* of `unit * shard_count` positions, and each global unit into one
+*unit* per shard, in the shards' order. A unit is what makes one output of a 1:1 pipeline: one final batch, or one
+element where there is no Batch. So shard s's unit k holds the positions
+
+    [(k * shard_count + s) * unit, (k * shard_count + s + 1) * unit)
+
+and the k-th units of all shards laid end to end are the same positions for every number of shards, as long as
+`unit * shard_count` is the same. What is left after the last whole global unit is the *tail*: it is dealt out in
+contiguous runs too, as evenly as it goes.
+"""
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.sharding import ShardOptions
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Deal:
+    """One shard's units.
+
+    Attributes:
+        unit: positions in one unit, at least 1.
+        shard: which shard of how many.
+        length: positions in the sampler's whole order; None when it is endless.
+        even_tail: whether all shards get equally many positions of the tail (up to shard_count - 1 are left out).
+    """
+
+    unit: int
+    shard: ShardOptions
+    length: int | None
+    even_tail: bool
+
+    @property
+    def global_unit(self) -> int:
+        """Positions that all shards together use at one step."""
+        return self.unit * self.shard.shard_count
+
+    @property
+    def whole_units(self) -> int | None:
+        """How many units of full size this shard has; None when endless."""
+        return None if self.length is None else self.length // self.global_unit
+
+    @property
+    def tail(self) -> range:
+        """The positions of this shard's part of the tail; empty when there is none."""
+        if self.length is None:
+            return range(0)
+        start = self.length // self.global_unit * self.global_unit
+        share, extra = divmod(self.length - start, self.shard.shard_count)
+        if self.even_tail:
+            extra = 0
+        index = self.shard.shard_index
+        first = start + index * share + min(index, extra)
+        return range(first, first + share + (index < extra))
+
+    @property
+    def num_units(self) -> int | None:
+        """How many units this shard has, the tail counted; None when endless."""
+        return None if self.whole_units is None else self.whole_units + bool(self.tail)
+
+    def positions(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the positions of units start … stop - 1, in order."""
+        whole = stop if self.whole_units is None else min(stop, self.whole_units)
+        first = np.arange(start, whole, dtype=np.int64) * self.global_unit + self.shard.shard_index * self.unit
+        positions = (first[:, np.newaxis] + np.arange(self.unit, dtype=np.int64)).reshape(-1)
+        if stop <= whole:
+            return positions
+        return np.concatenate([positions, np.arange(self.tail.start, self.tail.stop, dtype=np.int64)])
+
+    def units_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the unit that each of this shard's positions lies in."""
+        return positions // self.global_unit

@@ -1,0 +1,285 @@
+"""Executors in this process: the consumer's own thread, and threads that read ahead.
+
+Guarantees:
+    * Outputs leave in the order of the schedule, whatever finishes first; an error leaves at its turn.
+    * The schedule and everything else of an executor is touched by the consumer's thread only. Threads get closures
+      through one queue and hand results back through another; they share nothing else.
+    * No thread outlives the executor: `close()`, or the end of the executor's life, stops them. Python cannot end a
+      thread inside user code, so `close()` waits for at most CLOSE_SECONDS, and such a thread ends with its call.
+"""
+
+import abc
+import math
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, final
+
+import numpy as np
+
+from millstream.loader.elements import Elements, Origins
+from millstream.loader.options import ReadOptions
+from millstream.loader.plan import Plan
+from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
+
+CLOSE_SECONDS = 2.0
+"""How long `close()` waits for threads that are inside user code."""
+
+HAND_OVER_SECONDS = 0.001
+"""A call that takes less is made by the consumer's thread: handing it over would cost a tenth of it or more."""
+
+SLICE_SECONDS = 0.002
+"""Reading record by record, a block is cut into slices of about this length, so that all threads work on one block."""
+
+FIRST_CALLS = 4
+"""How many calls are begun before it is known whether the consumer ever waits."""
+
+
+class Executor(abc.ABC):
+    """Runs the calls of one schedule."""
+
+    @abc.abstractmethod
+    def next_run(self) -> Run | None:
+        """Returns the next outputs in order, None at the end."""
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Begins to work ahead, where the executor can."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stops all work. Idempotent."""
+
+
+@final
+class InlineExecutor(Executor):
+    """Everything happens in the consumer's thread, when it asks."""
+
+    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+        self._plan = plan
+        self._schedule = Schedule(plan, cursor)
+
+    def next_run(self) -> Run | None:
+        """Returns the next outputs in order, None at the end."""
+        while (run := self._schedule.pop()) is None:
+            call = self._schedule.take()
+            if call is None:
+                return None
+            run_here(self._plan, self._schedule, call)
+        return run
+
+    def start(self) -> None:
+        """Does nothing: there is no one to work ahead."""
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to stop."""
+
+
+def run_here(plan: Plan, schedule: Schedule, call: Call) -> float:
+    """Runs a call in this thread, completes it and returns the seconds it took."""
+    start = time.perf_counter()
+    elements = perform(plan, call)
+    seconds = time.perf_counter() - start
+    schedule.complete(call, elements, seconds)
+    return seconds
+
+
+def perform(plan: Plan, call: Call) -> Elements:
+    """Returns the outputs of one call."""
+    if isinstance(call, UnitCall):
+        return plan.finish(plan.prepare(plan.locate(call.start, call.stop)), np.empty)
+    return plan.follow(call.phase, call.group, np.empty)
+
+
+@final
+class ThreadExecutor(Executor):
+    """Threads run the calls to come while the consumer works."""
+
+    def __init__(self, plan: Plan, cursor: Cursor, options: ReadOptions) -> None:
+        self._plan = plan
+        self._schedule = Schedule(plan, cursor)
+        self._options = options
+        self._crew = Crew(options.num_threads)
+        self._results: queue.SimpleQueue[tuple[Call, Elements, float]] = queue.SimpleQueue()
+        self._num_running = 0
+        self._calls_ahead = FIRST_CALLS
+        self._seconds = [math.inf for _ in plan.phases]
+        self._finalizer = weakref.finalize(self, Crew.stop, self._crew)
+
+    def next_run(self) -> Run | None:
+        """Returns the next outputs in order, None at the end."""
+        self._receive_finished()
+        while (run := self._schedule.pop()) is None:
+            if self._schedule.exhausted:
+                return None
+            if self._next_is_cheap() and self._has_room():
+                self._run_one_here()
+                continue
+            self.start()
+            self._receive(*self._results.get())
+            # The consumer waited: more has to be in work at once.
+            self._calls_ahead *= 4
+            self._receive_finished()
+        self.start()
+        return run
+
+    def start(self) -> None:
+        """Hands out calls, as far ahead as the options and the consumer's waiting allow."""
+        while self._has_room() and not self._next_is_cheap() and (call := self._schedule.take()) is not None:
+            self._num_running += 1
+            self._hand_out(call)
+
+    def close(self) -> None:
+        """Stops the threads, waiting at most CLOSE_SECONDS for those inside user code."""
+        self._finalizer()
+        self._crew.join(CLOSE_SECONDS)
+
+    def _next_is_cheap(self) -> bool:
+        """Whether the next call is too short to be worth handing over."""
+        phase = self._schedule.next_phase
+        if phase is None:
+            return False
+        size = self._schedule.next_units if phase == 0 else 1
+        return self._seconds[phase] * size < HAND_OVER_SECONDS
+
+    def _has_room(self) -> bool:
+        """Whether one more call may be in work or ready."""
+        begun = self._num_running + self._schedule.num_ready
+        records = max(1, self._schedule.next_units) * self._plan.deal.unit
+        limit = math.ceil(self._options.prefetch_buffer_size / records)
+        if self._plan.batched_source:
+            limit = max(limit, self._options.num_threads)
+        return begun < min(limit, self._calls_ahead)
+
+    def _run_one_here(self) -> None:
+        call = self._schedule.take()
+        if call is not None:
+            self._note_seconds(call, run_here(self._plan, self._schedule, call))
+
+    def _receive_finished(self) -> None:
+        while not self._results.empty():
+            self._receive(*self._results.get())
+
+    def _receive(self, call: Call, elements: Elements, seconds: float) -> None:
+        self._num_running -= 1
+        self._note_seconds(call, seconds)
+        self._schedule.complete(call, elements, seconds)
+
+    def _note_seconds(self, call: Call, seconds: float) -> None:
+        """Keeps each phase's mean seconds a unit or group, slow enough that one late block does not change who works."""
+        phase, latest = 0, seconds
+        if isinstance(call, UnitCall):
+            latest = seconds / (call.stop - call.start)
+        else:
+            phase = call.phase
+        known = self._seconds[phase]
+        self._seconds[phase] = latest if math.isinf(known) else known + 0.1 * (latest - known)
+
+    def _hand_out(self, call: Call) -> None:
+        results, plan = self._results, self._plan
+        if self._plan.batched_source or not isinstance(call, UnitCall):
+            self._crew.submit(lambda: results.put((call, *timed(lambda: perform(plan, call)))))
+            return
+        origins = plan.locate(call.start, call.stop)
+        for job in Slices(plan, call, origins, self._num_slices(call), results).jobs():
+            self._crew.submit(job)
+
+    def _num_slices(self, call: UnitCall) -> int:
+        seconds = self._seconds[0] * (call.stop - call.start)
+        wanted = self._options.num_threads if math.isinf(seconds) else math.ceil(seconds / SLICE_SECONDS)
+        return max(1, min(wanted, self._options.num_threads, (call.stop - call.start) * self._plan.deal.unit))
+
+
+def timed(work: Callable[[], Elements]) -> tuple[Elements, float]:
+    """Returns the outcome of some work and its seconds; what it raises becomes the outcome's error."""
+    start = time.perf_counter()
+    try:
+        elements = work()
+    except BaseException as error:  # noqa: BLE001  (a thread has no one to raise to: the consumer gets it at its turn)
+        nothing = np.empty(0, dtype=np.int64)
+        elements = Elements([], Origins(nothing, nothing, nothing), error)
+    return elements, time.perf_counter() - start
+
+
+@final
+class Slices:
+    """One call of phase 0 cut into slices of records; the thread that finishes the last slice puts them together."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        call: UnitCall,
+        origins: Origins,
+        count: int,
+        results: queue.SimpleQueue[tuple[Call, Elements, float]],
+    ) -> None:
+        self._plan = plan
+        self._call = call
+        bounds = [len(origins.position) * i // count for i in range(count + 1)]
+        self._slices = [origins.take(slice(*pair)) for pair in zip(bounds, bounds[1:], strict=False)]
+        self._outcomes: list[tuple[Elements, float] | None] = [None] * count
+        self._left = count
+        self._lock = threading.Lock()
+        self._results = results
+
+    def jobs(self) -> list[Callable[[], None]]:
+        """Returns one job a slice."""
+        return [lambda number=number: self._work(number) for number in range(len(self._slices))]  # type: ignore[misc]
+
+    def _work(self, number: int) -> None:
+        self._outcomes[number] = timed(lambda: self._plan.prepare(self._slices[number]))
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        outcomes = [outcome for outcome in self._outcomes if outcome is not None]
+        prepared = Elements.concatenate([elements for elements, _ in outcomes])
+        elements, seconds = timed(lambda: self._plan.finish(prepared, np.empty))
+        self._results.put((self._call, elements, seconds + sum(spent for _, spent in outcomes)))
+
+
+@final
+class Crew:
+    """Threads that run jobs in the order given; started when first needed."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._stopped = threading.Event()
+
+    def submit(self, job: Callable[[], Any]) -> None:
+        """Queues a job, which must not raise."""
+        self._jobs.put(job)
+        if len(self._threads) < self._size:
+            # Daemons: a read that hangs must not keep the interpreter from leaving.
+            thread = threading.Thread(
+                target=_work_off,
+                args=(self._jobs, self._stopped),
+                name=f"millstream-read-{len(self._threads)}",
+                daemon=True,
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Tells the threads to end after the job at hand; jobs not begun are dropped. Idempotent."""
+        self._stopped.set()
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Waits for the threads to end, at most so long for all of them."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _work_off(jobs: queue.SimpleQueue[Callable[[], Any] | None], stopped: threading.Event) -> None:
+    """Runs jobs until told to stop. Holds no reference to the executor, so that its end can be noticed."""
+    while (job := jobs.get()) is not None and not stopped.is_set():
+        job()
+        del job

@@ -1,0 +1,273 @@
+"""The iterator that a training loop holds: a place in the stream, and an executor that works from there on."""
+
+import enum
+from collections.abc import Awaitable, Callable, Collection
+from types import TracebackType
+from typing import Any, Self, final
+
+from millstream.errors import CheckpointError
+from millstream.loader.executors import Executor
+from millstream.loader.plan import Plan
+from millstream.loader.schedule import Cursor, Run
+from millstream.loader.state import Fingerprint, LoaderState, check_compatible
+from millstream.loader.state_files import read_state, write_state
+
+
+class Lifecycle(enum.Enum):
+    """What an iterator is doing."""
+
+    IDLE = enum.auto()
+    """No executor: nothing is read ahead. The next call of `next` makes one."""
+    RUNNING = enum.auto()
+    """An executor works from the iterator's place on."""
+    CLOSED = enum.auto()
+    """Closed by the user: `next` is an error, the state can still be taken."""
+
+
+@final
+class DataLoaderIterator:
+    """Yields the batches of a `DataLoader`, and knows its place among them.
+
+    Made by `iter(loader)`. Its place is that behind the last batch delivered: what has been read ahead does not count,
+    so a state taken between two training steps resumes with exactly the batch that would have come next.
+
+    An exception raised by the pipeline leaves the place as it was: `next` tries the same batch again, and
+    `seek(step + 1)` passes over it. Used by one thread at a time.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        fingerprint: Callable[[], Fingerprint],
+        make_executor: Callable[[Cursor], Executor],
+    ) -> None:
+        self._plan = plan
+        self._fingerprint = fingerprint
+        self._make_executor = make_executor
+        self._executor: Executor | None = None
+        self._lifecycle = Lifecycle.IDLE
+        self._step = 0
+        # The place is `_start`, or behind output `_row - 1` of `_run` where outputs of that run were delivered.
+        self._start = Cursor(0, (0,) * len(plan.phases))
+        self._run: Run | None = None
+        self._row = 0
+
+    @property
+    def step(self) -> int:
+        """The number of batches delivered since the beginning of the stream."""
+        return self._step
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """Returns the next batch.
+
+        Raises:
+            StopIteration: the stream has ended.
+            ValueError: the iterator is closed.
+            Exception: whatever an operation or the source raised, with notes of where.
+        """
+        while self._run is None or self._row == len(self._run.values):
+            if not self._advance():
+                raise StopIteration
+        value = self._run.values[self._row]
+        # The batch is the consumer's now: hold on to nothing of it.
+        self._run.values[self._row] = None
+        self._row += 1
+        self._step += 1
+        return value
+
+    def start_prefetch(self) -> None:
+        """Begins to read ahead in the background and returns at once, for instance while a model is restored.
+
+        Does nothing where there are no threads to read ahead.
+        """
+        if self._run is None:
+            self._running_executor().start()
+
+    def get_state(self) -> bytes:
+        """Returns the place as a few hundred bytes of JSON, at once: no thread or process is asked."""
+        return self._state().encode()
+
+    def set_state(self, state: bytes, *, allow: Collection[str] = ()) -> None:
+        """Goes to the place that a state tells of.
+
+        The state may come from any iterator over the same stream, with other threads and workers, another number of
+        epochs, and, where the pipeline is 1:1, another number of shards at the same global batch.
+
+        Args:
+            state: what `get_state` returned.
+            allow: differences to accept on purpose: any of "operations", "sampler", "source", "global_batch". Another
+                global batch must divide the saved position.
+
+        Raises:
+            CheckpointError: the state is unreadable or of another stream. The iterator is as it was.
+            ValueError: the iterator is closed, or `allow` has an unknown name.
+        """
+        self._check_open()
+        here = self._state()
+        saved = LoaderState.decode(state)
+        check_compatible(saved, here, allow)
+        if len(saved.skip) != len(here.skip):
+            raise CheckpointError(
+                f"The state tells of a pipeline of {len(saved.skip)} phases, this one has {len(here.skip)}: "
+                "its operations regroup elements differently, so its place means nothing here."
+            )
+        unit, rest = divmod(saved.position, self._plan.deal.global_unit)
+        if rest:
+            raise CheckpointError(
+                f"The state's position {saved.position} is not a multiple of the global batch, "
+                f"{self._plan.deal.global_unit}: no state of this stream has it."
+            )
+        step = unit if self._plan.one_to_one else saved.step
+        self._go(Cursor(unit, saved.skip), step)
+
+    def seek(self, step: int) -> None:
+        """Goes to the place behind the first `step` batches.
+
+        Costs nothing for a 1:1 pipeline. With a Filter or FlatMap the batches in between must be made to be counted.
+
+        Args:
+            step: 0 … the number of batches in the stream.
+
+        Raises:
+            IndexError: there are fewer batches.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        if step < 0:
+            raise IndexError(f"step must be at least 0, got {step}.")
+        if self._plan.one_to_one:
+            num_units = self._plan.num_units
+            if num_units is not None and step > num_units:
+                raise IndexError(f"step must be at most {num_units}, the number of batches, got {step}.")
+            self._go(Cursor(step, (0,)), step)
+            return
+        self._seek_by_counting(step)
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the place as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
+
+        Args:
+            directory: the folder that Orbax is making; awaited before it is written to.
+
+        Returns:
+            The writing, which Orbax awaits in the background.
+        """
+        state = self.get_state()
+
+        async def write() -> None:
+            write_state(await directory.await_creation(), state)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Goes to the place saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
+
+        Returns:
+            The reading, which Orbax awaits in the background. It raises CheckpointError as `set_state` does.
+        """
+
+        async def read() -> None:
+            self.set_state(read_state(directory))
+            self.start_prefetch()
+
+        return read()
+
+    def close(self) -> None:
+        """Stops reading ahead and frees what was read. Takes at most two seconds. Idempotent."""
+        self._settle()
+        self._lifecycle = Lifecycle.CLOSED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        shard = self._plan.deal.shard
+        return (
+            f"<DataLoaderIterator at step {self._step}, {self._lifecycle.name.lower()}, "
+            f"shard {shard.shard_index} of {shard.shard_count}>"
+        )
+
+    def _advance(self) -> bool:
+        """Goes on to the next run of outputs; returns False at the end of the stream."""
+        executor = self._running_executor()
+        if self._run is not None and self._run.error is not None:
+            error = self._run.error
+            self._settle()
+            raise error
+        self._start, self._run = self._place(), None
+        try:
+            run = executor.next_run()
+        except BaseException:
+            # The executor may be in any state: the next call begins with a new one, from the same place.
+            self._settle()
+            raise
+        if run is None:
+            self._settle()
+            return False
+        self._run, self._row = run, run.first
+        return True
+
+    def _running_executor(self) -> Executor:
+        self._check_open()
+        if self._executor is None:
+            self._executor = self._make_executor(self._start)
+            self._lifecycle = Lifecycle.RUNNING
+        return self._executor
+
+    def _place(self) -> Cursor:
+        if self._run is None or self._row == self._run.first:
+            return self._start
+        return self._run.after(self._row - 1)
+
+    def _settle(self) -> None:
+        """Ends the executor and remembers the place."""
+        self._start, self._run, self._row = self._place(), None, 0
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.close()
+            self._lifecycle = Lifecycle.IDLE
+
+    def _go(self, place: Cursor, step: int) -> None:
+        self._settle()
+        self._start, self._step = place, step
+
+    def _seek_by_counting(self, step: int) -> None:
+        place, old_step = self._place(), self._step
+        if step < self._step:
+            self._go(Cursor(0, (0,) * len(self._plan.phases)), 0)
+        try:
+            while self._step < step:
+                next(self)
+        except StopIteration:
+            there = self._step
+            self._go(place, old_step)
+            raise IndexError(f"step must be at most {there}, the number of batches, got {step}.") from None
+        except BaseException:
+            self._go(place, old_step)
+            raise
+
+    def _check_open(self) -> None:
+        if self._lifecycle is Lifecycle.CLOSED:
+            raise ValueError("The iterator is closed: call iter(loader) for a new one.")
+
+    def _state(self) -> LoaderState:
+        place, deal = self._place(), self._plan.deal
+        return LoaderState(
+            step=self._step,
+            position=place.unit * deal.global_unit,
+            skip=place.skip,
+            shard_index=deal.shard.shard_index,
+            shard_count=deal.shard.shard_count,
+            drop_remainder=deal.shard.drop_remainder,
+            global_batch=deal.global_unit,
+            one_to_one=self._plan.one_to_one,
+            fingerprint=self._fingerprint(),
+        )

@@ -1,0 +1,71 @@
+"""How a loader runs: knobs of speed and memory, none of which changes what it yields."""
+
+import dataclasses
+import operator
+from typing import SupportsIndex
+
+
+def as_count(value: SupportsIndex, name: str, minimum: int) -> int:
+    """Returns a count as a plain int.
+
+    Raises:
+        TypeError: it is not an integer.
+        ValueError: it is less than `minimum`.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}.")
+    try:
+        count = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.") from None
+    if count < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {count}.")
+    return count
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """Read-ahead by threads, in this process or in each worker process.
+
+    The threads read records and run the operations of coming blocks while the consumer works. They help where a read
+    waits (disks, networks) or an operation leaves the interpreter's lock (decoding, NumPy on large arrays), and cost
+    memory for what is ready early. A block that takes less than a millisecond is not worth handing over: the
+    consumer's own thread makes it, so the default suits data in memory as well.
+
+    The default is that of Grain: enough threads for a remote disk. How far they read ahead grows only as long as the
+    consumer has to wait.
+
+    Attributes:
+        num_threads: how many threads, 0 for none (then everything happens in the consumer's thread, when it asks).
+        prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole
+            blocks (a block is one batch); with a source that reads in batches, one block a thread is allowed in any
+            case. Example: batches of 64 images of 200 KB and 8 threads need at most 8 x 64 x 200 KB = 100 MB.
+    """
+
+    num_threads: int = 16
+    prefetch_buffer_size: int = 500
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_threads", as_count(self.num_threads, "num_threads", 0))
+        object.__setattr__(
+            self, "prefetch_buffer_size", as_count(self.prefetch_buffer_size, "prefetch_buffer_size", 1)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiprocessingOptions:
+    """Worker processes.
+
+    Attributes:
+        num_workers: how many processes, 0 for none.
+        per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1.
+    """
+
+    num_workers: int = 0
+    per_worker_buffer_size: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_workers", as_count(self.num_workers, "num_workers", 0))
+        object.__setattr__(
+            self, "per_worker_buffer_size", as_count(self.per_worker_buffer_size, "per_worker_buffer_size", 1)
+        )

@@ -1,0 +1,232 @@
+"""The one home of all meaning: source, sampler, shard and operations compiled into pure functions.
+
+A plan is a list of *phases*. Phase 0 turns a run of units (see `deal`) into elements: it reads the records and runs
+the operations up to the first Batch that must regroup, which is the first one behind a Filter or FlatMap. That Batch
+begins phase 1, which turns one group of phase 0's elements into outputs; and so on. A pipeline whose operations are
+1:1 before its first Batch has phase 0 alone, and one unit of it is one final batch.
+
+Nothing here knows of threads, processes or time: an executor decides who calls the plan, and when.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.loader.deal import Deal
+from millstream.loader.elements import Elements, Origins
+from millstream.loader.steps import Step, collect, compile_step
+from millstream.randomness import generators, generators_from
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.sharding import ShardOptions
+from millstream.sources import DataSource
+from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
+from millstream.transforms.stack import Allocate
+
+LOOK_AHEAD_KEYS = 16_384
+"""Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Phase:
+    """Operations that run without regrouping.
+
+    Attributes:
+        steps: the compiled operations, the regrouping Batch first in every phase but phase 0.
+        batch: that Batch; None in phase 0.
+        num_record_steps: how many of the steps come before the first Batch: these work element by element, so a unit
+            may be cut anywhere between them.
+    """
+
+    steps: tuple[Step, ...]
+    batch: Batch | None
+    num_record_steps: int
+
+
+class Plan:
+    """A pipeline of one shard, compiled.
+
+    Attributes:
+        deal: which positions make up which unit.
+        phases: the compiled operations.
+        one_to_one: whether step k is unit k: no Filter and no FlatMap anywhere.
+        batched_source: whether the source reads many records in one call.
+    """
+
+    def __init__(
+        self,
+        source: DataSource[Any],
+        sampler: VectorisedSampler | AdaptedSampler,
+        operations: Sequence[Transformation],
+        names: Sequence[str],
+        shard: ShardOptions,
+    ) -> None:
+        groups = split_phases(operations)
+        leading = [operation for operation in groups[0] if isinstance(operation, Batch)]
+        self.one_to_one = not any(isinstance(operation, (Filter, FlatMap)) for operation in operations)
+        self.batched_source = hasattr(source, "__getitems__")
+        self._leading_batches = tuple(leading)
+        self.deal = Deal(
+            unit=_records_per_unit(leading, groups),
+            shard=shard,
+            length=sampler.length,
+            even_tail=shard.drop_remainder or any(batch.drop_remainder for batch in leading),
+        )
+        self._sampler = sampler
+        self._read = _reader(source)
+        self.phases = _compile(groups, names, functools.partial(_streams, sampler))
+        self._look_ahead = functools.lru_cache(maxsize=4)(self._locate_chunk)
+
+    @property
+    def num_units(self) -> int | None:
+        """How many units have outputs; None when the order is endless."""
+        if self.deal.whole_units is None or self.tail_records:
+            return self.deal.num_units
+        return self.deal.whole_units
+
+    @property
+    def tail_records(self) -> int:
+        """How many records of this shard's tail get into an output, as far as phase 0's batches decide it."""
+        count, size = len(self.deal.tail), 1
+        for batch in self._leading_batches:
+            size *= batch.batch_size
+            if batch.drop_remainder:
+                count = count // size * size
+        return count
+
+    @property
+    def units_per_call(self) -> int:
+        """How many units one call of phase 0 may make: one where a unit is a batch, more where units are small."""
+        return 1 if self._leading_batches else max(1, 256 // self.deal.unit)
+
+    def locate(self, start: int, stop: int) -> Origins:
+        """Returns the origins of the records of units start … stop - 1."""
+        if isinstance(self._sampler, AdaptedSampler):
+            # The user's own code: it is asked for what is needed, when it is needed.
+            return self._located(self.deal.positions(start, stop))
+        chunk = max(1, LOOK_AHEAD_KEYS // self.deal.unit)
+        if start // chunk != (stop - 1) // chunk:
+            middle = (start // chunk + 1) * chunk
+            return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])
+        ahead = self._look_ahead(start // chunk, chunk)
+        first = (start // chunk) * chunk
+        return ahead.take(slice((start - first) * self.deal.unit, (stop - first) * self.deal.unit))
+
+    def _locate_chunk(self, number: int, chunk: int) -> Origins:
+        stop = (number + 1) * chunk if self.deal.num_units is None else min((number + 1) * chunk, self.deal.num_units)
+        return self._located(self.deal.positions(number * chunk, stop))
+
+    def _located(self, positions: NDArray[np.int64]) -> Origins:
+        return Origins(positions, self._sampler.record_keys_at(positions), positions)
+
+    def prepare(self, origins: Origins) -> Elements:
+        """Returns the elements of some records, as they are before the first Batch of phase 0."""
+        run = self._read(origins)
+        for step in self.phases[0].steps[: self.phases[0].num_record_steps]:
+            run = step(run, np.empty)
+        return run
+
+    def finish(self, run: Elements, allocate: Allocate) -> Elements:
+        """Returns the outputs of phase 0, given the prepared elements of whole units."""
+        for step in self.phases[0].steps[self.phases[0].num_record_steps :]:
+            run = step(run, allocate)
+        return run
+
+    def follow(self, phase: int, group: Elements, allocate: Allocate) -> Elements:
+        """Returns the outputs of a later phase, given the elements of one group."""
+        for step in self.phases[phase].steps:
+            group = step(group, allocate)
+        return group
+
+
+def split_phases(operations: Sequence[Transformation]) -> list[list[Transformation]]:
+    """Returns the operations of each phase; every phase but the first begins with the Batch that regroups."""
+    groups: list[list[Transformation]] = [[]]
+    whole_units = True
+    for operation in operations:
+        if isinstance(operation, Batch) and not whole_units:
+            groups.append([])
+        if isinstance(operation, (Filter, FlatMap)):
+            whole_units = False
+        groups[-1].append(operation)
+    return groups
+
+
+def _records_per_unit(leading: Sequence[Batch], groups: Sequence[Sequence[Transformation]]) -> int:
+    if leading:
+        return math.prod(batch.batch_size for batch in leading)
+    regrouping = groups[1][0] if len(groups) > 1 else None
+    return regrouping.batch_size if isinstance(regrouping, Batch) else 1
+
+
+def _compile(
+    groups: Sequence[Sequence[Transformation]],
+    names: Sequence[str],
+    streams: Callable[[Origins, int], Iterator[np.random.Generator]],
+) -> tuple[Phase, ...]:
+    phases = []
+    number = random_number = 0
+    for group in groups:
+        steps = []
+        for operation in group:
+            steps.append(compile_step(operation, number, names[number], streams, random_number))
+            number += 1
+            random_number += isinstance(operation, RandomMap)
+        batches = [i for i, operation in enumerate(group) if isinstance(operation, Batch)]
+        first = group[0] if phases else None
+        phases.append(
+            Phase(
+                steps=tuple(steps),
+                batch=first if isinstance(first, Batch) else None,
+                num_record_steps=batches[0] if batches else len(group),
+            )
+        )
+    return tuple(phases)
+
+
+def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
+    """Returns the function that reads records: in one call where the source can."""
+    where = f"reading from {type(source).__name__}"
+    read_many: Callable[[list[int]], Sequence[Any]] | None = getattr(source, "__getitems__", None)
+
+    def read_singly(origins: Origins) -> Elements:
+        keys = origins.record_key.tolist()
+        values, error = collect(map(source.__getitem__, keys), origins, where, len(keys))
+        return Elements(values, origins.take(slice(len(values))), error)
+
+    def read(origins: Origins) -> Elements:
+        if read_many is None:
+            return read_singly(origins)
+        keys = origins.record_key.tolist()
+        try:
+            values = list(read_many(keys))
+            if len(values) != len(keys):
+                raise ValueError(  # noqa: TRY301  (handled as any other failure of the source's method)
+                    f"__getitems__ of {type(source).__name__} was asked for {len(keys)} records and gave {len(values)}."
+                )
+        except Exception as error:  # noqa: BLE001  (whatever the user's source raises is delivered at its turn)
+            # One by one, to deliver what comes before the bad record and to say which it is.
+            run = read_singly(origins)
+            return run if run.error is not None else Elements([], origins.take(slice(0)), error)
+        return Elements(values, origins)
+
+    return read
+
+
+def _streams(
+    sampler: VectorisedSampler | AdaptedSampler, origins: Origins, operation: int
+) -> Iterator[np.random.Generator]:
+    if sampler.seed is None:
+        parents = sampler.rngs_at(origins.position) if isinstance(sampler, AdaptedSampler) else []
+        return generators_from(parents, origins.index.tolist(), operation)
+    epochs = origins.position // (sampler.num_records or np.iinfo(np.int64).max)
+    return generators(sampler.seed, epochs.tolist(), origins.index.tolist(), operation)
+
+
+def has_randomness(sampler: VectorisedSampler | AdaptedSampler) -> bool:
+    """Whether random operations can draw: the sampler has a seed, or gives its positions generators of their own."""
+    return sampler.seed is not None or (isinstance(sampler, AdaptedSampler) and sampler[0].rng is not None)

@@ -1,0 +1,269 @@
+"""Which call of a plan comes next, and in which order the outputs leave: pure bookkeeping.
+
+An executor takes calls, runs them anywhere and in any order, and hands the results back; the schedule lines the
+results up, regroups them for the next phase, and gives the outputs out in the order of the stream. It knows neither
+threads nor processes and is used by one thread.
+"""
+
+import abc
+import dataclasses
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from millstream.loader.elements import Elements, Origins
+from millstream.loader.plan import Plan
+from millstream.transforms import Batch
+
+CALL_SECONDS = 0.01
+"""A call of several small units grows until it takes this long: long enough to pay for itself, short enough to wait."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place between two outputs of a stream.
+
+    Attributes:
+        unit: the first unit that is not used up.
+        skip: what is used up of it, one number a phase: skip[0] elements of phase 0, then skip[1] outputs of the group
+            that begins there, and so on. All zero between the outputs of a 1:1 pipeline.
+    """
+
+    unit: int
+    skip: tuple[int, ...]
+
+
+class Run(abc.ABC):
+    """The outputs of one call, in order.
+
+    Attributes:
+        values: the outputs; the consumer clears what it has taken.
+        origins: where each came from.
+        error: what was raised instead of the next output.
+        first: how many outputs at the start were already used before the schedule began.
+    """
+
+    def __init__(self, elements: Elements, first: int) -> None:
+        self.values = elements.values
+        self.origins = elements.origins
+        self.error = elements.error
+        self.first = min(first, len(elements.values))
+
+    @abc.abstractmethod
+    def after(self, row: int) -> Cursor:
+        """Returns the place behind output `row`."""
+
+
+class UnitRun(Run):
+    """Outputs of phase 0."""
+
+    def __init__(self, elements: Elements, first: int, plan: Plan) -> None:
+        super().__init__(elements, first)
+        self._plan = plan
+
+    def after(self, row: int) -> Cursor:
+        """Returns the place behind output `row`: the next unit, if this output is the last of its own."""
+        units = self._plan.deal.units_of(self.origins.position)
+        unit = int(units[row])
+        is_last = row + 1 == len(units) or units[row + 1] != unit
+        # Where an error follows, its record may be of the same unit: to leave the unit would be to skip the error.
+        error_may_follow = row + 1 == len(units) and self.error is not None and not self._plan.one_to_one
+        if is_last and not error_may_follow:
+            return Cursor(unit + 1, (0,))
+        return Cursor(unit, (row - int(np.searchsorted(units, unit)) + 1,))
+
+
+class GroupRun(Run):
+    """Outputs of a later phase, made of one group."""
+
+    def __init__(self, elements: Elements, first: int, start: Cursor, end: Cursor) -> None:
+        super().__init__(elements, first)
+        self._start = start
+        self._end = end
+
+    def after(self, row: int) -> Cursor:
+        """Returns the place behind output `row`: that behind the whole group, if this output is the last."""
+        if row + 1 == len(self.values) and self.error is None:
+            return Cursor(self._end.unit, (*self._end.skip, 0))
+        return Cursor(self._start.unit, (*self._start.skip, row + 1))
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class UnitCall:
+    """A call of phase 0: make units `start … stop - 1`, of which `skip` outputs are used up."""
+
+    start: int
+    stop: int
+    skip: int
+    run: Run | None = None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class GroupCall:
+    """A call of a later phase: make the outputs of one group, of which `skip` are used up."""
+
+    phase: int
+    group: Elements
+    start: Cursor
+    end: Cursor
+    skip: int
+    run: Run | None = None
+
+
+Call = UnitCall | GroupCall
+
+
+class Regrouping:
+    """Collects the outputs of one phase into groups of the next one's batch size."""
+
+    def __init__(self, batch: Batch, start: Cursor) -> None:
+        self._size = batch.batch_size
+        self._keep_short = not batch.drop_remainder
+        self._start = start
+        self._pieces: list[tuple[Run, int, int]] = []
+        self._count = 0
+
+    def add(self, run: Run) -> Iterator[tuple[Elements, Cursor, Cursor]]:
+        """Yields the groups that are full now: the elements, the place before and the place behind them."""
+        row, stop = run.first, len(run.values)
+        while row < stop:
+            taken = min(self._size - self._count, stop - row)
+            self._pieces.append((run, row, row + taken))
+            self._count += taken
+            row += taken
+            if self._count == self._size:
+                yield self._take_group()
+
+    def finish(self) -> Iterator[tuple[Elements, Cursor, Cursor]]:
+        """Yields the last, short group, if there is one and it is wanted."""
+        if self._count and self._keep_short:
+            yield self._take_group()
+
+    def _take_group(self) -> tuple[Elements, Cursor, Cursor]:
+        pieces, self._pieces, self._count = self._pieces, [], 0
+        values = [value for run, row, stop in pieces for value in run.values[row:stop]]
+        origins = Origins.concatenate([run.origins.take(slice(row, stop)) for run, row, stop in pieces])
+        last_run, _, stop = pieces[-1]
+        start, self._start = self._start, last_run.after(stop - 1)
+        return Elements(values, origins), start, self._start
+
+
+class Schedule:
+    """The calls of one pass over the stream, from a cursor on."""
+
+    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+        self._plan = plan
+        self._unit = cursor.unit
+        self._skip = list(cursor.skip)
+        self._units_per_call = 1
+        self._failed = False
+        self._ended_phases = 0
+        self._pending: list[deque[Call]] = [deque() for _ in plan.phases]
+        self._untaken: list[deque[Call]] = [deque() for _ in plan.phases]
+        self._outputs: deque[Run] = deque()
+        self._regroupings = [
+            Regrouping(phase.batch, Cursor(cursor.unit, cursor.skip[:number]))
+            for number, phase in enumerate(plan.phases)
+            if phase.batch is not None
+        ]
+        self._end_phases()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether everything has been given out."""
+        return self._ended_phases == len(self._pending) and not self._outputs
+
+    @property
+    def num_ready(self) -> int:
+        """How many runs of outputs wait to be given out."""
+        return len(self._outputs)
+
+    @property
+    def next_units(self) -> int:
+        """How many units the next call of phase 0 will make."""
+        left = self._units_per_call if self._plan.num_units is None else self._plan.num_units - self._unit
+        return min(self._units_per_call, left)
+
+    @property
+    def next_phase(self) -> int | None:
+        """The phase of the call that `take` would return now; None when it would return none."""
+        for phase in reversed(range(len(self._untaken))):
+            if self._untaken[phase]:
+                return phase
+        return None if self._failed or self.next_units <= 0 else 0
+
+    def take(self) -> Call | None:
+        """Returns a call that may run now, the latest phase first, in order within a phase; None when there is none."""
+        for untaken in reversed(self._untaken):
+            if untaken:
+                return untaken.popleft()
+        if self._failed or self.next_units <= 0:
+            return None
+        call = UnitCall(self._unit, self._unit + self.next_units, self._take_skip(0))
+        self._unit = call.stop
+        self._pending[0].append(call)
+        return call
+
+    def complete(self, call: Call, elements: Elements, seconds: float) -> None:
+        """Takes the result of a call, and how long it took."""
+        if isinstance(call, UnitCall):
+            call.run = UnitRun(elements, call.skip, self._plan)
+            if seconds * 2 < CALL_SECONDS and call.stop - call.start == self._units_per_call:
+                self._units_per_call = min(self._units_per_call * 2, self._plan.units_per_call)
+        else:
+            call.run = GroupRun(elements, call.skip, call.start, call.end)
+        for phase, pending in enumerate(self._pending):
+            while pending and (run := pending[0].run) is not None:
+                pending.popleft()
+                self._forward(phase, run)
+        self._end_phases()
+
+    def pop(self) -> Run | None:
+        """Returns the next outputs in order, if they are ready. Outputs with an error are the last."""
+        if not self._outputs:
+            return None
+        run = self._outputs.popleft()
+        if run.error is not None:
+            self._ended_phases = len(self._pending)
+            self._outputs.clear()
+        return run
+
+    def _forward(self, phase: int, run: Run) -> None:
+        """Passes a run on to the next phase, or out."""
+        if run.error is not None:
+            # Nothing behind an error is ever wanted.
+            self._failed = True
+            self._pending[phase].clear()
+            self._untaken[phase].clear()
+        if phase + 1 == len(self._pending):
+            self._outputs.append(run)
+            return
+        for group in self._regroupings[phase].add(run):
+            self._enqueue(phase + 1, *group)
+        if run.error is not None:
+            nothing = Elements([], run.origins.take(slice(0)), run.error)
+            place = Cursor(0, ())
+            call = GroupCall(phase + 1, nothing, place, place, 0)
+            call.run = GroupRun(nothing, 0, place, place)
+            self._pending[phase + 1].append(call)
+
+    def _enqueue(self, phase: int, group: Elements, start: Cursor, end: Cursor) -> None:
+        call = GroupCall(phase, group, start, end, self._take_skip(phase))
+        self._pending[phase].append(call)
+        self._untaken[phase].append(call)
+
+    def _end_phases(self) -> None:
+        """Closes each phase that has no more to come: its last, short group goes on."""
+        while self._ended_phases < len(self._pending):
+            phase = self._ended_phases
+            if self._pending[phase] or (phase == 0 and not self._failed and self.next_units > 0):
+                return
+            self._ended_phases += 1
+            if phase + 1 < len(self._pending) and not self._failed:
+                for group in self._regroupings[phase].finish():
+                    self._enqueue(phase + 1, *group)
+
+    def _take_skip(self, phase: int) -> int:
+        skip, self._skip[phase] = self._skip[phase], 0
+        return skip

@@ -1,0 +1,166 @@
+"""Operations as functions from a run of elements to a run of elements.
+
+Each step handles a whole run at once: the user's function is the only thing that is called once per element. A step
+that fails at one element passes on the elements before it, so a chain of steps gives what it would give element by
+element, only faster.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.errors import StackError
+from millstream.loader.elements import Elements, Origins
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms.stack import Allocate, stack
+
+Step = Callable[[Elements, Allocate], Elements]
+Streams = Callable[[Origins, int], Iterator[np.random.Generator]]
+"""Gives one generator per element: from their origins and the number of the random operation."""
+
+
+def compile_step(operation: Transformation, number: int, name: str, streams: Streams, random_number: int) -> Step:
+    """Returns the step of one operation.
+
+    Args:
+        operation: what to do.
+        number: its place in the list of operations, from 0: for error texts.
+        name: what to call it in error texts.
+        streams: where random operations get their generators.
+        random_number: how many random operations come before this one.
+    """
+    where = f"operation {number}, {name}"
+    match operation:
+        case Map():
+            return _map_step(lambda run: map(operation.map, run.values), where)
+        case MapWithIndex():
+            return _map_step(lambda run: map(operation.map_with_index, run.origins.index.tolist(), run.values), where)
+        case RandomMap():
+            return _map_step(
+                lambda run: map(operation.random_map, run.values, streams(run.origins, random_number)), where
+            )
+        case Filter():
+            return _filter_step(operation, where)
+        case FlatMap():
+            return _flat_map_step(operation, where)
+        case Batch():
+            return _batch_step(operation, where)
+
+
+def _map_step(results: Callable[[Elements], Iterator[Any]], where: str) -> Step:
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        values, error = collect(results(run), run.origins, where, len(run.values))
+        return _cut(run, values, error)
+
+    return step
+
+
+def _filter_step(operation: Filter, where: str) -> Step:
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        verdicts = map(bool, map(operation.filter, run.values))
+        keep, error = collect(verdicts, run.origins, where, len(run.values))
+        mask = np.zeros(len(run.values), dtype=np.bool_)
+        mask[: len(keep)] = keep
+        return Elements(
+            list(itertools.compress(run.values, keep)), run.origins.take(mask), run.error if error is None else error
+        )
+
+    return step
+
+
+def _flat_map_step(operation: FlatMap, where: str) -> Step:
+    limit = operation.max_fan_out
+
+    def split(element: Any) -> list[Any]:
+        children = list(operation.flat_map(element))
+        if len(children) > limit:
+            raise ValueError(
+                f"flat_map gave {len(children)} elements for one, but max_fan_out is {limit}. Set max_fan_out to the "
+                "most that an element can split into."
+            )
+        return children
+
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        families, error = collect(map(split, run.values), run.origins, where, len(run.values))
+        parents = run.origins.take(slice(len(families)))
+        return Elements(
+            list(itertools.chain.from_iterable(families)),
+            parents.fan_out([len(family) for family in families], limit),
+            run.error if error is None else error,
+        )
+
+    return step
+
+
+def _batch_step(operation: Batch, where: str) -> Step:
+    size = operation.batch_size
+
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        # A group that the error cuts short is not a batch: the error comes instead of it.
+        short_is_whole = run.error is None and not operation.drop_remainder
+        starts = range(0, len(run.values) if short_is_whole else len(run.values) - size + 1, size)
+        groups = (slice(start, start + size) for start in starts)
+        batches, error = collect(
+            (make_batch(operation, run.values[group], run.origins.take(group), allocate) for group in groups),
+            run.origins.take(slice(0, None, size)),
+            where,
+            len(starts),
+        )
+        first = run.origins.take(slice(0, len(batches) * size, size))
+        return Elements(batches, first, run.error if error is None else error)
+
+    return step
+
+
+def make_batch(operation: Batch, values: Sequence[Any], origins: Origins, allocate: Allocate) -> Any:
+    """Returns one batch of the values, in memory from `allocate` unless the user's `batch_fn` makes it.
+
+    Raises:
+        StackError: the values do not stack; a note gives the record keys of the two that differ.
+    """
+    if operation.batch_fn is not None:
+        return operation.batch_fn(list(values))
+    try:
+        return stack(values, allocate)
+    except StackError as error:
+        keys = ", ".join(str(origins.record_key[row]) for row in error.rows)
+        error.add_note(f"millstream: the record keys of these elements: {keys}.")
+        raise
+
+
+def collect(
+    results: Iterator[Any], origins: Origins, where: str, expected: int
+) -> tuple[list[Any], BaseException | None]:
+    """Returns the results up to the first error, and that error with a note of where it happened.
+
+    `list.extend` runs the iterator without a Python frame of ours and keeps what came before an exception: the length
+    then says which element failed.
+    """
+    values: list[Any] = []
+    try:
+        values.extend(results)
+        if len(values) < expected:
+            # A StopIteration from the user's function ends the iterator quietly: data would be lost.
+            raise RuntimeError("The operation raised StopIteration.")  # noqa: TRY301  (it needs the note below, too)
+    except Exception as error:  # noqa: BLE001  (whatever the user's code raises is delivered at its turn)
+        error.add_note(f"millstream: in {where}, at {describe_origin(origins, len(values))}.")
+        return values, error
+    return values, None
+
+
+def describe_origin(origins: Origins, row: int) -> str:
+    """Returns which record an element came from, for error texts."""
+    return f"record key {origins.record_key[row]} (position {origins.position[row]})"
+
+
+def _cut(run: Elements, values: list[Any], error: BaseException | None) -> Elements:
+    """Returns the results of a 1:1 step, the origins cut to those that there are."""
+    if error is None:
+        return Elements(values, run.origins, run.error)
+    return Elements(values, run.origins.take(slice(len(values))), error)
+

@@ -1,0 +1,73 @@
+"""millstream feeds JAX training: a data loader whose stream of batches is a pure function.
+
+    import millstream
+
+    loader = millstream.load(source, shuffle=True, seed=0, transformations=[decode, Augment()], batch_size=64)
+    for batch in loader:
+        ...
+
+The names follow Grain's, so `import millstream as grain` runs DataLoader code written for it. The parts have short
+names of their own: `millstream.transforms.Map` is `millstream.MapTransform`.
+
+`millstream.checkpoint`, which Orbax looks at, is imported when first used: Orbax and JAX take seconds to import.
+"""
+
+import importlib
+from types import ModuleType
+
+from millstream import samplers, sharding, sources, transforms
+from millstream.errors import CheckpointError, DataSourceError, StackError
+from millstream.loader import DataLoader, DataLoaderIterator, MultiprocessingOptions, ReadOptions, load
+from millstream.record import RecordMetadata
+from millstream.samplers import IndexSampler, SequentialSampler
+from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
+from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource
+from millstream.transforms import (
+    Batch,
+    FilterTransform,
+    FlatMapTransform,
+    MapTransform,
+    MapWithIndexTransform,
+    RandomMapTransform,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArrayRecordDataSource",
+    "Batch",
+    "CheckpointError",
+    "DataLoader",
+    "DataLoaderIterator",
+    "DataSourceError",
+    "FilterTransform",
+    "FlatMapTransform",
+    "InMemoryDataSource",
+    "IndexSampler",
+    "MapTransform",
+    "MapWithIndexTransform",
+    "MultiprocessingOptions",
+    "NoSharding",
+    "RandomMapTransform",
+    "RangeDataSource",
+    "ReadOptions",
+    "RecordMetadata",
+    "SequentialSampler",
+    "ShardByJaxProcess",
+    "ShardOptions",
+    "StackError",
+    "__version__",
+    "checkpoint",
+    "load",
+    "samplers",
+    "shard_by_jax_process",
+    "sharding",
+    "sources",
+    "transforms",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "checkpoint":
+        return importlib.import_module("millstream.checkpoint")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

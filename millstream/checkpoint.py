@@ -1,0 +1,5 @@
+"""Saving and restoring a loader's place with Orbax: the public door to `millstream.loader.checkpoint`."""
+
+from millstream.loader.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
+
+__all__ = ["CheckpointHandler", "CheckpointRestore", "CheckpointSave"]

@@ -1,0 +1,77 @@
+"""The one definition of randomness: which generator a random operation gets at a record.
+
+The stream of random operation `operation` at position `index` of epoch `epoch` under `seed` is numpy's Philox4x64-10
+(Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3", SC11) with
+
+    key     = (seed, index)
+    counter = (0, 0, epoch, operation)
+
+Philox is a keyed bijection of its 256-bit counter. Drawing advances the two low words of the counter only, so streams
+that differ in any of the four numbers never share a block: they differ in the key, or in the high words of the
+counter. This holds between neighbouring seeds, too: (seed 0, index 1) and (seed 1, index 0) have different keys.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+SEED_LIMIT = 1 << 64
+"""Seeds, epochs and indices are below this: each is one word of Philox's key or counter."""
+
+
+def generator(seed: int, epoch: int, index: int, operation: int = 0) -> np.random.Generator:
+    """Returns a fresh generator at the start of one stream.
+
+    Args:
+        seed: the sampler's seed, 0 … 2**64 - 1.
+        epoch: the epoch that the position lies in, 0 … 2**64 - 1.
+        index: the position, 0 … 2**64 - 1.
+        operation: the number of the random operation in the pipeline, counted from 0 over random operations only.
+    """
+    key = np.array([seed, index], dtype=np.uint64)
+    counter = np.array([0, 0, epoch, operation], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def generators(
+    seed: int, epochs: Iterable[int], indices: Iterable[int], operation: int = 0
+) -> Iterator[np.random.Generator]:
+    """Yields `generator(seed, epoch, index, operation)` for each pair, as one object whose state is set anew.
+
+    Setting a state costs a tenth of building a generator. The object yielded is therefore valid until the next one is
+    asked for; draw from it, do not keep it.
+    """
+    reused = generator(0, 0, 0)
+    bit_generator = reused.bit_generator
+    for epoch, index in zip(epochs, indices, strict=True):
+        bit_generator.state = _philox_state(seed, epoch, index, operation)
+        yield reused
+
+
+def generators_from(
+    parents: Iterable[np.random.Generator], indices: Iterable[int], operation: int = 0
+) -> Iterator[np.random.Generator]:
+    """Yields a generator for each parent, the randomness that a custom sampler gave to a position.
+
+    The key is the next two 64-bit words of the parent, the counter (0, 0, index, operation): so random operations at
+    one position do not share draws here, either. As with `generators`, the object yielded is reused.
+    """
+    reused = generator(0, 0, 0)
+    bit_generator = reused.bit_generator
+    for parent, index in zip(parents, indices, strict=True):
+        first, second = parent.integers(0, SEED_LIMIT, size=2, dtype=np.uint64).tolist()
+        bit_generator.state = _philox_state(first, index, second, operation)
+        yield reused
+
+
+def _philox_state(seed: int, epoch: int, index: int, operation: int) -> dict[str, object]:
+    """Returns the state of a Philox that has drawn nothing; plain tuples, which numpy reads faster than arrays."""
+    return {
+        "bit_generator": "Philox",
+        "state": {"counter": (0, 0, epoch, operation), "key": (seed, index)},
+        "buffer": (0, 0, 0, 0),
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+

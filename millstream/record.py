@@ -1,0 +1,20 @@
+"""What a sampler says of one position."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordMetadata:
+    """One position of a sampler's order.
+
+    Attributes:
+        index: the position, counted from 0 over all epochs.
+        record_key: the record's key in the source, 0 … len(source) - 1.
+        rng: the randomness of this position, or None where the sampler has no seed.
+    """
+
+    index: int
+    record_key: int
+    rng: np.random.Generator | None = None

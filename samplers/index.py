@@ -1,0 +1,144 @@
+"""The samplers of millstream: all records of a source, in order or globally shuffled, for any number of epochs."""
+
+import dataclasses
+import operator
+from typing import SupportsIndex, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.randomness import SEED_LIMIT, generator
+from millstream.record import RecordMetadata
+from millstream.samplers.base import POSITION_LIMIT, check_range
+from millstream.samplers.permutation import permute
+from millstream.sharding import NoSharding, ShardOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexSampler:
+    """Every record once per epoch, in the source's order or in a new, truly global shuffle each epoch.
+
+    Positions run over all epochs: epoch, offset = divmod(position, num_records). The record key at a position is its
+    offset, or where the offset lands in the epoch's permutation. Nothing is stored, and any position costs the same to
+    find, so that samplers over 10 and over 10**12 records are alike.
+
+    The positions are those of the global order: shard_options is what the loader deals them by.
+
+    Attributes:
+        num_records: how many records an epoch has, 1 … 2**63.
+        shard_options: which shard of every global batch this process reads.
+        shuffle: whether each epoch is shuffled. It needs a seed.
+        num_epochs: how many epochs, at least 1; None for endlessly many.
+        seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for a pipeline without any.
+    """
+
+    num_records: int
+    shard_options: ShardOptions = dataclasses.field(default_factory=NoSharding)
+    shuffle: bool = False
+    num_epochs: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_records", _integer("num_records", self.num_records))
+        if not 1 <= self.num_records <= POSITION_LIMIT:
+            raise ValueError(f"num_records must be between 1 and 2**63, got {self.num_records}.")
+        if not isinstance(self.shard_options, ShardOptions):
+            raise TypeError(
+                "shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), "
+                f"got {self.shard_options!r}."
+            )
+        if not isinstance(self.shuffle, bool):
+            raise TypeError(f"shuffle must be True or False, got {self.shuffle!r}.")
+        if self.num_epochs is not None:
+            object.__setattr__(self, "num_epochs", _integer("num_epochs", self.num_epochs))
+            if self.num_epochs < 1:
+                raise ValueError(f"num_epochs must be at least 1, or None for endless epochs, got {self.num_epochs}.")
+        if self.seed is not None:
+            object.__setattr__(self, "seed", _integer("seed", self.seed))
+            if not 0 <= self.seed < SEED_LIMIT:
+                raise ValueError(f"seed must be between 0 and 2**64 - 1, got {self.seed}.")
+        elif self.shuffle:
+            raise ValueError("shuffle=True needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
+
+    @property
+    def length(self) -> int | None:
+        """The number of positions, over all epochs; None where the order is endless."""
+        return None if self.num_epochs is None else self.num_records * self.num_epochs
+
+    def __len__(self) -> int:
+        length = self.length
+        if length is None:
+            raise TypeError("A sampler with num_epochs=None is endless and has no len(): give num_epochs.")
+        return length
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        """Returns the record key at a position, and a fresh generator (None without a seed).
+
+        Raises:
+            IndexError: the position is negative or beyond the end.
+        """
+        position = operator.index(position)
+        record_key = int(self.record_keys(position, position + 1)[0])
+        if self.seed is None:
+            return RecordMetadata(position, record_key)
+        rng = generator(self.seed, position // self.num_records, position, operation=0)
+        return RecordMetadata(position, record_key, rng)
+
+    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the record keys of the positions [start, stop), of one or of several epochs; shape (stop - start,).
+
+        Raises:
+            IndexError: start is negative or above stop, or stop is beyond the end.
+        """
+        start, stop = operator.index(start), operator.index(stop)
+        check_range(start, stop, self.length)
+        # Not np.arange(start, stop): stop may be 2**63, one more than an int64 holds.
+        return self._record_keys(np.arange(stop - start, dtype=np.int64) + start, start, stop - 1)
+
+    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the record keys of any positions, shape (m,), in the order of positions.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+        """
+        positions = np.asarray(positions, dtype=np.int64)
+        if not positions.size:
+            return np.empty(0, dtype=np.int64)
+        lowest, highest = int(positions.min()), int(positions.max())
+        check_range(lowest, highest + 1, self.length)
+        return self._record_keys(positions, lowest, highest)
+
+    def _record_keys(self, positions: NDArray[np.int64], lowest: int, highest: int) -> NDArray[np.int64]:
+        """Returns the record keys of positions that all lie in lowest … highest."""
+        epoch = lowest // self.num_records
+        if highest // self.num_records == epoch:
+            offsets = positions - epoch * self.num_records
+            return self._keys_of_epoch(offsets, epoch)
+        epochs = positions // self.num_records
+        offsets = positions - epochs * self.num_records
+        return self._keys_of_epoch(offsets, epochs.view(np.uint64))
+
+    def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int | NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Returns the record keys of offsets into one epoch, or into an epoch for each."""
+        if not self.shuffle or self.seed is None:  # The constructor refuses a shuffle without a seed.
+            return offsets
+        return permute(offsets.view(np.uint64), self.num_records, self.seed, epoch)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class SequentialSampler(IndexSampler):
+    """Every record exactly once, in the source's order: an `IndexSampler` of one epoch that is not shuffled.
+
+    It is built as `SequentialSampler(num_records, shard_options, seed)`; the arguments mean what they mean there.
+    """
+
+    shuffle: bool = dataclasses.field(default=False, init=False)
+    num_epochs: int | None = dataclasses.field(default=1, init=False)
+
+
+def _integer(name: str, value: object) -> int:
+    """Returns the int that value is; numpy integers are integers, booleans and floats are not."""
+    if not isinstance(value, bool) and isinstance(value, SupportsIndex):
+        return operator.index(value)
+    raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")

@@ -1,0 +1,110 @@
+"""A true global shuffle in O(1) memory: a keyed bijection of [0, n), computed for the offsets that are asked for.
+
+The bijection is a small cipher. An offset is split in two parts, left and right, and each round adds to one part a
+pseudo-random function of the other: whatever that function is, a round can be undone, so that the whole is a
+bijection of left_size x right_size numbers, which are n or a few more. Where an offset lands outside [0, n), it is
+enciphered again until it lands inside ("cycle walking"), which makes it a bijection of [0, n). Both ideas are in
+Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. The pseudo-random function is the finaliser
+of splitmix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). It is made to be
+statistically as good as a shuffled list, not to keep secrets.
+
+Why the numbers are what they are:
+
+*   right_size is a power of two, so that splitting takes no division; left_size is n / right_size rounded up, so that
+    at most one offset in left_size walks.
+*   Adding to the right part is done modulo right_size, not by exclusive or: a cyclic shift of an even number of places
+    is an odd permutation, and so half of all permutations are odd, also for n a power of two. With exclusive or, every
+    permutation of four or more parts would be even.
+*   left_size is at most 2**20, so that a random word scaled down to it favours no number by more than 2**-22.
+*   Each round brings the permutation closer to uniform by a factor that is the weaker the smaller the parts are.
+    With ideal functions, the distance to uniform is below 1e-4 for each n up to 8 after the rounds used here.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+"""2**64 divided by the golden ratio, odd: the stride of splitmix64."""
+
+_MOST_LEFT_BITS = 20
+
+
+def permute(offsets: Words, num_records: int, seed: int, epoch: int | Words) -> NDArray[np.int64]:
+    """Returns where each offset lands in the permutation of [0, num_records) that seed and epoch select.
+
+    Args:
+        offsets: shape (m,), each below num_records; left as they are.
+        num_records: 1 … 2**63.
+        seed: 0 … 2**64 - 1.
+        epoch: 0 … 2**64 - 1; one for all offsets, or an array of shape (m,) with one for each.
+
+    Returns:
+        A new array of shape (m,). Offsets that differ under one epoch land on record keys that differ.
+    """
+    bits = (num_records - 1).bit_length()
+    right_bits = max(1, (bits + 1) // 2, bits - _MOST_LEFT_BITS)
+    left_size = ((num_records - 1) >> right_bits) + 1
+    keys = _round_keys(seed, epoch, round_pairs=max(4, 28 - 2 * bits))
+
+    landed = _encipher(offsets, keys, left_size, right_bits)
+    outside = np.flatnonzero(landed >= num_records)
+    while outside.size:
+        keys_outside = keys if keys.shape[2] == 1 else keys[:, :, outside]
+        walked = _encipher(landed[outside], keys_outside, left_size, right_bits)
+        landed[outside] = walked
+        outside = outside[walked >= num_records]
+    return landed.view(np.int64)
+
+
+def _round_keys(seed: int, epoch: int | Words, round_pairs: int) -> Words:
+    """Returns random words of shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m epochs.
+
+    Seed and epoch go through the mix one after the other: a mere sum of the two would make epoch e of seed s the
+    epoch e - 1 of seed s + 1.
+    """
+    seeded = _mix(np.array([seed], dtype=np.uint64))
+    rounds = np.arange(1, 2 * round_pairs + 1, dtype=np.uint64).reshape(round_pairs, 2, 1)
+    of_rounds = _mix(rounds * _GOLDEN_GAMMA + seeded)
+    return _mix(of_rounds + np.atleast_1d(np.asarray(epoch, dtype=np.uint64)))
+
+
+def _encipher(values: Words, keys: Words, left_size: int, right_bits: int) -> Words:
+    """Returns the images of values under one bijection of [0, left_size << right_bits)."""
+    right_mask = (1 << right_bits) - 1
+    left_bits = left_size.bit_length()
+    left = values >> right_bits
+    right = values & right_mask
+    drawn, scratch = np.empty_like(left), np.empty_like(left)
+    for left_key, right_key in keys:
+        np.add(right, left_key, out=drawn)
+        _mix(drawn, scratch)
+        # A number below left_size: the word's high bits times left_size, over 2**(how many bits they are).
+        drawn >>= left_bits
+        drawn *= left_size
+        drawn >>= 64 - left_bits
+        left += drawn
+        # Modulo left_size without a division: where left < left_size, the difference wraps around and is huge.
+        np.subtract(left, left_size, out=drawn)
+        np.minimum(left, drawn, out=left)
+
+        np.add(left, right_key, out=drawn)
+        _mix(drawn, scratch)
+        drawn >>= 64 - right_bits
+        right += drawn
+        right &= right_mask
+    left <<= right_bits
+    left |= right
+    return left
+
+
+def _mix(words: Words, scratch: Words | None = None) -> Words:
+    """Replaces each word by its image under the finaliser of splitmix64, a bijection, and returns the same array."""
+    scratch = np.empty_like(words) if scratch is None else scratch
+    words ^= np.right_shift(words, 30, out=scratch)
+    words *= 0xBF58476D1CE4E5B9
+    words ^= np.right_shift(words, 27, out=scratch)
+    words *= 0x94D049BB133111EB
+    words ^= np.right_shift(words, 31, out=scratch)
+    return words

@@ -1,0 +1,79 @@
+"""The stream, said as plainly as possible: one record after another through generators, no blocks, no threads."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.randomness import generator
+from millstream.samplers import IndexSampler
+from millstream.sharding import NoSharding, ShardOptions
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms.stack import stack
+
+Element = tuple[int, int, Any]  # position, index, value
+
+
+def oracle(
+    source: Sequence[Any], sampler: IndexSampler, operations: Sequence[Transformation], shard: ShardOptions | None = None
+) -> Iterator[Any]:
+    """Yields the stream of one shard, in the order of design: shuffle, deal, read, operate."""
+    elements: Iterator[Element] = (
+        (position, position, source[sampler[position].record_key])
+        for position in dealt(len(sampler), operations, shard or NoSharding())
+    )
+    random_number = 0
+    for operation in operations:
+        elements = apply(operation, elements, sampler, random_number)
+        random_number += isinstance(operation, RandomMap)
+    return (value for _, _, value in elements)
+
+
+def dealt(length: int, operations: Sequence[Transformation], shard: ShardOptions) -> list[int]:
+    """Returns the positions of one shard: global batches of whole units, and an evenly split tail."""
+    leading = [
+        operation
+        for operation in itertools.takewhile(lambda operation: not isinstance(operation, (Filter, FlatMap)), operations)
+        if isinstance(operation, Batch)
+    ]
+    first = next((operation.batch_size for operation in operations if isinstance(operation, Batch)), 1)
+    unit = int(np.prod([batch.batch_size for batch in leading])) if leading else first
+    whole = length // (unit * shard.shard_count) * unit * shard.shard_count
+    rest = list(range(whole, length))
+    if shard.drop_remainder or any(batch.drop_remainder for batch in leading):
+        rest = rest[: len(rest) // shard.shard_count * shard.shard_count]
+    mine = [p for p in range(whole) if p // unit % shard.shard_count == shard.shard_index]
+    return mine + [int(p) for p in np.array_split(rest, shard.shard_count)[shard.shard_index]]
+
+
+def apply(
+    operation: Transformation, elements: Iterable[Element], sampler: IndexSampler, random_number: int
+) -> Iterator[Element]:
+    """Yields what one operation makes of the elements, one by one."""
+    if isinstance(operation, Batch):
+        elements = iter(elements)
+        while group := list(itertools.islice(elements, operation.batch_size)):
+            if len(group) < operation.batch_size and operation.drop_remainder:
+                return
+            values = [value for _, _, value in group]
+            yield *group[0][:2], operation.batch_fn(values) if operation.batch_fn else stack(values)
+        return
+    for position, index, value in elements:
+        match operation:
+            case Map():
+                yield position, index, operation.map(value)
+            case MapWithIndex():
+                yield position, index, operation.map_with_index(index, value)
+            case RandomMap():
+                rng = generator(sampler.seed or 0, position // sampler.num_records, index, random_number)
+                yield position, index, operation.random_map(value, rng)
+            case Filter():
+                if operation.filter(value):
+                    yield position, index, value
+            case FlatMap():
+                children = list(operation.flat_map(value))
+                if len(children) > operation.max_fan_out:
+                    raise ValueError(children)
+                for child, part in enumerate(children):
+                    yield position, index * operation.max_fan_out + child, part

@@ -1,0 +1,120 @@
+"""Random pipelines of all operations, which work on numbers and on batches of numbers alike."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from millstream.samplers import IndexSampler
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+
+
+def total(element: Any) -> int:
+    """Returns the sum of all numbers in an element."""
+    return int(np.sum(element))
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(Map):
+    """Multiplies."""
+
+    factor: int
+
+    def map(self, element: Any) -> Any:
+        """Returns the element times the factor."""
+        return element * self.factor
+
+
+class Jitter(RandomMap):
+    """Adds a random number."""
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns the element plus a draw."""
+        return element + int(rng.integers(1000))
+
+
+class AddIndex(MapWithIndex):
+    """Adds the index."""
+
+    def map_with_index(self, index: int, element: Any) -> Any:
+        """Returns the element plus its index."""
+        return element + index
+
+
+@dataclasses.dataclass(frozen=True)
+class DropMultiples(Filter):
+    """Drops what is divisible."""
+
+    of: int
+
+    def filter(self, element: Any) -> bool:
+        """Says whether the element's sum is not a multiple."""
+        return total(element) % self.of != 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Split(FlatMap):
+    """Splits into none up to `max_fan_out` children, and fails on some elements if `strict`."""
+
+    max_fan_out: int
+    strict: bool = False
+
+    def flat_map(self, element: Any) -> Sequence[Any]:
+        """Returns as many children as the element's sum says."""
+        count = total(element) % (self.max_fan_out + 1 + self.strict)
+        return [element + child for child in range(count)]
+
+
+@dataclasses.dataclass(frozen=True)
+class FailOn(Map):
+    """Raises on some elements."""
+
+    remainder: int
+
+    def map(self, element: Any) -> Any:
+        """Returns the element, or raises KeyError."""
+        if total(element) % 23 == self.remainder:
+            raise KeyError(self.remainder)
+        return element
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """Everything that decides a stream."""
+
+    source: range
+    sampler: IndexSampler
+    operations: tuple[Transformation, ...]
+    shard: ShardOptions
+
+
+one_to_one_operations = st.one_of(
+    st.builds(Scale, st.integers(2, 5)),
+    st.just(Jitter()),
+    st.just(AddIndex()),
+    st.builds(Batch, st.integers(1, 7), st.booleans(), st.sampled_from([None, total])),
+)
+operations = st.one_of(
+    one_to_one_operations,
+    st.builds(DropMultiples, st.integers(2, 4)),
+    st.builds(Split, st.integers(1, 3), st.sampled_from([False, False, False, True])),
+    st.builds(FailOn, st.integers(0, 22)),
+)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn, of: st.SearchStrategy[Transformation] = operations) -> Pipeline:
+    """Draws a source, a sampler, operations and a shard."""
+    size = draw(st.integers(1, 60))
+    sampler = IndexSampler(
+        draw(st.integers(1, size)),
+        shuffle=draw(st.booleans()),
+        num_epochs=draw(st.integers(1, 3)),
+        seed=draw(st.integers(0, 2**64 - 1)),
+    )
+    shard_count = draw(st.integers(1, 4))
+    shard = ShardOptions(draw(st.integers(0, shard_count - 1)), shard_count, draw(st.booleans()))
+    return Pipeline(range(size), sampler, tuple(draw(st.lists(of, max_size=5))), shard)

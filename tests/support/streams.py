@@ -1,0 +1,40 @@
+"""Comparing streams: elements to the last byte, and the error at their end."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+
+def drain(stream: Iterator[Any], limit: int = 100_000) -> tuple[list[Any], type[BaseException] | None]:
+    """Returns the elements of a stream, as comparable values, and the type of the error that ends it, if one does."""
+    elements: list[Any] = []
+    try:
+        for element in stream:
+            elements.append(comparable(element))
+            if len(elements) == limit:
+                break
+    except Exception as error:
+        return elements, type(error)
+    return elements, None
+
+
+def comparable(element: Any) -> Any:
+    """Returns a value that is equal to another's exactly if the elements agree in structure, dtype, shape and bytes."""
+    if isinstance(element, np.ndarray):
+        content = element.tolist() if element.dtype == object else element.tobytes()
+        return ("array", element.dtype.str, element.shape, content)
+    if isinstance(element, dict):
+        return ("dict", {key: comparable(value) for key, value in element.items()})
+    if isinstance(element, (list, tuple)):
+        return (type(element).__name__, [comparable(value) for value in element])
+    if dataclasses.is_dataclass(element) and not isinstance(element, type):
+        fields = {field.name: comparable(getattr(element, field.name)) for field in dataclasses.fields(element)}
+        return (type(element).__name__, fields)
+    return (type(element).__name__, element)
+
+
+def equal_streams(expected: Sequence[Any], actual: Sequence[Any]) -> bool:
+    """Says whether two lists of elements are the same to the last byte."""
+    return [comparable(element) for element in expected] == [comparable(element) for element in actual]

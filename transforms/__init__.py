@@ -1,0 +1,25 @@
+"""What happens to an element: the operations of a pipeline."""
+
+from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms.batch import Batch
+
+FilterTransform = Filter
+FlatMapTransform = FlatMap
+MapTransform = Map
+MapWithIndexTransform = MapWithIndex
+RandomMapTransform = RandomMap
+
+__all__ = [
+    "Batch",
+    "Filter",
+    "FilterTransform",
+    "FlatMap",
+    "FlatMapTransform",
+    "Map",
+    "MapTransform",
+    "MapWithIndex",
+    "MapWithIndexTransform",
+    "RandomMap",
+    "RandomMapTransform",
+    "Transformation",
+]
