@@ -27,9 +27,7 @@ class Origins:
 
     def take(self, which: slice | NDArray[Any]) -> Self:
         """Returns the origins of some of the elements: a slice, a mask or an array of places."""
-        return dataclasses.replace(
-            self, position=self.position[which], record_key=self.record_key[which], index=self.index[which]
-        )
+        return type(self)(self.position[which], self.record_key[which], self.index[which])
 
     def fan_out(self, counts: Sequence[int], max_fan_out: int) -> Self:
         """Returns the origins of children, `counts[i]` of them for element i: child j has index `i * max_fan_out + j`.

@@ -9,6 +9,8 @@ Guarantees:
 """
 
 import abc
+import functools
+import itertools
 import math
 import queue
 import threading
@@ -31,7 +33,7 @@ HAND_OVER_SECONDS = 0.001
 """A call that takes less is made by the consumer's thread: handing it over would cost a tenth of it or more."""
 
 SLICE_SECONDS = 0.002
-"""Reading record by record, a block is cut into slices of about this length, so that all threads work on one block."""
+"""Reading record by record, a block is cut into slices of at least this length, for several threads to work on."""
 
 FIRST_CALLS = 4
 """How many calls are begun before it is known whether the consumer ever waits."""
@@ -103,7 +105,6 @@ class ThreadExecutor(Executor):
         self._options = options
         self._crew = Crew(options.num_threads)
         self._results: queue.SimpleQueue[tuple[Call, Elements, float]] = queue.SimpleQueue()
-        self._num_running = 0
         self._calls_ahead = FIRST_CALLS
         self._seconds = [math.inf for _ in plan.phases]
         self._finalizer = weakref.finalize(self, Crew.stop, self._crew)
@@ -114,7 +115,8 @@ class ThreadExecutor(Executor):
         while (run := self._schedule.pop()) is None:
             if self._schedule.exhausted:
                 return None
-            if self._next_is_cheap() and self._has_room():
+            phase = self._schedule.next_phase
+            if phase is not None and self._may_begin(phase) and self._is_cheap(phase):
                 self._run_one_here()
                 continue
             self.start()
@@ -127,8 +129,9 @@ class ThreadExecutor(Executor):
 
     def start(self) -> None:
         """Hands out calls, as far ahead as the options and the consumer's waiting allow."""
-        while self._has_room() and not self._next_is_cheap() and (call := self._schedule.take()) is not None:
-            self._num_running += 1
+        while (phase := self._schedule.next_phase) is not None:
+            if not self._may_begin(phase) or self._is_cheap(phase) or (call := self._schedule.take()) is None:
+                return
             self._hand_out(call)
 
     def close(self) -> None:
@@ -136,22 +139,19 @@ class ThreadExecutor(Executor):
         self._finalizer()
         self._crew.join(CLOSE_SECONDS)
 
-    def _next_is_cheap(self) -> bool:
-        """Whether the next call is too short to be worth handing over."""
-        phase = self._schedule.next_phase
-        if phase is None:
-            return False
+    def _is_cheap(self, phase: int) -> bool:
+        """Whether the next call, which is of this phase, is too short to be worth handing over."""
         size = self._schedule.next_units if phase == 0 else 1
         return self._seconds[phase] * size < HAND_OVER_SECONDS
 
-    def _has_room(self) -> bool:
-        """Whether one more call may be in work or ready."""
-        begun = self._num_running + self._schedule.num_ready
-        records = max(1, self._schedule.next_units) * self._plan.deal.unit
-        limit = math.ceil(self._options.prefetch_buffer_size / records)
+    def _may_begin(self, phase: int) -> bool:
+        """Whether the next call, which is of this phase, may begin: later phases only use up what is there already."""
+        if phase > 0:
+            return True
+        limit = math.ceil(self._options.prefetch_buffer_size / (self._schedule.next_units * self._plan.deal.unit))
         if self._plan.batched_source:
             limit = max(limit, self._options.num_threads)
-        return begun < min(limit, self._calls_ahead)
+        return self._schedule.backlog < min(limit, self._calls_ahead)
 
     def _run_one_here(self) -> None:
         call = self._schedule.take()
@@ -163,7 +163,6 @@ class ThreadExecutor(Executor):
             self._receive(*self._results.get())
 
     def _receive(self, call: Call, elements: Elements, seconds: float) -> None:
-        self._num_running -= 1
         self._note_seconds(call, seconds)
         self._schedule.complete(call, elements, seconds)
 
@@ -178,18 +177,11 @@ class ThreadExecutor(Executor):
         self._seconds[phase] = latest if math.isinf(known) else known + 0.1 * (latest - known)
 
     def _hand_out(self, call: Call) -> None:
-        results, plan = self._results, self._plan
         if self._plan.batched_source or not isinstance(call, UnitCall):
+            results, plan = self._results, self._plan
             self._crew.submit(lambda: results.put((call, *timed(lambda: perform(plan, call)))))
-            return
-        origins = plan.locate(call.start, call.stop)
-        for job in Slices(plan, call, origins, self._num_slices(call), results).jobs():
-            self._crew.submit(job)
-
-    def _num_slices(self, call: UnitCall) -> int:
-        seconds = self._seconds[0] * (call.stop - call.start)
-        wanted = self._options.num_threads if math.isinf(seconds) else math.ceil(seconds / SLICE_SECONDS)
-        return max(1, min(wanted, self._options.num_threads, (call.stop - call.start) * self._plan.deal.unit))
+        else:
+            self._crew.submit(SlicedCall(self._plan, call, self._crew, self._results).begin)
 
 
 def timed(work: Callable[[], Elements]) -> tuple[Elements, float]:
@@ -204,36 +196,50 @@ def timed(work: Callable[[], Elements]) -> tuple[Elements, float]:
 
 
 @final
-class Slices:
-    """One call of phase 0 cut into slices of records; the thread that finishes the last slice puts them together."""
+class SlicedCall:
+    """One call of phase 0 whose records the crew reads one by one, in slices.
+
+    The first record tells what the rest will take: a thread goes on alone, or shares the rest with the others. The
+    one that finishes the last slice puts all together.
+    """
 
     def __init__(
-        self,
-        plan: Plan,
-        call: UnitCall,
-        origins: Origins,
-        count: int,
-        results: queue.SimpleQueue[tuple[Call, Elements, float]],
+        self, plan: Plan, call: UnitCall, crew: "Crew", results: queue.SimpleQueue[tuple[Call, Elements, float]]
     ) -> None:
         self._plan = plan
         self._call = call
-        bounds = [len(origins.position) * i // count for i in range(count + 1)]
-        self._slices = [origins.take(slice(*pair)) for pair in zip(bounds, bounds[1:], strict=False)]
-        self._outcomes: list[tuple[Elements, float] | None] = [None] * count
-        self._left = count
-        self._lock = threading.Lock()
+        self._crew = crew
         self._results = results
+        self._outcomes: list[tuple[Elements, float] | None] = []
+        self._left = 0
+        self._lock = threading.Lock()
 
-    def jobs(self) -> list[Callable[[], None]]:
-        """Returns one job a slice."""
-        return [lambda number=number: self._work(number) for number in range(len(self._slices))]  # type: ignore[misc]
+    def begin(self) -> None:
+        """Reads the first record, and gets the rest read."""
+        origins = self._plan.locate(self._call.start, self._call.stop)
+        first = timed(lambda: self._plan.prepare(origins.take(slice(1))))
+        rest = len(origins.position) - 1
+        count = min(self._crew.size, rest, math.ceil(first[1] * rest / SLICE_SECONDS))
+        bounds = [1 + rest * i // max(1, count) for i in range(count + 1)]
+        slices = [origins.take(slice(start, stop)) for start, stop in itertools.pairwise(bounds)]
+        self._outcomes = [first] + [None] * count
+        self._left = count
+        for number, part in list(enumerate(slices, 1))[1:]:
+            self._crew.submit(functools.partial(self._read, number, part))
+        if slices:
+            self._read(1, slices[0])
+        else:
+            self._put_together()
 
-    def _work(self, number: int) -> None:
-        self._outcomes[number] = timed(lambda: self._plan.prepare(self._slices[number]))
+    def _read(self, number: int, origins: Origins) -> None:
+        self._outcomes[number] = timed(lambda: self._plan.prepare(origins))
         with self._lock:
             self._left -= 1
             if self._left:
                 return
+        self._put_together()
+
+    def _put_together(self) -> None:
         outcomes = [outcome for outcome in self._outcomes if outcome is not None]
         prepared = Elements.concatenate([elements for elements, _ in outcomes])
         elements, seconds = timed(lambda: self._plan.finish(prepared, np.empty))
@@ -242,18 +248,21 @@ class Slices:
 
 @final
 class Crew:
-    """Threads that run jobs in the order given; started when first needed."""
+    """Threads that run jobs in the order given; started when first needed. Jobs may submit jobs."""
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._stopped = threading.Event()
+        self._lock = threading.Lock()
 
     def submit(self, job: Callable[[], Any]) -> None:
         """Queues a job, which must not raise."""
         self._jobs.put(job)
-        if len(self._threads) < self._size:
+        with self._lock:
+            if len(self._threads) == self.size or self._stopped.is_set():
+                return
             # Daemons: a read that hangs must not keep the interpreter from leaving.
             thread = threading.Thread(
                 target=_work_off,
@@ -266,9 +275,10 @@ class Crew:
 
     def stop(self) -> None:
         """Tells the threads to end after the job at hand; jobs not begun are dropped. Idempotent."""
-        self._stopped.set()
-        for _ in self._threads:
-            self._jobs.put(None)
+        with self._lock:
+            self._stopped.set()
+            for _ in self._threads:
+                self._jobs.put(None)
 
     def join(self, seconds: float) -> None:
         """Waits for the threads to end, at most so long for all of them."""

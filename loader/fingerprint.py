@@ -5,7 +5,8 @@ directories of code. What a person can read comes first (`Scale(factor=2)`); cod
 CRCs. Code is seen through its bytecode, so another minor version of Python describes the same function differently.
 
 The work is bounded, whatever the value: cycles are cut, and of long containers and large arrays an even sample is read.
-Nothing of the user's is called but `fingerprint()` and the reading of records of plain sequences.
+Nothing of the user's is called, except a source's `fingerprint()` and `len()`. What a function reads from the module
+around it is not looked at.
 """
 
 import contextlib
@@ -39,9 +40,10 @@ SAMPLE_BLOCKS = 64
 SOURCE_RECORDS = 16
 """How many records of a plain sequence are looked at."""
 
-# A class's code counts, except for what Python itself and millstream bring: their updates leave the stream as it is.
-_FOREIGN_MODULES = frozenset(
-    {"abc", "builtins", "collections", "dataclasses", "enum", "functools", "millstream", "typing"}
+# A class's code counts, except for what Python, millstream and arrays bring: their updates leave the stream as it is.
+_FOREIGN_MODULES = (
+    *("abc", "builtins", "collections", "dataclasses", "enum", "functools", "random", "typing"),
+    *("jax", "jaxlib", "millstream", "numpy"),
 )
 _PLAIN_TYPES = (bool, int, float, complex, str, np.generic)
 _CONSTANT_TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, np.ndarray)
@@ -198,7 +200,7 @@ class _Describer:
 
     def _scalar(self, value: np.generic) -> str:
         item = value.item()
-        return f"{value.dtype}({str(value) if isinstance(item, np.generic) else self.words(item)})"
+        return f"{value.dtype}({self.words(item) if type(item) in self._EXACT else value})"
 
     def _array(self, value: np.ndarray[Any, np.dtype[Any]]) -> str:
         array = np.asarray(value)  # Only what the array holds counts, not what a subclass makes of it.
@@ -262,6 +264,8 @@ class _Describer:
 
     def _object(self, value: object) -> str:
         kind = type(value)
+        if f"{kind.__module__}.".startswith(("numpy.random.", "random.")):
+            return f"{kind.__qualname__}()"  # What a generator holds moves on with every draw.
         texts = [self.words(convert(value)) for base, convert in _BUILTIN_BASES if issubclass(kind, base)]
         texts += [f"{name}={self.words(item)}" for name, item in sorted(_attributes(value).items())[:ITEM_LIMIT]]
         texts += [self.words(item) for name, item in _state(value).items() if name == "__wrapped__"]
@@ -271,7 +275,7 @@ class _Describer:
         return f"{kind.__qualname__}({', '.join(texts)}){mark}"
 
     def _array_like(self, value: Any) -> str:
-        """Describes an array of another library, for instance JAX's. A large one may be a file: only its shape counts."""
+        """Describes an array of another library, as JAX's. A large one may be a file: only its shape counts."""
         text = f"{value.dtype}, {tuple(value.shape)}"
         with contextlib.suppress(Exception):  # Not every array can become numpy's: keys of JAX, gradients of PyTorch.
             if math.prod(value.shape) * np.dtype(value.dtype).itemsize <= SAMPLE_BYTES:
@@ -346,7 +350,9 @@ def _attributes(value: object) -> dict[str, object]:
     cached: set[object] = set()
     for base in reversed(type(value).__mro__):
         for name, member in vars(base).items():
-            if isinstance(member, types.MemberDescriptorType):  # One of `__slots__`, or of a struct in C.
+            if isinstance(member, types.MemberDescriptorType) and (
+                not name.startswith("_") or "__slots__" in vars(base)
+            ):  # One of `__slots__`, or of an object written in C.
                 with contextlib.suppress(AttributeError):  # A slot not yet filled.
                     found[name] = member.__get__(value)
             elif type(member) in _CONSTANT_TYPES and not _is_foreign(base):

@@ -55,6 +55,10 @@ class Plan:
         phases: the compiled operations.
         one_to_one: whether step k is unit k: no Filter and no FlatMap anywhere.
         batched_source: whether the source reads many records in one call.
+        tail_records: how many records of this shard's tail get into an output, as far as phase 0's batches decide it.
+        num_units: how many units have outputs; None when the order is endless.
+        units_per_call: how many units one call of phase 0 may make: one where a unit is a batch, more where units are
+            small.
     """
 
     def __init__(
@@ -69,39 +73,19 @@ class Plan:
         leading = [operation for operation in groups[0] if isinstance(operation, Batch)]
         self.one_to_one = not any(isinstance(operation, (Filter, FlatMap)) for operation in operations)
         self.batched_source = hasattr(source, "__getitems__")
-        self._leading_batches = tuple(leading)
         self.deal = Deal(
             unit=_records_per_unit(leading, groups),
             shard=shard,
             length=sampler.length,
             even_tail=shard.drop_remainder or any(batch.drop_remainder for batch in leading),
         )
+        self.tail_records = _tail_records(len(self.deal.tail), leading)
+        self.num_units = self.deal.num_units if self.tail_records else self.deal.whole_units
+        self.units_per_call = 1 if leading else max(1, 256 // self.deal.unit)
         self._sampler = sampler
         self._read = _reader(source)
         self.phases = _compile(groups, names, functools.partial(_streams, sampler))
         self._look_ahead = functools.lru_cache(maxsize=4)(self._locate_chunk)
-
-    @property
-    def num_units(self) -> int | None:
-        """How many units have outputs; None when the order is endless."""
-        if self.deal.whole_units is None or self.tail_records:
-            return self.deal.num_units
-        return self.deal.whole_units
-
-    @property
-    def tail_records(self) -> int:
-        """How many records of this shard's tail get into an output, as far as phase 0's batches decide it."""
-        count, size = len(self.deal.tail), 1
-        for batch in self._leading_batches:
-            size *= batch.batch_size
-            if batch.drop_remainder:
-                count = count // size * size
-        return count
-
-    @property
-    def units_per_call(self) -> int:
-        """How many units one call of phase 0 may make: one where a unit is a batch, more where units are small."""
-        return 1 if self._leading_batches else max(1, 256 // self.deal.unit)
 
     def locate(self, start: int, stop: int) -> Origins:
         """Returns the origins of the records of units start … stop - 1."""
@@ -161,6 +145,19 @@ def _records_per_unit(leading: Sequence[Batch], groups: Sequence[Sequence[Transf
         return math.prod(batch.batch_size for batch in leading)
     regrouping = groups[1][0] if len(groups) > 1 else None
     return regrouping.batch_size if isinstance(regrouping, Batch) else 1
+
+
+def _tail_records(count: int, leading: Sequence[Batch]) -> int:
+    """Returns how many of the tail's records are left when each Batch has dropped its remainder."""
+    elements, size, kept = count, 1, count
+    for batch in leading:
+        size *= batch.batch_size
+        if batch.drop_remainder:
+            elements //= batch.batch_size
+            kept = min(kept, elements * size)
+        else:
+            elements = math.ceil(elements / batch.batch_size)
+    return kept
 
 
 def _compile(

@@ -175,9 +175,9 @@ class Schedule:
         return self._ended_phases == len(self._pending) and not self._outputs
 
     @property
-    def num_ready(self) -> int:
-        """How many runs of outputs wait to be given out."""
-        return len(self._outputs)
+    def backlog(self) -> int:
+        """How many calls are begun, or can begin, or have outputs that were not given out."""
+        return sum(map(len, self._pending)) + len(self._outputs)
 
     @property
     def next_units(self) -> int:

@@ -88,8 +88,8 @@ def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
 class AdaptedSampler:
     """A custom sampler behind the interface of `VectorisedSampler`.
 
-    A sampler with `record_keys(start, stop)` is asked once for each run of consecutive positions; it may have `seed` and
-    `num_records`. A sampler with `__getitem__` only is asked for every position; the metadata's `rng` is its
+    A sampler with `record_keys(start, stop)` is asked once for each run of consecutive positions; it may have `seed`
+    and `num_records`. A sampler with `__getitem__` only is asked for every position; the metadata's `rng` is its
     randomness, so that no `seed` is read from it.
 
     Attributes:
@@ -177,10 +177,9 @@ def check_range(start: int, stop: int, length: int | None) -> None:
 
 def _checked_key(metadata: Any, position: int) -> int:
     """Returns the record key of what a custom sampler gave for a position."""
-    key = getattr(metadata, "record_key", None)
     try:
-        key = operator.index(key)
-    except TypeError:
+        key = operator.index(metadata.record_key)
+    except (AttributeError, TypeError):
         raise TypeError(
             f"A sampler must return RecordMetadata with an integer record_key; at position {position} it returned "
             f"{metadata!r}."

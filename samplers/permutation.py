@@ -72,9 +72,9 @@ def _round_keys(seed: int, epoch: int | Words, round_pairs: int) -> Words:
 
 def _encipher(values: Words, keys: Words, left_size: int, right_bits: int) -> Words:
     """Returns the images of values under one bijection of [0, left_size << right_bits)."""
-    right_mask = (1 << right_bits) - 1
+    right_mask = np.uint64((1 << right_bits) - 1)
     left_bits = left_size.bit_length()
-    left = values >> right_bits
+    left = values >> np.uint64(right_bits)
     right = values & right_mask
     drawn, scratch = np.empty_like(left), np.empty_like(left)
     for left_key, right_key in keys:

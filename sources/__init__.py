@@ -1,9 +1,7 @@
-"""."""
-from typing import Any, Protocol, TypeVar
-T = TypeVar("T", covariant=True)
-class DataSource(Protocol[T]):
-    def __len__(self) -> int: ...
-    def __getitem__(self, record_key: int, /) -> T: ...
-class ArrayRecordDataSource: ...
-class InMemoryDataSource: ...
-class RangeDataSource: ...
+"""Where records come from: ArrayRecord files, memory, a range, or anything with `len()` and `[]`."""
+
+from millstream.sources.array_record import ArrayRecordDataSource
+from millstream.sources.base import DataSource
+from millstream.sources.memory import InMemoryDataSource, RangeDataSource
+
+__all__ = ["ArrayRecordDataSource", "DataSource", "InMemoryDataSource", "RangeDataSource"]

@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
@@ -104,8 +104,7 @@ class FlatMap(_Operation):
 
     def _hold(self, function: Any = None, max_fan_out: Any = None) -> None:
         super()._hold(function)
-        self.max_fan_out = max_fan_out
-        _check_max_fan_out(self)
+        self.max_fan_out = _valid_max_fan_out("FlatMap", max_fan_out)
 
     def __repr__(self) -> str:
         if type(self) is not FlatMap:
@@ -137,14 +136,12 @@ def as_transformation(operation: Any) -> Transformation:
     """
     if isinstance(operation, type):
         name = operation.__name__
-        raise TypeError(
-            f"An operation must be an instance, got the class {name}: write {name}(...), "
-            f"or Map({name}) to call the class with each element."
-        )
-    if isinstance(operation, Batch):
+        otherwise = "" if issubclass(operation, Transformation) else f", or Map({name}) to call it with each element"
+        raise TypeError(f"An operation must be an instance, got the class {name}: write {name}(...){otherwise}.")
+    if isinstance(operation, Transformation):
+        if not isinstance(operation, Batch):
+            _check_subclass(operation)
         return operation
-    if isinstance(operation, _Operation):
-        return _checked(operation)
     if callable(operation):
         return Map(operation)
     raise TypeError(
@@ -153,36 +150,31 @@ def as_transformation(operation: Any) -> Transformation:
     )
 
 
-def _checked(operation: _Operation) -> Any:
-    """Returns `operation` if it is of one kind and says what that kind needs."""
+def _check_subclass(operation: _Operation) -> None:
+    """Raises unless the operation is of one kind and says what that kind needs."""
     name = type(operation).__name__
     kinds = [kind for kind in _METHODS if isinstance(operation, kind)]
     if len(kinds) != 1:
-        got = " and ".join(kind.__name__ for kind in kinds) or "none of them"
-        raise TypeError(f"An operation must be of exactly one kind ({_KINDS}), {name} is {got}: split it.")
+        got = " and ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"An operation must be of exactly one kind, {name} is {got}: split it.")
     kind = kinds[0]
     method = _METHODS[kind]
     if getattr(getattr(operation, method), "__func__", None) is getattr(kind, method):
         raise TypeError(f"A subclass of {kind.__name__} must override {method}, {name} does not.")
     if isinstance(operation, FlatMap):
-        _check_max_fan_out(operation)
-    return operation
+        _valid_max_fan_out(name, getattr(operation, "max_fan_out", None))
 
 
-def _check_max_fan_out(operation: FlatMap) -> None:
-    """Raises unless the operation's `max_fan_out` is a whole number from 1."""
-    name = type(operation).__name__
-    max_fan_out = getattr(operation, "max_fan_out", None)
-    try:
-        value = operator.index(max_fan_out)  # type: ignore[arg-type]  # What is no number raises here.
-    except TypeError:
-        value = None
-    if value is None or isinstance(max_fan_out, bool):
+def _valid_max_fan_out(name: str, max_fan_out: Any) -> int:
+    """Returns `max_fan_out` as an int, or raises in the name of the operation that it is of."""
+    if isinstance(max_fan_out, bool) or not isinstance(max_fan_out, SupportsIndex):
         raise TypeError(
             f"{name} must say as max_fan_out (int) how many children an element may have at most, got {max_fan_out!r}."
         )
+    value = operator.index(max_fan_out)
     if value < 1:
         raise ValueError(f"{name}'s max_fan_out must be at least 1, got {value}.")
+    return value
 
 
 def _not_overridden(operation: _Operation, *_: Any) -> NotImplementedError:

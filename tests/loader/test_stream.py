@@ -1,19 +1,24 @@
 """The stream equals the oracle's, whoever makes it."""
 
 import contextlib
+import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
-
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracle
-from strategies import Pipeline, one_to_one_operations, pipelines
+from strategies import AddIndex, Jitter, Pipeline, Scale, one_to_one_operations, pipelines
 from streams import comparable, drain
 
 import millstream
 from millstream.loader import executors
+from millstream.samplers import IndexSampler
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, Transformation
 
 
 def loader_of(pipeline: Pipeline, num_threads: int = 0, prefetch_buffer_size: int = 500) -> millstream.DataLoader:
@@ -105,3 +110,82 @@ def test_seek_equals_the_suffix(data: st.DataObject, pipeline: Pipeline) -> None
     iterator.seek(step)
 
     assert (expected[step:], error) == drain(iterator)
+
+
+@given(data=st.data(), pipeline=pipelines())
+@settings(deadline=None, max_examples=100)
+def test_state_resumes_in_any_iterator(data: st.DataObject, pipeline: Pipeline) -> None:
+    """A used iterator, an exhausted one, and one that was set twice go on exactly as a fresh one does."""
+    expected, error = expected_of(pipeline)
+    step = data.draw(st.integers(0, len(expected)))
+    source = iter(loader_of(pipeline))
+    source.seek(step)
+    state = source.get_state()
+    used, exhausted, twice = (iter(loader_of(pipeline, threads)) for threads in (0, 0, 2))
+    for _ in range(data.draw(st.integers(0, len(expected)))):
+        next(used)
+    drain(exhausted)
+    twice.set_state(state)
+    drain(twice, limit=2)
+    for iterator in (used, exhausted, twice):
+        iterator.set_state(state)
+        assert iterator.get_state() == state
+        assert (expected[step:], error) == drain(iterator)
+        iterator.close()
+
+
+@given(
+    size=st.integers(1, 200),
+    local_batches=st.sampled_from([24, 48]),
+    epochs=st.integers(1, 3),
+    drop_remainder=st.booleans(),
+    operations=st.lists(st.one_of(st.builds(Scale, st.integers(2, 5)), st.just(Jitter()), st.just(AddIndex()))),
+)
+@settings(deadline=None, max_examples=100)
+def test_global_batches_do_not_depend_on_the_number_of_shards(
+    size: int, local_batches: int, epochs: int, drop_remainder: bool, operations: list[Transformation]
+) -> None:
+    """The k-th batches of all shards laid end to end are the same bytes for 1, 2, 3, 4 and 8 shards."""
+
+    def global_batches(shard_count: int) -> list[list[object]]:
+        streams = [
+            list(
+                millstream.DataLoader(
+                    data_source=range(size),
+                    sampler=IndexSampler(size, shuffle=True, num_epochs=epochs, seed=size),
+                    operations=[*operations, Batch(local_batches // shard_count, drop_remainder)],
+                    shard_options=ShardOptions(index, shard_count),
+                )
+            )
+            for index in range(shard_count)
+        ]
+        steps = itertools.zip_longest(*streams, fillvalue=np.empty(0, dtype=np.int64))
+        return [comparable(np.concatenate(batches)) for batches in steps]
+
+    assert all(global_batches(1) == global_batches(count) for count in (2, 3, 4, 8))
+
+
+@given(
+    pipeline=pipelines(st.one_of(st.builds(Scale, st.integers(2, 5)), st.just(Jitter()))),
+    counts=st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4])),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=100)
+def test_another_number_of_shards_resumes_the_global_stream(
+    pipeline: Pipeline, counts: tuple[int, int], data: st.DataObject
+) -> None:
+    """A state saved by one shard of several goes on, on every shard of another number, at the same global step."""
+
+    def loader(index: int, count: int) -> millstream.DataLoader:
+        operations = (*pipeline.operations, Batch(12 // count))
+        return loader_of(dataclasses.replace(pipeline, operations=operations, shard=ShardOptions(index, count)))
+
+    before, after = counts
+    saver = iter(loader(data.draw(st.integers(0, before - 1)), before))
+    step = data.draw(st.integers(0, len(pipeline.sampler) // 12))
+    saver.seek(step)
+    for index in range(after):
+        resumed = iter(loader(index, after))
+        resumed.set_state(saver.get_state())
+        expected, _ = drain(iter(loader(index, after)))
+        assert drain(resumed)[0] == expected[step:]

@@ -44,7 +44,11 @@ def dealt(length: int, operations: Sequence[Transformation], shard: ShardOptions
     if shard.drop_remainder or any(batch.drop_remainder for batch in leading):
         rest = rest[: len(rest) // shard.shard_count * shard.shard_count]
     mine = [p for p in range(whole) if p // unit % shard.shard_count == shard.shard_index]
-    return mine + [int(p) for p in np.array_split(rest, shard.shard_count)[shard.shard_index]]
+    tail = [int(p) for p in np.array_split(rest, shard.shard_count)[shard.shard_index]]
+    count = len(tail)
+    for batch in leading:
+        count = count // batch.batch_size if batch.drop_remainder else -(-count // batch.batch_size)
+    return mine + (tail if count else [])  # What every batch drops is not read.
 
 
 def apply(

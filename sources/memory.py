@@ -1,0 +1,253 @@
+"""Sources whose records are computed, or are in memory already."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, SupportsIndex, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+
+FINGERPRINT_RECORDS = 16
+"""How many records, evenly spread, a fingerprint looks at."""
+
+_STACKABLE_SCALARS = "biufcmM"
+"""The kinds of dtype whose scalars stack to an array of that dtype (text and bytes do not: they have no fixed width)."""
+
+
+class _SizedIndexable(Protocol):
+    """A list, a tuple, a NumPy array, a Hugging Face dataset, another source, …"""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@final
+class RangeDataSource:
+    """The integers of `range(start, stop, step)`, as Python ints.
+
+    Args:
+        start: the first integer.
+        stop: the end, which is left out.
+        step: the difference of neighbours; negative counts down, 0 is an error.
+
+    Raises:
+        ValueError: the step is 0, or the range is empty.
+    """
+
+    def __init__(self, start: int, stop: int, step: int = 1) -> None:
+        if step == 0:
+            raise ValueError("step must not be 0.")
+        self._range = range(start, stop, step)
+        if not self._range:
+            raise ValueError(
+                f"A source must hold at least one record, got the empty {self._range!r}: "
+                f"with step {step}, stop must be {'above' if step > 0 else 'below'} start."
+            )
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, record_key: SupportsIndex) -> int:
+        return self._range[checked_record_key(record_key, len(self._range))]
+
+    def __getitems__(self, record_keys: RecordKeys) -> list[int]:
+        """Returns the integers of the keys, in their order."""
+        keys = checked_record_keys(record_keys, len(self._range))
+        return list(map(self._range.__getitem__, keys.tolist()))
+
+    def __repr__(self) -> str:
+        return f"RangeDataSource({self._range.start}, {self._range.stop}, {self._range.step})"
+
+    def fingerprint(self) -> str:
+        """Returns the range in words."""
+        return f"Range start={self._range.start} stop={self._range.stop} step={self._range.step}"
+
+
+@final
+class InMemoryDataSource:
+    """Records that lie in memory, one by one or as columns.
+
+    Columns are a dict (of dicts …) of equally long NumPy arrays, a tuple (or named tuple) of nothing but such arrays,
+    or one array. Record k is the same structure with row k of every array, copied, so that changing a record in place
+    leaves the source as it is. Reading many costs one fancy index per array.
+
+    Anything else with `len()` and `[]` is a sequence of records, which are handed out as they are: a list, a tuple,
+    a memory-mapped or lazily decoding container. Its own `__getitems__` is used if it has one. Do not change such
+    records in place: every reader in this process shares them.
+
+    Args:
+        records: the columns or the sequence. It is kept, not copied.
+
+    Raises:
+        TypeError: a dict whose leaves are not NumPy arrays, text, or something without `len()` and `[]`.
+        ValueError: there is no record, an array is 0-dimensional, or arrays differ in length.
+    """
+
+    def __init__(self, records: Any) -> None:
+        self._is_columns = _is_columns(records)
+        if self._is_columns:
+            self._records = _map_columns(np.asarray, records)
+            self._num_records = _common_length(_named_columns(records))
+        else:
+            self._records = records
+            self._num_records = _sequence_length(records)
+        if self._num_records == 0:
+            raise ValueError(f"A source must hold at least one record, got an empty {type(records).__name__}.")
+        self._fingerprint: str | None = None
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __getitem__(self, record_key: SupportsIndex) -> Any:
+        key = checked_record_key(record_key, self._num_records)
+        if self._is_columns:
+            return _map_columns(lambda column: np.take(column, key, axis=0), self._records)
+        return self._records[key]
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
+        """Returns the records of the keys, in their order."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        if self._is_columns:
+            return _rows(self._take(keys))
+        if hasattr(self._records, "__getitems__"):
+            return cast("Sequence[Any]", self._records.__getitems__(keys.tolist()))
+        return list(map(self._records.__getitem__, keys.tolist()))
+
+    def __repr__(self) -> str:
+        kind = "columns" if self._is_columns else f"a {type(self._records).__name__}"
+        return f"InMemoryDataSource({self._num_records} records in {kind})"
+
+    @property
+    def can_read_batch(self) -> bool:
+        """Whether `read_batch` works here: columns, none of them a one-dimensional array of text, bytes or objects."""
+        return self._is_columns and all(
+            column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS for _, column in _named_columns(self._records)
+        )
+
+    def read_batch(self, record_keys: RecordKeys) -> Any:
+        """Returns the records of the keys as one batch: the same structure with arrays of shape (n, …).
+
+        This is what stacking the records gives, with one fancy index per array and no records in between.
+
+        Raises:
+            TypeError: `can_read_batch` is false, so that stacking would not give arrays of the columns' dtypes.
+        """
+        if not self.can_read_batch:
+            raise TypeError(
+                f"read_batch needs columns of numbers (or of arrays), and {self!r} is something else: "
+                "read the records with __getitems__ and stack them."
+            )
+        return self._take(checked_record_keys(record_keys, self._num_records))
+
+    def fingerprint(self) -> str:
+        """Returns the number of records, the columns' dtypes and shapes, and a CRC over up to 16 records.
+
+        The records are spread evenly over the source. Of those that are neither numbers, text, bytes, arrays nor
+        lists, tuples and dicts of these, only the type counts.
+        """
+        if self._fingerprint is None:
+            words = [f"InMemory records={self._num_records}"]
+            if self._is_columns:
+                words += [f"{name or 'rows'}={c.dtype}{list(c.shape[1:])}" for name, c in _named_columns(self._records)]
+            count = min(FINGERPRINT_RECORDS, self._num_records)
+            crc = 0
+            for key in np.linspace(0, self._num_records - 1, count, dtype=np.int64).tolist():
+                crc = _update_crc(crc, self[key])
+            self._fingerprint = " ".join([*words, f"crc32={crc:08x}"])
+        return self._fingerprint
+
+    def _take(self, keys: NDArray[np.int64]) -> Any:
+        return _map_columns(lambda column: np.take(column, keys, axis=0), self._records)
+
+
+def _is_columns(records: Any) -> bool:
+    if isinstance(records, tuple):
+        return len(records) > 0 and all(isinstance(member, np.ndarray) for member in records)
+    return isinstance(records, dict | np.ndarray)
+
+
+def _sequence_length(records: _SizedIndexable) -> int:
+    """Returns how many records the sequence holds; refuses what has none."""
+    if isinstance(records, str | bytes | bytearray) or not (
+        hasattr(records, "__len__") and hasattr(records, "__getitem__")
+    ):
+        raise TypeError(
+            "records must be a sequence of records, or a dict or tuple of equally long NumPy arrays, "
+            f"got {type(records).__name__}."
+        )
+    return len(records)
+
+
+def _named_columns(columns: Any, name: str = "") -> list[tuple[str, NDArray[Any]]]:
+    """Returns every array with its place, such as `['image']`; refuses leaves that are no arrays."""
+    if isinstance(columns, dict):
+        return [leaf for key, value in columns.items() for leaf in _named_columns(value, f"{name}[{key!r}]")]
+    if isinstance(columns, tuple):
+        return [leaf for place, value in enumerate(columns) for leaf in _named_columns(value, f"{name}[{place}]")]
+    return [(name, _checked_column(columns, name))]
+
+
+def _checked_column(column: Any, name: str) -> NDArray[Any]:
+    if not isinstance(column, np.ndarray) or isinstance(column, np.ma.MaskedArray):
+        raise TypeError(
+            f"Column {name} must be a NumPy array without a mask, got {type(column).__name__}: "
+            "pass np.asarray(column), or a list of records instead of columns."
+        )
+    if column.ndim == 0:
+        raise ValueError(f"Column {name or 'of the records'} must have one row per record, got a 0-dimensional array.")
+    return column
+
+
+def _common_length(columns: list[tuple[str, NDArray[Any]]]) -> int:
+    lengths = {name: len(column) for name, column in columns}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise ValueError(f"Columns must be equally long, one row per record, but {listed}.")
+    return next(iter(lengths.values()), 0)
+
+
+def _map_columns(function: Callable[[NDArray[Any]], Any], columns: Any) -> Any:
+    """Returns the same structure with `function` applied to every array."""
+    if isinstance(columns, dict):
+        return {name: _map_columns(function, column) for name, column in columns.items()}
+    if isinstance(columns, tuple):
+        return _tuple_like(columns)([_map_columns(function, column) for column in columns])
+    return function(columns)
+
+
+def _rows(columns: Any) -> list[Any]:
+    """Returns the rows of the columns as records, each of the columns' structure."""
+    if isinstance(columns, dict):
+        names = tuple(columns)
+        return [dict(zip(names, row, strict=True)) for row in zip(*map(_rows, columns.values()), strict=True)]
+    if isinstance(columns, tuple):
+        return list(map(_tuple_like(columns), zip(*map(_rows, columns), strict=True)))
+    return list(columns)
+
+
+def _tuple_like(example: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """Returns what makes a tuple of the example's type from an iterable: a named tuple has its own constructor."""
+    return getattr(type(example), "_make", type(example))
+
+
+def _update_crc(crc: int, value: Any) -> int:
+    """Returns the CRC-32 continued over a value, the same in every process (no ids, no hashes, no pickle memo)."""
+    crc = zlib.crc32(type(value).__qualname__.encode(), crc)
+    if isinstance(value, dict):
+        for name, member in value.items():
+            crc = _update_crc(zlib.crc32(repr(name).encode(), crc) if isinstance(name, str) else crc, member)
+    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
+        crc = zlib.crc32(f"{len(value)} members".encode(), crc)
+        for member in value:
+            crc = _update_crc(crc, member)
+    elif isinstance(value, np.ndarray | np.generic):
+        crc = zlib.crc32(f"{value.dtype} {value.shape}".encode(), crc)
+        crc = zlib.crc32(value.tobytes(), crc)
+    elif isinstance(value, bytes | bytearray | memoryview):
+        crc = zlib.crc32(value, crc)
+    elif isinstance(value, bool | int | float | complex | str):
+        crc = zlib.crc32(repr(value).encode(), crc)
+    return crc

@@ -1,0 +1,131 @@
+"""A bounded number of open files, shared by the threads that read them.
+
+Guarantees:
+    - A file is opened by the first thread that asks for it, in the process that asks; threads that ask for other
+      files do not wait for it.
+    - A file in use is never closed. One that is idle may be, the one unused for the longest time first.
+    - At most `max_open` files are open, or as many as are in use at once, if that is more.
+    - When the process runs out of file descriptors, idle files are closed, one after the other, before giving up.
+    - After `close()`, nothing can be acquired; files in use are closed by their last `release`.
+"""
+
+import errno
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar, final
+
+
+class Closable(Protocol):
+    """An open file."""
+
+    def close(self) -> None:
+        """Closes it."""
+
+
+FileT = TypeVar("FileT", bound=Closable)
+
+_OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+class _Entry(Generic[FileT]):
+    """A file with the number of its users; absent until the first of them, holding `opening`, has opened it."""
+
+    __slots__ = ("file", "opening", "users")
+
+    def __init__(self) -> None:
+        self.file: FileT | None = None
+        self.opening = threading.Lock()
+        self.users = 0
+
+
+@final
+class OpenFiles(Generic[FileT]):
+    """Files by path, opened on demand. Each `acquire` that returns is followed by one `release`.
+
+    Args:
+        open_file: opens the file of a path; an OSError with EMFILE or ENFILE says that no descriptor is free.
+        max_open: how many files stay open, at least 1.
+    """
+
+    def __init__(self, open_file: Callable[[str], FileT], max_open: int) -> None:
+        self._open_file = open_file
+        self._max_open = max_open
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry[FileT]] = OrderedDict()  # The least recently used comes first.
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def __len__(self) -> int:
+        """Returns how many files are open or being opened."""
+        return len(self._entries)
+
+    def acquire(self, path: str) -> FileT:
+        """Returns the open file of a path, which stays open until `release(path)`.
+
+        Raises:
+            ValueError: `close` was called.
+            Exception: whatever opening raises; there is nothing to release then.
+        """
+        with self._lock:
+            if self._closed:
+                raise ValueError("This source is closed: construct another one to go on reading.")
+            entry = self._entries.get(path)
+            if entry is None:
+                entry = self._entries[path] = _Entry()
+            else:
+                self._entries.move_to_end(path)
+            entry.users += 1
+            while len(self._entries) > self._max_open and self._close_one_idle():
+                pass
+        # Set once, and only closed when there are no users: reading it without the lock is safe.
+        return entry.file if entry.file is not None else self._open(path, entry)
+
+    def release(self, path: str) -> None:
+        """Ends one use of the file."""
+        with self._lock:
+            entry = self._entries[path]
+            entry.users -= 1
+            if entry.users == 0 and (self._closed or entry.file is None):
+                del self._entries[path]
+                if entry.file is not None:
+                    entry.file.close()
+
+    def close(self) -> None:
+        """Closes the idle files now, and each other one when its last user is done. May be called again."""
+        with self._lock:
+            self._closed = True
+            while self._close_one_idle():
+                pass
+
+    def _open(self, path: str, entry: _Entry[FileT]) -> FileT:
+        try:
+            with entry.opening:
+                if entry.file is None:
+                    entry.file = self._open_making_room(path)
+                return entry.file
+        except BaseException:
+            self.release(path)
+            raise
+
+    def _open_making_room(self, path: str) -> FileT:
+        while True:
+            try:
+                return self._open_file(path)
+            except OSError as error:
+                with self._lock:
+                    if error.errno not in _OUT_OF_DESCRIPTORS or not self._close_one_idle():
+                        raise
+
+    def _close_one_idle(self) -> bool:
+        """Closes the idle file unused for the longest time; returns whether there was one. Needs the lock."""
+        for path, entry in self._entries.items():
+            if entry.users == 0 and entry.file is not None:
+                del self._entries[path]
+                entry.file.close()
+                return True
+        return False

@@ -1,0 +1,48 @@
+"""What every test gets: a guard against leaks."""
+
+import gc
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+LEAK_SECONDS = 2.0
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a thread, process, descriptor or piece of shared memory of ours behind."""
+    keeps_own = request.node.get_closest_marker("third_party") is not None
+    descriptors, segments = open_descriptors(), shared_segments()
+    yield
+    gc.collect()
+    for thread in our_threads():
+        thread.join(LEAK_SECONDS)
+    assert our_threads() == []
+    assert psutil.Process().children(recursive=True) == []
+    assert shared_segments() - segments == set()
+    assert keeps_own or len(open_descriptors()) <= len(descriptors), sorted(open_descriptors() - descriptors)
+
+
+def our_threads() -> list[threading.Thread]:
+    """Returns the threads that the library has started and that still run."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+
+
+def open_descriptors() -> set[str]:
+    """Returns this process's open descriptors and what they point to."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{descriptor} -> {os.readlink(f'/proc/self/fd/{descriptor}')}")  # noqa: PTH115
+        except FileNotFoundError:
+            continue  # The descriptor of the listing itself.
+    return found
+
+
+def shared_segments() -> set[Path]:
+    """Returns the named pieces of shared memory on this machine."""
+    return set(Path("/dev/shm").iterdir())  # noqa: S108  (it is looked at, not written to)

@@ -1,0 +1,387 @@
+"""The operations that users subclass or make from functions."""
+
+import abc
+import dataclasses
+import functools
+import math
+import operator
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+
+from millstream import transforms
+from millstream.transforms import (
+    Batch,
+    Filter,
+    FilterTransform,
+    FlatMap,
+    FlatMapTransform,
+    Map,
+    MapTransform,
+    MapWithIndex,
+    MapWithIndexTransform,
+    RandomMap,
+    RandomMapTransform,
+)
+from millstream.transforms.base import as_transformation
+
+
+class PlainAdd(Map):
+    """A subclass without a constructor."""
+
+    amount = 1
+
+    def map(self, element: int) -> int:
+        """Adds."""
+        return element + self.amount
+
+
+class AddWithOwnConstructor(Map):
+    """A subclass whose constructor does not call its base's."""
+
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+    def map(self, element: int) -> int:
+        """Adds."""
+        return element + self.amount
+
+
+class AddCallingSuper(AddWithOwnConstructor):
+    """A subclass whose constructor calls Map's."""
+
+    def __init__(self, amount: int) -> None:
+        super(AddWithOwnConstructor, self).__init__()
+        self.amount = amount
+
+
+@dataclasses.dataclass
+class AddDataclass(Map):
+    """The usual way in Grain's examples."""
+
+    amount: int
+
+    def map(self, element: int) -> int:
+        """Adds."""
+        return element + self.amount
+
+
+@dataclasses.dataclass(frozen=True)
+class AddFrozen(Map):
+    """A frozen dataclass."""
+
+    amount: int
+
+    def map(self, element: int) -> int:
+        """Adds."""
+        return element + self.amount
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AddSlots(Map):
+    """A frozen dataclass with slots."""
+
+    amount: int
+
+    def map(self, element: int) -> int:
+        """Adds."""
+        return element + self.amount
+
+
+class Amount:
+    """A further base with a constructor of its own."""
+
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+
+class AddOfTwoBases(Map, Amount):
+    """A subclass that leaves construction to its second base."""
+
+    def map(self, element: int) -> int:
+        """Adds."""
+        return element + self.amount
+
+
+class AbstractAdd(Map, abc.ABC):
+    """A user's own abstract class between Map and the concrete one."""
+
+    @abc.abstractmethod
+    def amount(self) -> int:
+        """Returns what to add."""
+
+    def map(self, element: int) -> int:
+        """Adds."""
+        return element + self.amount()
+
+
+class AddOne(AbstractAdd):
+    """The concrete one."""
+
+    def amount(self) -> int:
+        """Returns 1."""
+        return 1
+
+
+SUBCLASSES = [
+    PlainAdd(),
+    AddWithOwnConstructor(1),
+    AddCallingSuper(1),
+    AddDataclass(1),
+    AddFrozen(1),
+    AddSlots(1),
+    AddOfTwoBases(1),
+    AddOne(),
+]
+
+
+@pytest.mark.parametrize("operation", SUBCLASSES, ids=lambda operation: type(operation).__name__)
+def test_subclasses_run_however_they_are_written(operation: Map) -> None:
+    """Every way to write a subclass gives an operation that works, passes as it is, and pickles."""
+    assert as_transformation(operation) is operation
+    assert operation.map(41) == 42
+    for copied in (pickle.loads(pickle.dumps(operation)), cloudpickle.loads(cloudpickle.dumps(operation))):
+        assert copied.map(41) == 42
+
+
+def test_subclass_constructor_arguments_are_checked() -> None:
+    """A subclass without a constructor takes no arguments, as any class."""
+    with pytest.raises(TypeError, match="takes exactly one argument"):
+        PlainAdd(3)
+
+
+class Noise(RandomMapTransform):
+    """A random operation as in Grain's guide."""
+
+    def random_map(self, element: float, rng: np.random.Generator) -> float:
+        """Adds noise."""
+        return element + rng.random()
+
+
+class Enumerate(MapWithIndexTransform):
+    """An operation with an index."""
+
+    def map_with_index(self, index: int, element: Any) -> tuple[int, Any]:
+        """Returns both."""
+        return index, element
+
+
+class Even(FilterTransform):
+    """A filter."""
+
+    def filter(self, element: int) -> bool:
+        """Keeps even numbers."""
+        return element % 2 == 0
+
+
+class Twice(FlatMapTransform):
+    """A splitting operation whose limit is an attribute of the class."""
+
+    max_fan_out = 2
+
+    def flat_map(self, element: Any) -> Sequence[Any]:
+        """Returns the element twice."""
+        return [element, element]
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat(FlatMapTransform):
+    """A splitting operation whose limit is a field."""
+
+    max_fan_out: int
+
+    def flat_map(self, element: Any) -> Sequence[Any]:
+        """Returns the element several times."""
+        return [element] * self.max_fan_out
+
+
+@pytest.mark.parametrize("operation", [Noise(), Enumerate(), Even(), Twice(), Repeat(3), Batch(2)])
+def test_instances_of_every_kind_pass_as_they_are(operation: Any) -> None:
+    """An operation of any kind is returned itself."""
+    assert as_transformation(operation) is operation
+
+
+def double(element: int) -> int:
+    """Doubles."""
+    return 2 * element
+
+
+FROM_FUNCTIONS: list[tuple[Callable[[Any], Any], str]] = [
+    (Map, "map"),
+    (RandomMap, "random_map"),
+    (MapWithIndex, "map_with_index"),
+    (Filter, "filter"),
+    (functools.partial(FlatMap, max_fan_out=3), "flat_map"),
+]
+
+
+@pytest.mark.parametrize(("kind", "method"), FROM_FUNCTIONS)
+def test_a_function_stands_in_place_of_the_method(kind: Callable[[Any], Any], method: str) -> None:
+    """The method of an operation made from a function is that very function, also after pickling."""
+    operation = kind(operator.mul)
+    assert getattr(as_transformation(operation), method) is operator.mul
+    assert getattr(pickle.loads(pickle.dumps(operation)), method) is operator.mul
+    from_lambda = cloudpickle.loads(cloudpickle.dumps(kind(lambda *arguments: arguments)))
+    assert getattr(from_lambda, method)(1, 2) == (1, 2)
+
+
+def test_flat_map_keeps_its_limit() -> None:
+    """A FlatMap made from a function holds max_fan_out as a plain int, by place or by name, also after pickling."""
+    for operation in (FlatMap(list, 3), FlatMap(list, max_fan_out=np.int64(3))):
+        assert type(operation.max_fan_out) is int
+        assert pickle.loads(pickle.dumps(operation)).max_fan_out == 3
+
+
+@pytest.mark.parametrize("function", [double, math.sqrt, functools.partial(max, 1), AddSlots(1).map, lambda x: x])
+def test_a_bare_function_means_map(function: Callable[[Any], Any]) -> None:
+    """Whatever is callable and no operation becomes a Map of it."""
+    operation = as_transformation(function)
+    assert type(operation) is Map
+    assert operation.map(4) == function(4)
+
+
+@pytest.mark.parametrize(
+    ("operation", "text"),
+    [
+        (Map(double), "Map(double)"),
+        (RandomMap(lambda _element, _rng: 0), "RandomMap(<lambda>)"),
+        (FlatMap(double, max_fan_out=4), "FlatMap(double, max_fan_out=4)"),
+        (Filter(functools.partial(operator.lt, 3)), "Filter(partial(lt, 3))"),
+        (Map(functools.partial(double, element=1)), "Map(partial(double, element=1))"),
+        (Map(operator.itemgetter("image")), "Map(operator.itemgetter('image'))"),
+        (AddFrozen(1), "AddFrozen(amount=1)"),
+        (Repeat(3), "Repeat(max_fan_out=3)"),
+    ],
+)
+def test_repr_names_the_function(operation: Any, text: str) -> None:
+    """The repr of an operation made from a function names it; a dataclass keeps its own."""
+    assert repr(operation) == text
+
+
+@pytest.mark.parametrize("operation", [PlainAdd(), Twice()])
+def test_repr_of_a_plain_subclass_is_pythons(operation: Any) -> None:
+    """A subclass without a repr has that of any object."""
+    assert repr(operation) == object.__repr__(operation)
+
+
+class Nothing(Map):
+    """Overrides nothing."""
+
+
+class NoSplit(FlatMap):
+    """Overrides nothing but the limit."""
+
+    max_fan_out = 2
+
+
+class NoLimit(FlatMap):
+    """Does not say its limit."""
+
+    def flat_map(self, element: Any) -> Sequence[Any]:
+        """Returns the element."""
+        return [element]
+
+
+class TwoKinds(Map, Filter):
+    """Is of two kinds."""
+
+    def map(self, element: Any) -> Any:
+        """Returns the element."""
+        return element
+
+    def filter(self, element: Any) -> bool:
+        """Keeps true elements."""
+        return bool(element)
+
+
+class LooksLikeMap:
+    """Has the method of a Map of another library."""
+
+    def map(self, element: Any) -> Any:
+        """Returns the element."""
+        return element
+
+
+@pytest.mark.parametrize(
+    ("operation", "error", "words"),
+    [
+        (PlainAdd, TypeError, r"got the class PlainAdd: write PlainAdd\(...\)\.$"),
+        (Batch, TypeError, r"got the class Batch: write Batch\(...\)\.$"),
+        (int, TypeError, r"got the class int: write int\(...\), or Map\(int\)"),
+        (Nothing(), TypeError, "Map must override map, Nothing does not"),
+        (NoSplit(), TypeError, "FlatMap must override flat_map, NoSplit does not"),
+        (NoLimit(), TypeError, "NoLimit must say as max_fan_out .* got None"),
+        (Repeat(True), TypeError, "Repeat must say as max_fan_out .* got True"),
+        (Repeat(2.0), TypeError, r"Repeat must say as max_fan_out .* got 2\.0"),  # type: ignore[arg-type]
+        (Repeat(0), ValueError, "Repeat's max_fan_out must be at least 1, got 0"),
+        (TwoKinds(), TypeError, "exactly one kind, TwoKinds is Map and Filter"),
+        (LooksLikeMap(), TypeError, "instance of millstream's Map, .* of type .*LooksLikeMap"),
+        (None, TypeError, "got None of type builtins.NoneType"),
+        ("map", TypeError, "got 'map' of type builtins.str"),
+    ],
+)
+def test_what_is_no_operation_is_refused(operation: Any, error: type[Exception], words: str) -> None:
+    """Each mistake in a list of operations has an error that says what to write instead."""
+    with pytest.raises(error, match=words):
+        as_transformation(operation)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (Map, TypeError, r"Map needs a function, got None: write Map\(function\), or subclass Map and override map\."),
+        (Filter, TypeError, "Filter needs a function, got None"),
+        (FlatMap, TypeError, "FlatMap needs a function, got None"),
+        (functools.partial(RandomMap, 3), TypeError, "RandomMap needs a function, got 3"),
+        (functools.partial(Map, double, double), TypeError, "positional arguments"),
+        (functools.partial(FlatMap, double), TypeError, "FlatMap must say as max_fan_out"),
+        (functools.partial(FlatMap, double, 0), ValueError, "FlatMap's max_fan_out must be at least 1, got 0"),
+    ],
+)
+def test_construction_from_no_function_is_refused(make: Callable[[], Any], error: type[Exception], words: str) -> None:
+    """An operation that is neither subclassed nor given a valid function cannot be made."""
+    with pytest.raises(error, match=words):
+        make()
+
+
+class EmptyRandomMap(RandomMap):
+    """Overrides nothing."""
+
+
+class EmptyMapWithIndex(MapWithIndex):
+    """Overrides nothing."""
+
+
+class EmptyFilter(Filter):
+    """Overrides nothing."""
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: Nothing().map(1), "Nothing must override map"),
+        (lambda: EmptyRandomMap().random_map(1, np.random.default_rng(0)), "EmptyRandomMap must override random_map"),
+        (lambda: EmptyMapWithIndex().map_with_index(0, 1), "EmptyMapWithIndex must override map_with_index"),
+        (lambda: EmptyFilter().filter(1), "EmptyFilter must override filter"),
+        (lambda: NoSplit().flat_map(1), "NoSplit must override flat_map"),
+    ],
+)
+def test_calling_what_is_not_overridden_says_so(call: Callable[[], Any], words: str) -> None:
+    """The method that a subclass should have overridden names class and method when called."""
+    with pytest.raises(NotImplementedError, match=words):
+        call()
+
+
+def test_long_names_are_the_same_classes() -> None:
+    """Grain's long names and the short ones are one class each, and the exported names are sorted."""
+    assert MapTransform is Map
+    assert RandomMapTransform is RandomMap
+    assert MapWithIndexTransform is MapWithIndex
+    assert FilterTransform is Filter
+    assert FlatMapTransform is FlatMap
+    assert transforms.__all__ == sorted(transforms.__all__)
+    assert isinstance(Map(double), transforms.Transformation)

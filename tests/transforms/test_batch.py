@@ -1,0 +1,51 @@
+"""The Batch operation's arguments."""
+
+import dataclasses
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millstream.transforms import Batch
+
+
+def test_defaults() -> None:
+    """A Batch keeps the remainder and stacks, unless told otherwise."""
+    batch = Batch(4)
+    assert (batch.batch_size, batch.drop_remainder, batch.batch_fn) == (4, False, None)
+
+
+def test_values_are_plain_python() -> None:
+    """The ints and bools of numpy become Python's, so that two equal operations look equal."""
+    batch = Batch(np.int32(4), drop_remainder=np.True_)  # type: ignore[arg-type]
+    assert (type(batch.batch_size), type(batch.drop_remainder)) == (int, bool)
+    assert batch == Batch(4, drop_remainder=True)
+    assert repr(batch) == "Batch(batch_size=4, drop_remainder=True, batch_fn=None)"
+
+
+def test_frozen_and_picklable() -> None:
+    """A Batch does not change after construction, and pickles with its function."""
+    batch = Batch(2, batch_fn=sum)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        batch.batch_size = 3  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(batch)) == batch
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((0,), ValueError, "batch_size must be at least 1, got 0"),
+        ((-1,), ValueError, "batch_size must be at least 1, got -1"),
+        ((True,), TypeError, "batch_size must be an int, got True"),
+        ((2.0,), TypeError, r"batch_size must be an int, got 2\.0"),
+        (("2",), TypeError, "batch_size must be an int, got '2'"),
+        ((None,), TypeError, "batch_size must be an int, got None"),
+        ((2, sum), TypeError, "drop_remainder must be True or False, got <built-in function sum>"),
+        ((2, False, 3), TypeError, "batch_fn must be a function .* got 3"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: tuple[Any, ...], error: type[Exception], words: str) -> None:
+    """Each wrong argument has an error that names it, the rule and what was got."""
+    with pytest.raises(error, match=words):
+        Batch(*arguments)

@@ -1,0 +1,380 @@
+"""Stacking elements into a batch."""
+
+import collections
+import copy
+import dataclasses
+import enum
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from millstream.errors import StackError
+from millstream.transforms.stack import Array, stack
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Example:
+    """A frozen dataclass with slots."""
+
+    image: Any
+    label: Any
+
+
+def oracle(elements: list[Any]) -> Any:
+    """The batch as the definition says it, one leaf after the other."""
+    first = elements[0]
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        return {key: oracle([element[key] for element in elements]) for key in first}
+    if isinstance(first, Example):
+        return Example(oracle([e.image for e in elements]), oracle([e.label for e in elements]))
+    if isinstance(first, list | tuple):
+        columns = [oracle(list(column)) for column in zip(*elements, strict=True)]
+        return Pair(*columns) if isinstance(first, Pair) else type(first)(columns)
+    as_objects = isinstance(first, bytes) or (isinstance(first, str) and any("\0" in text for text in elements))
+    if not isinstance(first, np.ndarray | np.void) and not as_objects:
+        return np.array(elements)
+    shape, dtype = ((), np.dtype(object)) if as_objects else (first.shape, first.dtype)
+    batch = np.empty((len(elements), *shape), dtype)
+    for row, element in enumerate(elements):
+        batch[row] = element
+    return batch
+
+
+def assert_same(expected: Any, actual: Any) -> None:
+    """Asserts equal types, structure, dtypes, shapes and bytes."""
+    assert type(expected) is type(actual)
+    if isinstance(expected, dict):
+        assert list(expected) == list(actual)
+        assert_same(list(expected.values()), list(actual.values()))
+    elif isinstance(expected, Example):
+        assert_same((expected.image, expected.label), (actual.image, actual.label))
+    elif isinstance(expected, list | tuple):
+        assert len(expected) == len(actual)
+        for one, other in zip(expected, actual, strict=True):
+            assert_same(one, other)
+    elif expected is not None:
+        assert (expected.dtype, expected.shape) == (actual.dtype, actual.shape)
+        if expected.dtype.hasobject:
+            assert expected.tolist() == actual.tolist()
+        else:
+            assert expected.tobytes() == actual.tobytes()
+
+
+def leaves(batch: Any) -> Iterator[Array]:
+    """Yields the arrays of a batch."""
+    if isinstance(batch, np.ndarray):
+        yield batch
+    elif isinstance(batch, Example):
+        yield from leaves((batch.image, batch.label))
+    elif batch is not None:
+        for child in batch.values() if isinstance(batch, dict) else batch:
+            yield from leaves(child)
+
+
+class Arena:
+    """Memory that is handed out piece by piece, 64-byte aligned, full of rubbish, as shared memory is."""
+
+    def __init__(self) -> None:
+        self.memory = np.full(1 << 16, 0xA5, np.uint8)
+        self.used = -self.memory.ctypes.data % 64
+        self.pieces: list[Array] = []
+
+    def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Returns the next piece."""
+        piece: Array = np.ndarray(shape, dtype, buffer=self.memory.data, offset=self.used)
+        self.used += -(-piece.nbytes // 64) * 64
+        self.pieces.append(piece)
+        return piece
+
+
+BOXES = np.dtype([("id", "i4"), ("box", "f4", (2,))])
+DTYPES = [*map(np.dtype, ["?", "u1", ">i4", "f2", "f8", "c8", "M8[s]", "m8[D]", "S3", "U2"]), BOXES]
+SHAPES = [(), (1,), (3,), (0,), (2, 0, 3), (2, 3), (1, 2, 2)]
+OBJECTS = st.none() | st.integers() | st.text()
+SCALAR_LEAVES: list[st.SearchStrategy[Any]] = [
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(max_size=5),
+    st.binary(max_size=5),
+    *(hnp.from_dtype(np.dtype(dtype)) for dtype in ["?", "u1", "i8", "f4", "c16", "M8[s]", "m8[D]"]),
+    st.binary(min_size=3, max_size=3).map(np.void),
+    hnp.arrays(BOXES, ()).map(lambda array: array[()]),
+]
+
+
+ARRAY_LEAVES = st.builds(hnp.arrays, st.sampled_from(DTYPES), st.sampled_from(SHAPES))
+OBJECT_LEAVES = st.builds(hnp.arrays, st.just(np.dtype(object)), st.sampled_from(SHAPES), elements=st.just(OBJECTS))
+LEAVES = st.sampled_from(SCALAR_LEAVES) | ARRAY_LEAVES | OBJECT_LEAVES
+
+KEYS = ("image", 7, ("a", 1))
+CONTAINERS: list[Callable[..., st.SearchStrategy[Any]]] = [
+    lambda *parts: st.fixed_dictionaries(dict(zip(KEYS, parts, strict=False))),
+    st.tuples,
+    lambda *parts: st.tuples(*parts).map(list),
+    lambda *parts: st.builds(Pair, *[*parts, st.none(), st.none()][:2]),
+    lambda *parts: st.builds(Example, *[*parts, st.none(), st.none()][:2]),
+]
+
+
+def template(draw: st.DrawFn, depth: int) -> st.SearchStrategy[Any]:
+    """Draws the structure of an element, and the type, shape and dtype of each leaf: the strategy of such elements."""
+    if depth == 0 or draw(st.booleans()):
+        return draw(LEAVES)
+    parts = [template(draw, depth - 1) for _ in range(draw(st.integers(0, len(KEYS))))]
+    return draw(st.sampled_from(CONTAINERS))(*parts)
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> list[Any]:
+    """Draws a few elements of one structure, with leaves of one type, shape and dtype each."""
+    return draw(st.lists(template(draw, depth=3), min_size=1, max_size=4))
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(alike())
+def test_stack_equals_the_oracle(elements: list[Any]) -> None:
+    """Any nested structure stacks to exactly what the definition says, into the allocator's memory, and apart from it.
+
+    The memory starts as rubbish, so equal bytes mean that every byte was written. Each array lies in it, arrays of
+    objects aside. Overwriting the whole batch leaves the elements as they were.
+    """
+    expected = oracle(elements)
+    arena = Arena()
+    batch = stack(elements, arena)
+    assert_same(expected, batch)
+    for leaf in leaves(batch):
+        within = not leaf.dtype.hasobject and leaf.size > 0
+        assert np.shares_memory(leaf, arena.memory) is within
+        assert (leaf.ctypes.data % 64 == 0) or not within
+        leaf[...] = np.zeros((), leaf.dtype)
+    assert len(arena.pieces) == sum(not leaf.dtype.hasobject for leaf in leaves(batch))
+    assert_same(expected, stack(elements))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(-(2**63), 2**64 - 1), min_size=1, max_size=5))
+def test_ints_are_exact(ints: list[int]) -> None:
+    """Python ints are int64 where all fit, else uint64 where all fit, else an error; never rounded."""
+    if max(ints) < 2**63 or min(ints) >= 0:
+        batch = stack(ints)
+        assert batch.tolist() == ints
+        assert batch.dtype == (np.int64 if max(ints) < 2**63 else np.uint64)
+    else:
+        with pytest.raises(StackError, match="int64") as caught:
+            stack(ints)
+        assert {min(ints), max(ints)} == {ints[row] for row in caught.value.rows}
+
+
+@pytest.mark.parametrize(
+    ("elements", "dtype"),
+    [
+        (["a", "bcd", ""], "<U3"),
+        (["", ""], "<U1"),
+        (["日本", "é"], "<U2"),
+        ([np.str_("a"), np.str_("bc")], "<U2"),
+        (["a\0", "b"], "O"),
+        (["a\0b", "c"], "O"),
+        ([b"a\0\0", b"", b"\0"], "O"),
+        ([np.bytes_(b"ab"), np.bytes_(b"c")], "O"),
+    ],
+)
+def test_text_and_bytes_are_exact(elements: list[Any], dtype: str) -> None:
+    """Strings come back as they were, NUL characters at their ends too, and bytes with their trailing zeros."""
+    batch = stack(elements)
+    assert batch.dtype == dtype
+    assert batch.tolist() == elements
+
+
+def test_bytes_are_the_elements_own() -> None:
+    """An array of objects refers to the elements' objects and copies none."""
+    elements = [b"abc" * 100, b"\0" * 100]
+    assert all(one is other for one, other in zip(stack(elements), elements, strict=True))
+
+
+class Label(enum.IntEnum):
+    """A label of a data set."""
+
+    CAT = 3
+    DOG = 5
+
+
+def test_subclasses_of_numbers_count_as_numbers() -> None:
+    """An IntEnum stacks to its numbers."""
+    assert_same(np.array([3, 5]), stack([Label.CAT, Label.DOG]))
+
+
+class Tensor:
+    """An array of another library."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.asarray(values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if self.values.size == 0:
+            raise RuntimeError("This tensor has no memory.")
+        return np.array(self.values, dtype, copy=copy)
+
+
+def test_other_libraries_arrays_stack() -> None:
+    """Whatever numpy can read as an array stacks as that array, scalars of shape () too."""
+    assert_same(np.array([[1, 2], [3, 4]]), stack([Tensor([1, 2]), Tensor([3, 4])]))
+    assert_same(np.array([1.5, 2.5]), stack([Tensor(1.5), Tensor(2.5)]))
+
+
+def test_jax_arrays_stack() -> None:
+    """JAX's arrays become numpy's, bfloat16 kept."""
+    import jax.numpy as jnp
+
+    batch = stack([{"x": jnp.ones(2, jnp.bfloat16), "y": jnp.float32(row)} for row in range(3)])
+    assert_same(np.ones((3, 2), jnp.bfloat16), batch["x"])
+    assert_same(np.arange(3, dtype=np.float32), batch["y"])
+
+
+class Tagged(np.ndarray[Any, np.dtype[Any]]):
+    """A subclass of numpy's array."""
+
+
+def test_array_subclasses_become_plain_arrays() -> None:
+    """The batch of subclass instances is a plain, exact copy."""
+    elements = [np.arange(6.0).reshape(2, 3)[:, ::-1].view(Tagged), np.ones((2, 3)).view(Tagged)]
+    assert_same(np.array([np.asarray(element) for element in elements]), stack(elements))
+
+
+def test_views_of_a_source_are_copied() -> None:
+    """A batch of one row, or of several adjacent ones, does not lie on the source's memory."""
+    source = np.arange(12).reshape(4, 3)
+    for elements in ([source[0]], list(source), [source[::2, 1:]]):
+        assert not np.shares_memory(stack(elements), source)
+
+
+def test_mappings_become_dicts() -> None:
+    """Every mapping becomes a dict with the first one's order of keys; a missing key is not made up."""
+    mappings: list[Mapping[str, int]] = [
+        types.MappingProxyType({"a": 1, "b": 2}),
+        types.MappingProxyType({"b": 4, "a": 3}),
+    ]
+    assert_same({"a": np.array([1, 3]), "b": np.array([2, 4])}, stack(mappings))
+    elements = [collections.defaultdict(int, a=1, b=2), collections.defaultdict(int, a=1, c=2)]
+    before = copy.deepcopy(elements)
+    with pytest.raises(StackError, match="keys"):
+        stack(elements)
+    assert elements == before
+
+
+class Names(list[Any]):
+    """A subclass of list."""
+
+
+class Size(tuple[int, ...]):
+    """A subclass of tuple without named fields."""
+
+    __slots__ = ()
+
+
+def test_subclasses_of_list_and_tuple() -> None:
+    """Subclasses become list and tuple, whose constructors are known."""
+    assert_same([np.array([1, 2])], stack([Names([1]), Names([2])]))
+    assert_same((np.array([1, 2]),), stack([Size([1]), Size([2])]))
+
+
+@dataclasses.dataclass
+class Scaled:
+    """A dataclass with a check, a computed field and a cache, none of which is to run on a batch."""
+
+    value: float
+    half: float = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, float):
+            raise TypeError("value must be a float.")
+        self.half = self.value / 2
+
+    @functools.cached_property
+    def double(self) -> float:
+        """Returns twice the value."""
+        return 2 * self.value
+
+
+def test_dataclasses_are_not_called() -> None:
+    """A batch of dataclass instances has every field stacked, without __post_init__ and without stale caches."""
+    elements = [Scaled(1.0), Scaled(3.0)]
+    assert elements[0].double == 2.0
+    batch = stack(elements)
+    assert type(batch) is Scaled
+    assert_same(np.array([1.0, 3.0]), batch.value)
+    assert_same(np.array([0.5, 1.5]), batch.half)
+    assert_same(np.array([2.0, 6.0]), batch.double)
+
+
+def _unset() -> Scaled:
+    element = Scaled(1.0)
+    del element.half
+    return element
+
+
+ZEROS = np.zeros((2, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("elements", "path", "rows", "words"),
+    [
+        ([], "", (), "at least one element, got none"),
+        ([1, 2, 3.0], "", (0, 2), "agree in type: element 0 holds int 1, element 2 holds float 3.0"),
+        ([True, 1], "", (0, 1), "bool True, element 1 holds int 1"),
+        ([None, 1], "", (0, 1), "NoneType, element 1 holds int 1"),
+        ([{"a": None}, {"a": 1}], "['a']", (0, 1), r"agree in type at \['a'\]"),
+        ([np.float32(1), np.float64(1)], "", (0, 1), "float32 .* float64"),
+        ([np.datetime64(1, "s"), np.datetime64(1, "D")], "", (0, 1), r"agree in dtype: .*\[s\].*\[D\]"),
+        ([{"a": 1, "b": 2}, {"a": 1, "b": 2}, {"b": 2}], "", (0, 2), r"keys \['a', 'b'\], element 2 .* keys \['b'\]"),
+        ([{"a": 1}, {"b": 1}], "", (0, 1), "agree in keys"),
+        ([{"t": [1]}, {"t": [1, 2]}], "['t']", (0, 1), "agree in length .*np.asarray.* length 1, .* length 2"),
+        ([(1, 2), (1,)], "", (0, 1), "agree in length"),
+        ([(1,), [1]], "", (0, 1), "tuple of length 1, element 1 holds list of length 1"),
+        ([ZEROS, ZEROS[1:], ZEROS], "", (0, 1), r"agree in shape: .*\(2, 3\) and dtype uint8, .*\(1, 3\)"),
+        ([ZEROS, ZEROS.T, ZEROS[0]], "", (0, 1), "agree in shape"),
+        ([ZEROS[:, :0], ZEROS[:, :0].astype("f4")], "", (0, 1), "agree in dtype: .*uint8, .*float32"),
+        ([np.zeros(1, "<i4"), np.zeros(1, ">i4")], "", (0, 1), "agree in dtype"),
+        ([np.array(["ab"]), np.array(["abc"])], "", (0, 1), "agree in dtype: .*<U2, .*<U3"),
+        ([Example([Pair(1, ZEROS)], 1), Example([Pair(1, ZEROS.T)], 1)], ".image[0].right", (0, 1), r"\.image\[0\]\.r"),
+        ([{(1, "k"): 1}, {(1, "k"): "x"}], "[(1, 'k')]", (0, 1), "int 1, element 1 holds str 'x'"),
+        ([-1, 2, 2**63], "", (0, 2), "fit one of int64 and uint64, got -1 to 9223372036854775808"),
+        ([0, 2**64], "", (0, 1), "fit one of int64 and uint64"),
+        (
+            [{"tags": {1}}, {"tags": {1}}],
+            "['tags']",
+            (0,),
+            r"holds at \['tags'\] set \{1\}, which does not stack: .*Map",
+        ),
+        ([bytearray(b"a")], "", (0,), "bytearray"),
+        ([object()], "", (0,), "batch_fn"),
+        ([Pair], "", (0,), "does not stack"),
+        ([np.ma.masked_array([1], [True])], "", (0,), "mask stacking would lose"),
+        ([Scaled(1.0), _unset()], "", (1,), "Element 1 .* Scaled whose field half is not set"),
+        ([Tensor([])], "", (), "Tensor does not become a numpy array: This tensor has no memory."),
+    ],
+)
+def test_what_does_not_stack_is_refused(elements: list[Any], path: str, rows: tuple[int, ...], words: str) -> None:
+    """Each way not to stack is an error that names the leaf, the elements' places, and what they hold."""
+    with pytest.raises(StackError, match=words) as caught:
+        stack(elements)
+    assert (caught.value.path, caught.value.rows) == (path, rows)
+    assert len(str(caught.value)) < 400
