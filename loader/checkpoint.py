@@ -19,17 +19,30 @@ from millstream.loader.state_files import read_state, write_state
 
 
 @final
-class CheckpointHandler(ocp.CheckpointHandler):
+class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orbax's classes are untyped
     """Orbax's way to a `DataLoaderIterator`; `CheckpointSave` and `CheckpointRestore` are what users pass."""
 
-    def save(self, directory: Any, item: DataLoaderIterator | None = None, args: Any = None) -> None:
-        """Writes the iterator's state, as it is at this moment, into the folder.
+    async def async_save(
+        self, directory: Any, item: DataLoaderIterator | None = None, args: Any = None
+    ) -> list[ocp.future.Future]:
+        """Takes the iterator's state as it is at this moment, and returns the writing of it.
+
+        Training waits for this function, but neither for the folder to be made nor for the writing.
 
         Args:
-            directory: the folder that Orbax made for this item.
+            directory: the folder that Orbax is making for this item.
             item: the iterator, where the caller uses Orbax's older interface.
             args: a `CheckpointSave`.
         """
+        state = _iterator(item, args).get_state()
+
+        async def write() -> None:
+            write_state(directory, state)
+
+        return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="millstream_save")]
+
+    def save(self, directory: Any, item: DataLoaderIterator | None = None, args: Any = None) -> None:
+        """Writes the iterator's state into the folder, at once; the arguments are those of `async_save`."""
         write_state(directory, _iterator(item, args).get_state())
 
     def restore(self, directory: Any, item: DataLoaderIterator | None = None, args: Any = None) -> DataLoaderIterator:
@@ -57,35 +70,51 @@ class CheckpointHandler(ocp.CheckpointHandler):
 
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)
 @dataclasses.dataclass
-class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's class is untyped
+class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
     """Says to Orbax: save the place of this iterator.
 
     Attributes:
         item: the iterator.
+
+    Raises:
+        TypeError: it is something else.
     """
 
     item: DataLoaderIterator
 
+    def __post_init__(self) -> None:
+        _check_iterator(self.item)
+
 
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclasses.dataclass
-class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's class is untyped
+class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
     """Says to Orbax: set this iterator to the place that was saved.
 
     Attributes:
         item: the iterator; it is changed, and is also what `restore` returns.
         allow: differences to accept on purpose, as in `DataLoaderIterator.set_state`.
+
+    Raises:
+        TypeError: the item is something else.
     """
 
     item: DataLoaderIterator
     allow: Collection[str] = ()
 
+    def __post_init__(self) -> None:
+        _check_iterator(self.item)
+
 
 def _iterator(item: DataLoaderIterator | None, args: Any) -> DataLoaderIterator:
-    iterator = args.item if item is None else item
-    if not isinstance(iterator, DataLoaderIterator):
+    """Returns the iterator, which Orbax's older interface hands over as it is and the newer one inside `args`."""
+    return _check_iterator(getattr(args, "item", None) if item is None else item)
+
+
+def _check_iterator(item: Any) -> DataLoaderIterator:
+    if not isinstance(item, DataLoaderIterator):
         raise TypeError(
-            f"millstream.checkpoint saves and restores iterators, got {type(iterator).__name__}: pass iter(loader), "
+            f"millstream.checkpoint saves and restores iterators, got {type(item).__name__}: pass iter(loader), "
             "the iterator that the training loop draws from."
         )
-    return iterator
+    return item

@@ -10,9 +10,9 @@ from millstream.sharding import jax_process
 
 
 def write_state(folder: Any, state: bytes) -> None:
-    """Writes this process's state into a checkpoint's folder; Orbax makes the folder appear as a whole or not at all."""
+    """Writes this process's state into a checkpoint's folder, which Orbax makes appear as a whole or not at all."""
     index, count = jax_process()
-    (folder / f"process_{index}-of-{count}.json").write_text(state.decode())
+    (folder / f"process_{index}-of-{count}.json").write_bytes(state)
 
 
 def read_state(folder: Any) -> bytes:

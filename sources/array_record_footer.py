@@ -37,7 +37,7 @@ def count_records(path: str) -> int | None:
     Raises:
         OSError: the file cannot be opened or read.
     """
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  (the path is a string throughout)
+    with open(path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
         size = os.fstat(file.fileno()).st_size
         if size < 2 * _BLOCK_BYTES or size % _BLOCK_BYTES:
             return None
@@ -63,7 +63,8 @@ def _footer_place(file: BinaryIO, size: int) -> int | None:
     copies = _POSTSCRIPT.findall(file.read(_POSTSCRIPT_BYTES))
     if len(copies) != _POSTSCRIPT_COPIES or len(set(copies)) != 1:
         return None
-    return sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(copies[0]))
+    varint: bytes = copies[0]
+    return sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(varint))
 
 
 def _chunk_records(file: BinaryIO, place: int) -> int | None:

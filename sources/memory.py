@@ -13,11 +13,11 @@ FINGERPRINT_RECORDS = 16
 """How many records, evenly spread, a fingerprint looks at."""
 
 _STACKABLE_SCALARS = "biufcmM"
-"""The kinds of dtype whose scalars stack to an array of that dtype (text and bytes do not: they have no fixed width)."""
+"""The kinds of dtype whose scalars stack to an array of that dtype; text and bytes have no fixed width."""
 
 
 class _SizedIndexable(Protocol):
-    """A list, a tuple, a NumPy array, a Hugging Face dataset, another source, …"""
+    """A list, a tuple, a NumPy array, a Hugging Face dataset, another source, and so on."""
 
     def __len__(self) -> int: ...
 

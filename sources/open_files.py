@@ -44,12 +44,10 @@ class OpenFiles(Generic[FileT]):
     """Files by path, opened on demand. Each `acquire` that returns is followed by one `release`.
 
     Args:
-        open_file: opens the file of a path; an OSError with EMFILE or ENFILE says that no descriptor is free.
         max_open: how many files stay open, at least 1.
     """
 
-    def __init__(self, open_file: Callable[[str], FileT], max_open: int) -> None:
-        self._open_file = open_file
+    def __init__(self, max_open: int) -> None:
         self._max_open = max_open
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry[FileT]] = OrderedDict()  # The least recently used comes first.
@@ -64,8 +62,13 @@ class OpenFiles(Generic[FileT]):
         """Returns how many files are open or being opened."""
         return len(self._entries)
 
-    def acquire(self, path: str) -> FileT:
+    def acquire(self, path: str, open_file: Callable[[str], FileT]) -> FileT:
         """Returns the open file of a path, which stays open until `release(path)`.
+
+        Args:
+            path: which file.
+            open_file: opens the file of a path; an OSError with EMFILE or ENFILE says that no descriptor is free. It
+                is not kept: as a bound method, it would keep its owner, and the open files with it, alive.
 
         Raises:
             ValueError: `close` was called.
@@ -83,7 +86,7 @@ class OpenFiles(Generic[FileT]):
             while len(self._entries) > self._max_open and self._close_one_idle():
                 pass
         # Set once, and only closed when there are no users: reading it without the lock is safe.
-        return entry.file if entry.file is not None else self._open(path, entry)
+        return entry.file if entry.file is not None else self._open(path, entry, open_file)
 
     def release(self, path: str) -> None:
         """Ends one use of the file."""
@@ -102,20 +105,20 @@ class OpenFiles(Generic[FileT]):
             while self._close_one_idle():
                 pass
 
-    def _open(self, path: str, entry: _Entry[FileT]) -> FileT:
+    def _open(self, path: str, entry: _Entry[FileT], open_file: Callable[[str], FileT]) -> FileT:
         try:
             with entry.opening:
                 if entry.file is None:
-                    entry.file = self._open_making_room(path)
+                    entry.file = self._open_making_room(path, open_file)
                 return entry.file
         except BaseException:
             self.release(path)
             raise
 
-    def _open_making_room(self, path: str) -> FileT:
+    def _open_making_room(self, path: str, open_file: Callable[[str], FileT]) -> FileT:
         while True:
             try:
-                return self._open_file(path)
+                return open_file(path)
             except OSError as error:
                 with self._lock:
                     if error.errno not in _OUT_OF_DESCRIPTORS or not self._close_one_idle():

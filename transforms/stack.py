@@ -51,14 +51,17 @@ def stack(elements: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     """
     if not elements:
         raise StackError("A batch needs at least one element, got none.")
-    return _stack(elements, "", allocate)
+    return _stack(list(elements), "", allocate)
 
 
-_Stacker: TypeAlias = Callable[[Sequence[Any], str, Allocate], Any]
+_Stacker: TypeAlias = Callable[[list[Any], str, Allocate], Any]
 
 
-def _stack(column: Sequence[Any], path: str, allocate: Allocate) -> Any:
-    """Returns the batch of what all elements hold at `path`. Every `_stack_…` has this contract."""
+def _stack(column: list[Any], path: str, allocate: Allocate) -> Any:
+    """Returns the batch of what all elements hold at `path`. Every `_stack_…` has this contract.
+
+    The column is a list in particular, since numpy takes a tuple for one structured value.
+    """
     kinds = set(map(type, column))
     if len(kinds) != 1:
         _refuse_difference(column, path, "type", map(type, column))
@@ -79,7 +82,7 @@ def _stacker(kind: type) -> _Stacker:
     return _refuse_type
 
 
-def _stack_arrays(column: Sequence[Array], path: str, allocate: Allocate) -> Array:
+def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
     count, shape, dtype = len(column), column[0].shape, column[0].dtype
     shapes = list(map(attrgetter("shape"), column))
     if shapes.count(shape) != count:
@@ -94,7 +97,7 @@ def _stack_arrays(column: Sequence[Array], path: str, allocate: Allocate) -> Arr
     return batch
 
 
-def _stack_array_likes(column: Sequence[Any], path: str, allocate: Allocate) -> Array:
+def _stack_array_likes(column: list[Any], path: str, allocate: Allocate) -> Array:
     if isinstance(column[0], np.ndarray) and isinstance(column[0], np.ma.MaskedArray):
         raise StackError(
             f"Element 0 of a batch is a masked array{_at(path)}, whose mask stacking would lose. "
@@ -112,7 +115,7 @@ def _stack_array_likes(column: Sequence[Any], path: str, allocate: Allocate) -> 
     return _stack_arrays(arrays, path, allocate)
 
 
-def _stack_numpy_scalars(column: Sequence[Any], path: str, allocate: Allocate) -> Array:
+def _stack_numpy_scalars(column: list[Any], path: str, allocate: Allocate) -> Array:
     # The type alone says the dtype, except for units of time and for structures.
     if isinstance(column[0], np.datetime64 | np.timedelta64 | np.void):
         dtypes = list(map(attrgetter("dtype"), column))
@@ -121,11 +124,11 @@ def _stack_numpy_scalars(column: Sequence[Any], path: str, allocate: Allocate) -
     return _placed(np.array(column, column[0].dtype), allocate)
 
 
-def _stack_bools(column: Sequence[bool], _: str, allocate: Allocate) -> Array:
+def _stack_bools(column: list[bool], _: str, allocate: Allocate) -> Array:
     return _placed(np.array(column, np.bool_), allocate)
 
 
-def _stack_ints(column: Sequence[int], path: str, allocate: Allocate) -> Array:
+def _stack_ints(column: list[int], path: str, allocate: Allocate) -> Array:
     for dtype in (np.int64, np.uint64):
         try:
             return _placed(np.array(column, dtype), allocate)
@@ -140,15 +143,15 @@ def _stack_ints(column: Sequence[int], path: str, allocate: Allocate) -> Array:
     )
 
 
-def _stack_floats(column: Sequence[float], _: str, allocate: Allocate) -> Array:
+def _stack_floats(column: list[float], _: str, allocate: Allocate) -> Array:
     return _placed(np.array(column, np.float64), allocate)
 
 
-def _stack_complexes(column: Sequence[complex], _: str, allocate: Allocate) -> Array:
+def _stack_complexes(column: list[complex], _: str, allocate: Allocate) -> Array:
     return _placed(np.array(column, np.complex128), allocate)
 
 
-def _stack_strings(column: Sequence[str], path: str, allocate: Allocate) -> Array:
+def _stack_strings(column: list[str], path: str, allocate: Allocate) -> Array:
     if "\0" in "".join(column):
         return _stack_objects(column, path, allocate)
     length = max(1, *map(len, column))
@@ -157,17 +160,17 @@ def _stack_strings(column: Sequence[str], path: str, allocate: Allocate) -> Arra
     return batch
 
 
-def _stack_objects(column: Sequence[Any], _: str, allocate: Allocate) -> Array:
+def _stack_objects(column: list[Any], _: str, allocate: Allocate) -> Array:
     batch = _memory((len(column),), np.dtype(object), allocate)
     batch[:] = column
     return batch
 
 
-def _stack_nones(_column: Sequence[None], _path: str, _allocate: Allocate) -> None:
+def _stack_nones(_column: list[None], _path: str, _allocate: Allocate) -> None:
     return None
 
 
-def _stack_mappings(column: Sequence[Mapping[Any, Any]], path: str, allocate: Allocate) -> dict[Any, Any]:
+def _stack_mappings(column: list[Mapping[Any, Any]], path: str, allocate: Allocate) -> dict[Any, Any]:
     # Plain dicts, since others may make up a value for a missing key.
     dicts = column if type(column[0]) is dict else list(map(dict, column))
     keys = list(dicts[0])
@@ -180,25 +183,25 @@ def _stack_mappings(column: Sequence[Mapping[Any, Any]], path: str, allocate: Al
     return {key: _stack(values, f"{path}[{key!r}]", allocate) for key, values in zip(keys, columns, strict=True)}
 
 
-def _stack_lists(column: Sequence[Sequence[Any]], path: str, allocate: Allocate) -> list[Any]:
+def _stack_lists(column: list[Any], path: str, allocate: Allocate) -> list[Any]:
     lengths = list(map(len, column))
     if lengths.count(lengths[0]) != len(lengths):
         _refuse_difference(column, path, "length", lengths)
-    columns = zip(*column, strict=True)
+    columns = map(list, zip(*column, strict=True))
     return [_stack(values, f"{path}[{place}]", allocate) for place, values in enumerate(columns)]
 
 
-def _stack_tuples(column: Sequence[tuple[Any, ...]], path: str, allocate: Allocate) -> tuple[Any, ...]:
+def _stack_tuples(column: list[tuple[Any, ...]], path: str, allocate: Allocate) -> tuple[Any, ...]:
     kind = type(column[0])
     names = getattr(kind, "_fields", None)
     if names is None:
         return tuple(_stack_lists(column, path, allocate))
-    columns = zip(*column, strict=True)
+    columns = map(list, zip(*column, strict=True))
     values = [_stack(values, f"{path}.{name}", allocate) for name, values in zip(names, columns, strict=True)]
     return tuple.__new__(kind, values)
 
 
-def _stack_dataclasses(column: Sequence[Any], path: str, allocate: Allocate) -> Any:
+def _stack_dataclasses(column: list[Any], path: str, allocate: Allocate) -> Any:
     # Neither the class nor copy is called: checks in __post_init__ are about one element, and what else an element
     # holds, a cached property for instance, is not true of the batch.
     kind = type(column[0])
@@ -251,7 +254,7 @@ def _at(path: str) -> str:
     return f" at {path}" if path else ""
 
 
-def _refuse_type(column: Sequence[Any], path: str, _: Allocate) -> NoReturn:
+def _refuse_type(column: list[Any], path: str, _: Allocate) -> NoReturn:
     """Raises for a type that does not stack."""
     raise StackError(
         f"Element 0 of a batch holds{_at(path)} {_described(column[0])}, which does not stack: only None, numbers, "
@@ -261,7 +264,7 @@ def _refuse_type(column: Sequence[Any], path: str, _: Allocate) -> NoReturn:
     )
 
 
-def _refuse_difference(column: Sequence[Any], path: str, what: str, properties: Iterable[Any]) -> NoReturn:
+def _refuse_difference(column: list[Any], path: str, what: str, properties: Iterable[Any]) -> NoReturn:
     """Raises for the first element whose property at `path` differs from element 0's."""
     first, *others = properties
     row = next(row for row, other in enumerate(others, 1) if other != first)

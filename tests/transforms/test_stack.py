@@ -138,9 +138,11 @@ CONTAINERS: list[Callable[..., st.SearchStrategy[Any]]] = [
 def template(draw: st.DrawFn, depth: int) -> st.SearchStrategy[Any]:
     """Draws the structure of an element, and the type, shape and dtype of each leaf: the strategy of such elements."""
     if depth == 0 or draw(st.booleans()):
-        return draw(LEAVES)
+        leaf: st.SearchStrategy[Any] = draw(LEAVES)
+        return leaf
     parts = [template(draw, depth - 1) for _ in range(draw(st.integers(0, len(KEYS))))]
-    return draw(st.sampled_from(CONTAINERS))(*parts)
+    container: Callable[..., st.SearchStrategy[Any]] = draw(st.sampled_from(CONTAINERS))
+    return container(*parts)
 
 
 @st.composite

@@ -1,0 +1,222 @@
+"""The permutation is a bijection for every n, and as good a shuffle as numpy's own.
+
+Every statistical law is put to shuffles of three kinds: those of consecutive epochs, those of consecutive seeds, and
+those of numpy, which show that the test itself is sound. All seeds are fixed.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from millstream.samplers.permutation import permute
+
+Ints = NDArray[np.int64]
+Kind = Literal["epochs", "seeds", "numpy"]
+
+SIGNIFICANCE = 1e-4
+KINDS: tuple[Kind, ...] = ("epochs", "seeds", "numpy")
+COUNTS = {"epochs": 12_000, "seeds": 1_000, "numpy": 12_000}
+WORD = st.integers(0, 2**64 - 1)
+LARGE = (
+    *(2**power + step for power in (16, 17, 20, 31, 32, 33, 40, 41, 53, 62) for step in (-1, 0, 1)),
+    2**63 - 1,
+    2**63,
+    10**9,
+    10**9 + 7,
+    10**12,
+    10**18,
+    65_537**2,
+    3_037_000_499**2,
+)
+
+
+def offsets(start: int, stop: int) -> NDArray[np.uint64]:
+    """Returns the offsets [start, stop)."""
+    return np.arange(stop - start, dtype=np.uint64) + np.uint64(start)
+
+
+@functools.cache
+def shuffles(kind: Kind, n: int) -> Ints:
+    """Returns many permutations of n, shape (count, n)."""
+    count = COUNTS[kind]
+    if kind == "epochs":
+        epochs = np.repeat(np.arange(count, dtype=np.uint64), n)
+        return permute(np.tile(offsets(0, n), count), n, 7, epochs).reshape(count, n)
+    if kind == "seeds":
+        return np.stack([permute(offsets(0, n), n, seed, 3) for seed in range(count)])
+    return np.random.default_rng(n).permuted(np.tile(np.arange(n), (count, 1)), axis=1)
+
+
+def bins_p(values: Ints, bins: int) -> float:
+    """Returns the p-value of values being uniform over [0, bins)."""
+    return float(stats.chisquare(np.bincount(values, minlength=bins)).pvalue)
+
+
+def poisson_p(values: Ints) -> float:
+    """Returns the p-value of values being Poisson counts of mean 1."""
+    observed = np.bincount(np.minimum(values, 5), minlength=6)
+    expected = stats.poisson.pmf(np.arange(6), 1)
+    expected[5] = stats.poisson.sf(4, 1)
+    return float(stats.chisquare(observed, expected * len(values)).pvalue)
+
+
+def odd(permutations: Ints) -> Ints:
+    """Returns 1 for each odd permutation, 0 for each even one, by the number of its inversions."""
+    n = permutations.shape[1]
+    inversions = sum((permutations[:, i : i + 1] > permutations[:, i + 1 :]).sum(axis=1) for i in range(n))
+    return np.asarray(inversions) % 2
+
+
+def positions_p(permutations: Ints) -> float:
+    """Returns the p-value of every element landing everywhere equally often.
+
+    The counts' rows and columns have fixed sums, so that they have (n - 1)**2 degrees of freedom.
+    """
+    count, n = permutations.shape
+    cells = np.bincount((permutations + np.arange(n) * n).ravel(), minlength=n * n)
+    statistic = ((cells - count / n) ** 2).sum() * (n - 1) / count
+    return float(stats.chi2.sf(statistic, (n - 1) ** 2))
+
+
+def which_p(permutations: Ints) -> float:
+    """Returns the p-value of all n! permutations coming equally often."""
+    n = permutations.shape[1]
+    place_values = n ** np.arange(n)
+    every = np.sort(np.array(list(itertools.permutations(range(n)))) @ place_values)
+    return bins_p(np.searchsorted(every, permutations @ place_values), len(every))
+
+
+def differences_p(permutations: Ints) -> float:
+    """Returns the p-value of two neighbours landing at any distance, modulo n, equally often."""
+    n = permutations.shape[1]
+    return bins_p((permutations[:, n // 2] - permutations[:, n // 2 - 1]) % n - 1, n - 1)
+
+
+def pair_p(permutations: Ints) -> float:
+    """Returns the p-value of the first two elements landing on any pair of places equally often."""
+    n = permutations.shape[1]
+    first, second = permutations[:, 0], permutations[:, 1]
+    return bins_p(first * (n - 1) + second - (second > first), n * (n - 1))
+
+
+def order_p(permutations: Ints) -> float:
+    """Returns the p-value of five scattered elements coming in any order equally often."""
+    scattered = np.linspace(0, permutations.shape[1] - 1, 5).astype(int)
+    return which_p(np.argsort(permutations[:, scattered], axis=1))
+
+
+def odd_p(permutations: Ints) -> float:
+    """Returns the p-value of half of the permutations being odd."""
+    return bins_p(odd(permutations), 2)
+
+
+def fixed_p(permutations: Ints) -> float:
+    """Returns the p-value of the number of elements that stay in place being Poisson of mean 1."""
+    return poisson_p((permutations == np.arange(permutations.shape[1])).sum(axis=1))
+
+
+def neighbours_p(permutations: Ints) -> float:
+    """Returns the p-value of neighbouring epochs or seeds agreeing in a Poisson number of places of mean 1."""
+    return poisson_p((permutations[::2] == permutations[1::2]).sum(axis=1))
+
+
+LAWS: dict[Callable[[Ints], float], tuple[int, ...]] = {
+    positions_p: (2, 3, 4, 5, 7, 10, 16, 17, 25, 31, 32, 33, 64, 100),
+    which_p: (2, 3, 4, 5),
+    differences_p: (3, 4, 5, 7, 10, 16, 17, 25, 31, 32, 33, 64, 100),
+    pair_p: (3, 4, 5, 7, 10),
+    order_p: (5, 10, 16, 25, 33, 64, 100),
+    odd_p: (2, 4, 5, 10, 16, 17, 25, 32, 64),
+    fixed_p: (16, 25, 33, 64, 100),
+    neighbours_p: (16, 25, 33, 64, 100),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_small_shuffles_are_as_random_as_those_of_numpy(law: Callable[[Ints], float], kind: Kind) -> None:
+    """Shuffles of consecutive epochs and of consecutive seeds pass the tests that numpy's shuffles pass."""
+    p_values = {n: law(shuffles(kind, n)) for n in LAWS[law]}
+    assert {n: p for n, p in p_values.items() if p < SIGNIFICANCE} == {}
+
+
+@pytest.mark.parametrize("n", [6, 7])
+def test_all_permutations_of_six_and_seven_come_equally_often(n: int) -> None:
+    """Over 100,000 consecutive epochs, each of the n! permutations comes equally often."""
+    count = 100_000
+    epochs = np.repeat(np.arange(count, dtype=np.uint64), n)
+    assert which_p(permute(np.tile(offsets(0, n), count), n, 5, epochs).reshape(count, n)) > SIGNIFICANCE
+
+
+@pytest.mark.parametrize("n", [1 << 17, 10**6, 10**9, 2**40 + 1, 2**63])
+def test_a_window_of_a_large_shuffle_is_random(n: int) -> None:
+    """Of 2**16 neighbouring offsets, landing places, differences of neighbours and of epochs and seeds are uniform."""
+    bins, width = 64, -(-n // 64)
+    window = offsets(n // 3, n // 3 + (1 << 16))
+    here, next_epoch, next_seed = (permute(window, n, seed, epoch) for seed, epoch in ((1, 1), (1, 2), (2, 1)))
+    between_neighbours = here[::2] - here[1::2]
+    expected = np.array([min(width, n - width * i) / n for i in range(bins)])
+    for values in (here, between_neighbours, here - next_epoch, here - next_seed):
+        counts = np.bincount((values % n) // width, minlength=bins)
+        assert stats.chisquare(counts, expected * len(values)).pvalue > SIGNIFICANCE
+    assert abs(stats.pearsonr(window.astype(float), here.astype(float)).statistic) < 4 / 256
+
+
+def test_is_a_bijection_for_every_n_to_4096() -> None:
+    """For every n from 1 to 4096, the offsets land on 0 … n - 1, each once."""
+    wrong = [n for n in range(1, 4097) if not np.array_equal(np.sort(permute(offsets(0, n), n, n, 1)), np.arange(n))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("n", [2**16 + 1, 2**17 - 1, 2**18, 317**2, 99_991, 300_000])
+def test_is_a_bijection_for_larger_n(n: int) -> None:
+    """Primes, squares, powers of two and their neighbours: the offsets land on 0 … n - 1, each once."""
+    assert np.array_equal(np.sort(permute(offsets(0, n), n, 2**64 - 1, 2**64 - 1)), np.arange(n))
+
+
+@settings(deadline=None, max_examples=150)
+@given(n=st.one_of(st.sampled_from(LARGE), st.integers(4097, 2**63)), seed=WORD, epoch=WORD, place=st.floats(0, 1))
+def test_windows_of_large_n_have_no_duplicates(n: int, seed: int, epoch: int, place: float) -> None:
+    """In any window of any large n, all keys differ and lie in [0, n)."""
+    start = int(place * max(0, n - 4096) // 1)
+    start = min(start, n - 4096)
+    window = offsets(start, start + 4096)
+    keys = permute(window, n, seed, epoch)
+    assert keys.dtype == np.int64
+    assert np.unique(keys).size == keys.size
+    assert 0 <= keys.min() <= keys.max() < n
+    assert np.array_equal(window, offsets(start, start + 4096)), "the offsets were written to"
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), n=st.one_of(st.integers(1, 40), st.sampled_from(LARGE)), seed=WORD)
+def test_many_epochs_at_once_equal_one_at_a_time(data: st.DataObject, n: int, seed: int) -> None:
+    """An array of epochs gives, offset by offset, what each epoch gives alone: order and company do not matter."""
+    asked = data.draw(st.lists(st.tuples(st.integers(0, n - 1), WORD), min_size=0, max_size=8))
+    some_offsets = np.array([offset for offset, _ in asked], dtype=np.uint64)
+    epochs = np.array([epoch for _, epoch in asked], dtype=np.uint64)
+    alone = [int(permute(np.array([offset], dtype=np.uint64), n, seed, epoch)[0]) for offset, epoch in asked]
+    assert permute(some_offsets, n, seed, epochs).tolist() == alone
+
+
+def test_neighbouring_seeds_and_epochs_share_nothing() -> None:
+    """All permutations of 8 x 8 seeds and epochs differ, and agree in one place a pair: none is another one shifted."""
+    grid = [permute(offsets(0, 1000), 1000, seed, epoch) for seed in range(8) for epoch in range(8)]
+    agreements = [int((a == b).sum()) for a, b in itertools.combinations(grid, 2)]
+    assert max(agreements) < 10
+    assert abs(sum(agreements) - len(agreements)) < 5 * len(agreements) ** 0.5
+
+
+def test_the_shuffle_stays_the_same_across_releases() -> None:
+    """The keys of a few offsets are those on record: a saved position must find the same records for ever."""
+    assert permute(offsets(0, 8), 8, 0, 0).tolist() == []
+    assert permute(offsets(0, 4), 10**9, 2**64 - 1, 5).tolist() == []
+    assert permute(offsets(0, 3), 2**63, 1, 2**64 - 1).tolist() == []

@@ -1,0 +1,263 @@
+"""The sources in memory against plain Python, and what they refuse."""
+
+import collections
+import pickle
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.sources import InMemoryDataSource, RangeDataSource
+
+
+class Pair(NamedTuple):
+    """Two columns with names."""
+
+    image: Any
+    label: Any
+
+
+@settings(deadline=None)
+@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-7, 7), st.data())
+def test_range_is_pythons_range(start: int, stop: int, step: int, data: st.DataObject) -> None:
+    """The records are those of `range`, as Python ints; what `range` has none of, or refuses, is an error."""
+    if step == 0 or not range(start, stop, step):
+        with pytest.raises(ValueError, match=r"step must not be 0|at least one record"):
+            RangeDataSource(start, stop, step)
+        return
+    expected = range(start, stop, step)
+    source = RangeDataSource(start, stop, step)
+    keys = data.draw(st.lists(st.integers(0, len(expected) - 1)))
+    assert len(source) == len(expected)
+    assert [source[key] for key in range(len(expected))] == list(expected)
+    records = source.__getitems__(keys)
+    assert records == [expected[key] for key in keys]
+    assert all(type(record) is int for record in records)
+
+
+def test_range_of_huge_numbers() -> None:
+    """Integers beyond 64 bits are exact."""
+    source = RangeDataSource(10**30, 10**30 + 100, 7)
+    assert source.__getitems__([0, 14]) == [10**30, 10**30 + 98]
+
+
+def test_sequences_hand_out_their_own_records() -> None:
+    """Records of a list, a tuple, and any class with `len` and `[]` are those very objects."""
+    records = [object() for _ in range(9)]
+    for sequence in (records, tuple(records), collections.deque(records)):
+        source = InMemoryDataSource(sequence)
+        assert [source[key] for key in range(9)] == records
+        assert list(source.__getitems__([3, 3, 0, 8])) == [records[3], records[3], records[0], records[8]]
+        assert not source.can_read_batch
+
+
+def test_sequence_with_a_batched_read_is_read_by_it() -> None:
+    """The sequence's own `__getitems__` gets all keys at once, as Python ints."""
+
+    class Batched(list[int]):
+        calls: list[list[int]]
+
+        def __getitems__(self, keys: list[int]) -> list[int]:
+            self.calls.append(keys)
+            return [self[key] for key in keys]
+
+    records = Batched([10, 11, 12])
+    records.calls = []
+    assert list(InMemoryDataSource(records).__getitems__(np.array([2, 0]))) == [12, 10]
+    assert records.calls == [[2, 0]]
+
+
+COLUMNS = {
+    "array": np.arange(24).reshape(12, 2),
+    "dict": {"image": np.arange(36, dtype=np.uint8).reshape(12, 3), "label": np.arange(12, dtype=np.int16)},
+    "nested": {"a": {"b": np.arange(12.0), "c": (np.arange(12), np.ones((12, 1, 2)))}, "d": np.arange(12) > 5},
+    "tuple": (np.arange(12), np.arange(12) * 1j),
+    "named tuple": Pair(np.arange(12, dtype=np.float32), np.arange(12).astype("M8[D]")),
+    "text": {"text": np.array([f"word {n}" for n in range(12)]), "raw": np.array([b"\0" * n + b"x" for n in range(12)])},
+}
+
+
+def row(columns: Any, key: int) -> Any:
+    """The oracle: row `key` of every array."""
+    if isinstance(columns, dict):
+        return {name: row(column, key) for name, column in columns.items()}
+    if isinstance(columns, Pair):
+        return Pair(row(columns.image, key), row(columns.label, key))
+    if isinstance(columns, tuple):
+        return tuple(row(column, key) for column in columns)
+    return columns[key]
+
+
+def stacked(records: list[Any]) -> Any:
+    """The oracle: the records stacked leaf by leaf."""
+    first = records[0]
+    if isinstance(first, dict):
+        return {name: stacked([record[name] for record in records]) for name in first}
+    if isinstance(first, Pair):
+        return Pair(stacked([record.image for record in records]), stacked([record.label for record in records]))
+    if isinstance(first, tuple):
+        return tuple(stacked(list(members)) for members in zip(*records, strict=True))
+    return np.stack(records)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Same structure, types, dtypes, shapes and values."""
+    assert type(actual) is type(expected)
+    if isinstance(expected, dict):
+        assert list(actual) == list(expected)
+        for name in expected:
+            assert_same(actual[name], expected[name])
+    elif isinstance(expected, tuple | list):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(sorted(COLUMNS)), st.lists(st.integers(0, 11), min_size=1))
+def test_columns_give_rows(kind: str, keys: list[int]) -> None:
+    """One by one or many at once, record k is row k of every array, in the structure of the columns."""
+    columns = COLUMNS[kind]
+    source = InMemoryDataSource(columns)
+    expected = [row(columns, key) for key in keys]
+    assert len(source) == 12
+    assert_same([source[key] for key in keys], expected)
+    assert_same(source.__getitems__(keys), expected)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(sorted(set(COLUMNS) - {"text"})), st.lists(st.integers(0, 11), min_size=1))
+def test_read_batch_is_the_stack_of_the_records(kind: str, keys: list[int]) -> None:
+    """Reading a batch gives what reading the records and stacking them gives."""
+    source = InMemoryDataSource(COLUMNS[kind])
+    assert source.can_read_batch
+    assert_same(source.read_batch(keys), stacked(list(source.__getitems__(keys))))
+
+
+@pytest.mark.parametrize("records", [COLUMNS["text"], [1, 2, 3], {"o": np.array([None, "x"])}])
+def test_read_batch_refuses_what_would_stack_otherwise(records: Any) -> None:
+    """Text, bytes and objects stack to other dtypes than their columns', so there is no shortcut for them."""
+    source = InMemoryDataSource(records)
+    assert not source.can_read_batch
+    with pytest.raises(TypeError, match="read_batch needs columns"):
+        source.read_batch([0])
+
+
+def test_records_of_columns_are_copies() -> None:
+    """Changing a record in place leaves the source as it is, however the record was read."""
+    pixels = np.zeros((4, 3))
+    table = np.zeros(4, dtype=[("x", "i4")])
+    source = InMemoryDataSource((pixels, table))
+    for pixel, entry in (source[1], source.__getitems__([1])[0]):
+        pixel += 1
+        entry["x"] = 1
+    assert not pixels.any()
+    assert not table["x"].any()
+
+
+@pytest.mark.parametrize(
+    ("records", "error", "message"),
+    [
+        ([], ValueError, "at least one record, got an empty list"),
+        ({}, ValueError, "at least one record, got an empty dict"),
+        (np.zeros((0, 3)), ValueError, "at least one record, got an empty ndarray"),
+        ({"a": np.zeros(3), "b": np.zeros(4)}, ValueError, r"\['a'\] has 3, \['b'\] has 4"),
+        ({"a": {"b": np.zeros(3)}, "c": (np.zeros(2),)}, ValueError, r"\['a'\]\['b'\] has 3, \['c'\]\[0\] has 2"),
+        ((np.zeros(3), np.zeros(4)), ValueError, r"\[0\] has 3, \[1\] has 4"),
+        ({"a": np.array(3)}, ValueError, r"Column \['a'\] must have one row per record, got a 0-dimensional"),
+        (np.array(3), ValueError, "0-dimensional"),
+        ({"a": [1, 2]}, TypeError, r"Column \['a'\] must be a NumPy array without a mask, got list"),
+        ({"a": np.ma.masked_array([1, 2], [True, False])}, TypeError, "got MaskedArray"),
+        ("text", TypeError, "must be a sequence of records.* got str"),
+        ({1, 2}, TypeError, "must be a sequence of records.* got set"),
+        (iter([1]), TypeError, "must be a sequence of records"),
+    ],
+)
+def test_what_is_no_source_is_refused(records: Any, error: type[Exception], message: str) -> None:
+    """Each wrong argument has its own message, which names the column and what is wrong with it."""
+    with pytest.raises(error, match=message):
+        InMemoryDataSource(records)
+
+
+DIFFERENT: list[Any] = [
+    [1, 2, 3],
+    [1, 2, 4],
+    [1, 2, 3, 4],
+    [1.0, 2.0, 3.0],
+    [True, 2, 3],
+    ["1", "2", "3"],
+    [b"1", b"2", b"3"],
+    [[1], [2], [3]],
+    [(1,), (2,), (3,)],
+    [{"a": 1}, {"a": 2}, {"a": 3}],
+    [{"b": 1}, {"b": 2}, {"b": 3}],
+    [None, None, None],
+    [{"a"}, {"b"}, {"c"}],
+    np.array([1, 2, 3]),
+    np.array([1, 2, 3], dtype=np.int32),
+    np.array([1, 2, 4]),
+    np.array(["a", "b", None], dtype=object),
+    {"a": np.array([1, 2, 3])},
+    {"b": np.array([1, 2, 3])},
+    {"a": np.array([[1], [2], [3]])},
+    (np.array([1, 2, 3]),),
+]
+
+
+def fingerprints() -> list[str]:
+    """The fingerprints of all sources above."""
+    return [InMemoryDataSource(records).fingerprint() for records in DIFFERENT]
+
+
+def test_fingerprints_tell_sources_apart() -> None:
+    """Another length, type, dtype, shape, name or value is another fingerprint; a copy has the same."""
+    assert len(set(fingerprints())) == len(DIFFERENT)
+    assert [InMemoryDataSource(pickle.loads(pickle.dumps(r))).fingerprint() for r in DIFFERENT] == fingerprints()
+    assert RangeDataSource(0, 10, 3).fingerprint() == "Range start=0 stop=10 step=3"
+    assert InMemoryDataSource({"x": np.zeros((2, 3), np.uint8)}).fingerprint().startswith(
+        "InMemory records=2 ['x']=uint8[3] crc32="
+    )
+
+
+def test_fingerprints_are_the_same_in_every_process() -> None:
+    """Neither addresses nor hash seeds nor interned strings get into a fingerprint."""
+    program = (
+        "import importlib.util, sys; spec = importlib.util.spec_from_file_location('here', sys.argv[1]);"
+        "module = importlib.util.module_from_spec(spec); sys.modules['here'] = module;"
+        "spec.loader.exec_module(module); print('\\n'.join(module.fingerprints()))"
+    )
+    for seed in ("1", "2"):
+        answer = subprocess.run(
+            [sys.executable, "-c", program, __file__],
+            env={"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert answer.stdout.split("\n")[:-1] == fingerprints()
+
+
+def test_fingerprint_of_many_records_reads_few() -> None:
+    """The cost does not grow with the source, which may decode its records on demand."""
+
+    class Counting:
+        reads = 0
+
+        def __len__(self) -> int:
+            return 10**12
+
+        def __getitem__(self, key: int) -> int:
+            type(self).reads += 1
+            return key
+
+    source = InMemoryDataSource(Counting())
+    assert source.fingerprint() == source.fingerprint()
+    assert Counting.reads == 16

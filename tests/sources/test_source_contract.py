@@ -1,0 +1,113 @@
+"""What holds for every source: keys, batched reads, pickling, fingerprints, words."""
+
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter  # type: ignore[import-untyped]
+
+from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource
+
+NUM_RECORDS = 37
+
+
+def array_record(folder: Path) -> ArrayRecordDataSource:
+    """A source of three files and a part of one."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        writer = ArrayRecordWriter(str(folder / name), "group_size:1")
+        for number in numbers:
+            writer.write(b"record %d" % number)
+        writer.close()
+    return ArrayRecordDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "ArrayRecord": array_record,
+    "columns": lambda _: InMemoryDataSource({"x": np.arange(NUM_RECORDS), "y": np.ones((NUM_RECORDS, 2))}),
+    "list": lambda _: InMemoryDataSource([{"number": n} for n in range(NUM_RECORDS)]),
+    "range": lambda _: RangeDataSource(5, 5 + 3 * NUM_RECORDS, 3),
+    "rows": lambda _: InMemoryDataSource(np.arange(NUM_RECORDS * 2).reshape(NUM_RECORDS, 2)),
+}
+
+
+@pytest.fixture(params=sorted(SOURCES))
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """Each kind of source, with 37 records."""
+    made = SOURCES[request.param](tmp_path)
+    yield made
+    if hasattr(made, "close"):
+        made.close()
+
+
+def words(records: Any) -> list[str]:
+    """The records in a form that compares."""
+    return [repr(record) for record in records]
+
+
+def test_batched_read_is_the_records_one_by_one(source: Any) -> None:
+    """For lists, ranges and arrays of any integer dtype, with repeated keys, and with none."""
+    assert len(source) == NUM_RECORDS
+    everything = words(source[key] for key in range(NUM_RECORDS))
+    assert len(set(everything)) >= NUM_RECORDS - 1
+    shuffled = np.random.default_rng(0).integers(0, NUM_RECORDS, 200)
+    for keys in (shuffled.tolist(), tuple(shuffled), shuffled.astype(np.uint8), shuffled.astype(np.int64), range(37)):
+        assert words(source.__getitems__(keys)) == [everything[key] for key in keys]
+    for nothing in ([], (), np.array([], dtype=np.int64)):
+        assert len(source.__getitems__(nothing)) == 0
+
+
+@pytest.mark.parametrize("key", [-1, NUM_RECORDS, 10**6, -(10**6), 2**70])
+def test_keys_beyond_the_records_are_index_errors(source: Any, key: int) -> None:
+    """Keys neither count from the end nor wrap around; the message has the rule and the key."""
+    for read in (lambda: source[key], lambda: source.__getitems__([0, key, 1])):
+        with pytest.raises(IndexError, match=rf"between 0 and len\(source\) - 1 = 36, got {key}\."):
+            read()
+
+
+@pytest.mark.parametrize("key", [1.0, "1", None])
+def test_keys_that_are_no_integers_are_type_errors(source: Any, key: Any) -> None:
+    """Nothing is rounded or parsed."""
+    for read in (lambda: source[key], lambda: source.__getitems__([0, key])):
+        with pytest.raises(TypeError, match="integer"):
+            read()
+
+
+def test_keys_of_two_dimensions_are_refused(source: Any) -> None:
+    """A batch of keys is a line, not a table."""
+    with pytest.raises(ValueError, match=r"one-dimensional, got the shape \(2, 2\)"):
+        source.__getitems__(np.zeros((2, 2), dtype=np.int64))
+
+
+def test_iteration_ends_after_the_last_record(source: Any) -> None:
+    """`for record in source` works, as for any sequence."""
+    assert len(list(source)) == NUM_RECORDS
+
+
+def test_pickled_copy_reads_the_same(source: Any) -> None:
+    """Before and after a first read, a copy has the same records, length, words and fingerprint."""
+    unread = pickle.dumps(source)
+    everything = words(source.__getitems__(range(37)))
+    for pickled in (unread, pickle.dumps(source)):
+        copy = pickle.loads(pickled)
+        assert words(copy.__getitems__(range(37))) == everything
+        assert (len(copy), repr(copy), copy.fingerprint()) == (len(source), repr(source), source.fingerprint())
+
+
+def test_threads_read_the_same(source: Any) -> None:
+    """Many threads at once get what one gets."""
+    everything = words(source.__getitems__(range(37)))
+    keys = np.random.default_rng(1).integers(0, NUM_RECORDS, (100, 20))
+    with ThreadPoolExecutor(8) as threads:
+        batches = list(threads.map(source.__getitems__, keys))
+    assert [words(batch) for batch in batches] == [[everything[key] for key in row] for row in keys]
+
+
+def test_words_are_short(source: Any) -> None:
+    """A representation and a fingerprint are one line each, that a log or an error has room for."""
+    assert len(repr(source)) < 250
+    assert len(source.fingerprint()) < 250
+    assert "\n" not in repr(source) + source.fingerprint()
