@@ -40,8 +40,9 @@ class Origins:
                 f"A FlatMap with max_fan_out={max_fan_out} at index {self.index[-1]}: the children's indices must be "
                 "below 2**63. Use a smaller max_fan_out."
             )
-        children = self.take(np.repeat(np.arange(len(self.index)), counts))
-        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        sizes = np.array(counts, dtype=np.int64)
+        children = self.take(np.repeat(np.arange(len(self.index)), sizes))
+        starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
         child = np.arange(len(children.index)) - starts
         return dataclasses.replace(children, index=children.index * max_fan_out + child)
 
@@ -73,6 +74,12 @@ class Elements:
     values: list[Any]
     origins: Origins
     error: BaseException | None = None
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Self:
+        """Returns a run of no elements, only an error."""
+        nothing = np.empty(0, dtype=np.int64)
+        return cls([], Origins(nothing, nothing, nothing), error)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:

@@ -177,11 +177,19 @@ class ThreadExecutor(Executor):
         self._seconds[phase] = latest if math.isinf(known) else known + 0.1 * (latest - known)
 
     def _hand_out(self, call: Call) -> None:
-        if self._plan.batched_source or not isinstance(call, UnitCall):
-            results, plan = self._results, self._plan
-            self._crew.submit(lambda: results.put((call, *timed(lambda: perform(plan, call)))))
-        else:
-            self._crew.submit(SlicedCall(self._plan, call, self._crew, self._results).begin)
+        results, plan, crew = self._results, self._plan, self._crew
+        if plan.batched_source or not isinstance(call, UnitCall):
+            crew.submit(lambda: results.put((call, *timed(lambda: perform(plan, call)))))
+            return
+
+        def finish(prepared: tuple[Elements, float]) -> None:
+            elements, seconds = timed(lambda: plan.finish(prepared[0], np.empty))
+            results.put((call, elements, prepared[1] + seconds))
+
+        def begin() -> None:
+            SlicedPreparation(plan, plan.locate(call.start, call.stop), crew, finish).begin()
+
+        crew.submit(begin)
 
 
 def timed(work: Callable[[], Elements]) -> tuple[Elements, float]:
@@ -196,27 +204,33 @@ def timed(work: Callable[[], Elements]) -> tuple[Elements, float]:
 
 
 @final
-class SlicedCall:
-    """One call of phase 0 whose records the crew reads one by one, in slices.
+class SlicedPreparation:
+    """The records of one call of phase 0, read one by one by the crew, in slices.
 
     The first record tells what the rest will take: a thread goes on alone, or shares the rest with the others. The
     one that finishes the last slice puts all together.
+
+    Args:
+        plan: what prepares the records.
+        origins: the records.
+        crew: who reads.
+        deliver: gets the prepared elements and the seconds that all slices took together; runs in any of the threads.
     """
 
     def __init__(
-        self, plan: Plan, call: UnitCall, crew: "Crew", results: queue.SimpleQueue[tuple[Call, Elements, float]]
+        self, plan: Plan, origins: Origins, crew: "Crew", deliver: Callable[[tuple[Elements, float]], None]
     ) -> None:
         self._plan = plan
-        self._call = call
+        self._origins = origins
         self._crew = crew
-        self._results = results
+        self._deliver = deliver
         self._outcomes: list[tuple[Elements, float] | None] = []
         self._left = 0
         self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Reads the first record, and gets the rest read."""
-        origins = self._plan.locate(self._call.start, self._call.stop)
+        origins = self._origins
         first = timed(lambda: self._plan.prepare(origins.take(slice(1))))
         rest = len(origins.position) - 1
         count = min(self._crew.size, rest, math.ceil(first[1] * rest / SLICE_SECONDS))
@@ -242,8 +256,7 @@ class SlicedCall:
     def _put_together(self) -> None:
         outcomes = [outcome for outcome in self._outcomes if outcome is not None]
         prepared = Elements.concatenate([elements for elements, _ in outcomes])
-        elements, seconds = timed(lambda: self._plan.finish(prepared, np.empty))
-        self._results.put((self._call, elements, seconds + sum(spent for _, spent in outcomes)))
+        self._deliver((prepared, sum(spent for _, spent in outcomes)))
 
 
 @final

@@ -39,7 +39,8 @@ class ReadOptions:
         num_threads: how many threads, 0 for none (then everything happens in the consumer's thread, when it asks).
         prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole
             blocks (a block is one batch); with a source that reads in batches, one block a thread is allowed in any
-            case. Example: batches of 64 images of 200 KB and 8 threads need at most 8 x 64 x 200 KB = 100 MB.
+            case. Example: batches of 64 images of 200 KB and 8 threads need at most 8 x 64 x 200 KB = 100 MB. With 0,
+            nothing is read ahead, as without threads.
     """
 
     num_threads: int = 16
@@ -47,9 +48,12 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_threads", as_count(self.num_threads, "num_threads", 0))
-        object.__setattr__(
-            self, "prefetch_buffer_size", as_count(self.prefetch_buffer_size, "prefetch_buffer_size", 1)
-        )
+        object.__setattr__(self, "prefetch_buffer_size", as_count(self.prefetch_buffer_size, "prefetch_buffer_size", 0))
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether anything happens before the consumer asks for it."""
+        return self.num_threads > 0 and self.prefetch_buffer_size > 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,6 +51,7 @@ class Plan:
     """A pipeline of one shard, compiled.
 
     Attributes:
+        source: where records come from.
         deal: which positions make up which unit.
         phases: the compiled operations.
         one_to_one: whether step k is unit k: no Filter and no FlatMap anywhere.
@@ -69,6 +70,8 @@ class Plan:
         names: Sequence[str],
         shard: ShardOptions,
     ) -> None:
+        self._recipe = (source, sampler, operations, names, shard)
+        self.source = source
         groups = split_phases(operations)
         leading = [operation for operation in groups[0] if isinstance(operation, Batch)]
         self.one_to_one = not any(isinstance(operation, (Filter, FlatMap)) for operation in operations)
@@ -86,6 +89,10 @@ class Plan:
         self._read = _reader(source)
         self.phases = _compile(groups, names, functools.partial(_streams, sampler))
         self._look_ahead = functools.lru_cache(maxsize=4)(self._locate_chunk)
+
+    def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
+        """Crosses to another process as what it was made of."""
+        return Plan, self._recipe
 
     def locate(self, start: int, stop: int) -> Origins:
         """Returns the origins of the records of units start … stop - 1."""

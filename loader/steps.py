@@ -146,11 +146,21 @@ def collect(
         values.extend(results)
         if len(values) < expected:
             # A StopIteration from the user's function ends the iterator quietly: data would be lost.
-            raise RuntimeError("The operation raised StopIteration.")  # noqa: TRY301  (it needs the note below, too)
+            raise StopIteration  # noqa: TRY301  (handled as one that arrives here)
     except Exception as error:  # noqa: BLE001  (whatever the user's code raises is delivered at its turn)
-        error.add_note(f"millstream: in {where}, at {describe_origin(origins, len(values))}.")
-        return values, error
+        return values, annotated(error, f"{where}, at {describe_origin(origins, len(values))}")
     return values, None
+
+
+def annotated(error: Exception, where: str) -> Exception:
+    """Returns the error with a note of where it happened.
+
+    A StopIteration becomes a RuntimeError: raised from `next`, it would pass for the end of the stream.
+    """
+    if isinstance(error, StopIteration):
+        error = RuntimeError("StopIteration was raised where a result was due.")
+    error.add_note(f"millstream: in {where}.")
+    return error
 
 
 def describe_origin(origins: Origins, row: int) -> str:
@@ -163,4 +173,3 @@ def _cut(run: Elements, values: list[Any], error: BaseException | None) -> Eleme
     if error is None:
         return Elements(values, run.origins, run.error)
     return Elements(values, run.origins.take(slice(len(values))), error)
-

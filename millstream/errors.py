@@ -36,8 +36,8 @@ class StackError(ValueError):
         self.path = path
         self.rows = rows
 
-    def __reduce__(self) -> tuple[type["StackError"], tuple[str, str, tuple[int, ...]]]:
-        return StackError, (str(self), self.path, self.rows)
+    def __reduce__(self) -> tuple[type["StackError"], tuple[str, str, tuple[int, ...]], dict[str, object]]:
+        return StackError, (str(self), self.path, self.rows), vars(self)  # vars has the notes.
 
 
 @final

@@ -1,9 +1,10 @@
 """Which part of every global batch this process reads."""
 
 import dataclasses
+import operator
 import sys
 import warnings
-from typing import final
+from typing import SupportsIndex, final
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,13 @@ class ShardOptions:
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("shard_index", "shard_count"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+                raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
+            object.__setattr__(self, name, operator.index(value))
+        if not isinstance(self.drop_remainder, bool):
+            raise TypeError(f"drop_remainder must be True or False, got {self.drop_remainder!r}.")
         if self.shard_count < 1:
             raise ValueError(f"shard_count must be at least 1, got {self.shard_count}.")
         if not 0 <= self.shard_index < self.shard_count:

@@ -92,6 +92,8 @@ class IndexSampler:
         """
         start, stop = operator.index(start), operator.index(stop)
         check_range(start, stop, self.length)
+        if start == stop:
+            return np.empty(0, dtype=np.int64)
         # Not np.arange(start, stop): stop may be 2**63, one more than an int64 holds.
         return self._record_keys(np.arange(stop - start, dtype=np.int64) + start, start, stop - 1)
 

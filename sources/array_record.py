@@ -48,7 +48,7 @@ class ArrayRecordDataSource:
             `data/train-*.array_record` (its matches sorted by name), a file with a range of its records
             `file.array_record[100:200]`, or an object with `filename`, `skip` and `take`, such as the file
             instructions of TensorFlow Datasets. A file may occur more than once.
-        reader_options: options of the library's reader, such as `{"index_storage_option": "offloaded"}`; they take
+        reader_options: options of the library's reader, such as `{"footer_prefetch_bytes": "16M"}`; they take
             precedence over the ones for random access that are set here.
 
     Raises:
@@ -143,15 +143,19 @@ class ArrayRecordDataSource:
         to_count = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
         with ThreadPoolExecutor(INSPECTION_THREADS, "millstream-inspect") as threads:
             self._sizes.update(zip(paths, threads.map(os.path.getsize, paths), strict=True))
-            self._counts.update(zip(to_count, threads.map(self._count, to_count), strict=True))
+            counted = list(threads.map(self._count, to_count))
+        for path, (count, group_size) in zip(to_count, counted, strict=True):
+            self._counts[path] = count
+            self._report_group_size(path, count, group_size)
 
-    def _count(self, path: str) -> int:
+    def _count(self, path: str) -> tuple[int, int | None]:
+        """Returns the number of records, and the number in a group, of which None stands for one or unknown."""
         count = count_records(path)
-        if count is None:
-            file = self._open(path)
-            file.close()
-            count = file.num_records
-        return count
+        if count is not None:
+            return count, None
+        file = self._open_reader(path)
+        file.close()
+        return file.num_records, file.group_size
 
     def _index_parts(self) -> None:
         """Sets the tables that lead from a record key to its part, and from there to the file and the place in it."""
@@ -183,18 +187,21 @@ class ArrayRecordDataSource:
 
     def _open(self, path: str) -> ArrayRecordFile:
         """Returns the file, open, after comparing it with what the constructor saw."""
-        from array_record.python.array_record_module import (  # type: ignore[import-untyped]  # noqa: PLC0415
-            ArrayRecordReader,  # (the library is for those who read ArrayRecord files)
-        )
-
-        file = open_array_record(ArrayRecordReader, path, self._reader_options)
+        file = self._open_reader(path)
         try:
             self._check_unchanged(file)
-            self._report_group_size(file)
+            self._report_group_size(path, file.num_records, file.group_size)
         except BaseException:
             file.close()
             raise
         return file
+
+    def _open_reader(self, path: str) -> ArrayRecordFile:
+        from array_record.python.array_record_module import (  # type: ignore[import-untyped]  # noqa: PLC0415
+            ArrayRecordReader,  # (the library is for those who read ArrayRecord files)
+        )
+
+        return open_array_record(ArrayRecordReader, path, self._reader_options)
 
     def _check_unchanged(self, file: ArrayRecordFile) -> None:
         size, count = self._sizes[file.path], self._counts.get(file.path, file.num_records)
@@ -209,12 +216,12 @@ class ArrayRecordDataSource:
                 f"{file.path!r} holds {file.num_records} records, and a range of it asks for the ones before {asked}."
             )
 
-    def _report_group_size(self, file: ArrayRecordFile) -> None:
-        if file.group_size in {None, 1} or file.num_records <= 1 or self._group_size_reported:
+    def _report_group_size(self, path: str, num_records: int, group_size: int | None) -> None:
+        if group_size in {None, 1} or num_records <= 1 or self._group_size_reported:
             return
         self._group_size_reported = True
         warnings.warn(
-            f"{file.path!r} was written with group_size:{file.group_size}: to read one record, the whole group that "
+            f"{path!r} was written with group_size:{group_size}: to read one record, the whole group that "
             "it lies in is read and decoded, which makes random access slow. Write the files again with "
             "ArrayRecordWriter(path, 'group_size:1').",
             stacklevel=2,
@@ -222,7 +229,7 @@ class ArrayRecordDataSource:
 
 
 def _open_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
-    reason = error.strerror or str(error)
+    reason = str(error) if isinstance(error, DataSourceError) else f"{path!r} cannot be opened: {error.strerror}."
     if error.errno in {errno.EMFILE, errno.ENFILE}:
-        reason += ". Raise the limit (`ulimit -n`) or close other files; this source has no idle one to close"
-    return DataSourceError(f"Cannot open {path!r} to read its record {position} (record key {key}): {reason}.")
+        reason += " Raise the limit (`ulimit -n`) or close other files; this source has no idle one to close."
+    return DataSourceError(f"Cannot read record {position} of its file (record key {key}): {reason}")

@@ -46,7 +46,7 @@ def count_records(path: str) -> int | None:
             return None
         first_chunk_records = _chunk_records(file, _FIRST_CHUNK)
         footer_records = _chunk_records(file, footer_place)
-    if first_chunk_records is None or footer_records is None:
+    if not first_chunk_records or not footer_records:
         return None
     num_chunks = footer_records - 1
     if num_chunks == 0:

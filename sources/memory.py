@@ -238,7 +238,7 @@ def _update_crc(crc: int, value: Any) -> int:
     crc = zlib.crc32(type(value).__qualname__.encode(), crc)
     if isinstance(value, dict):
         for name, member in value.items():
-            crc = _update_crc(zlib.crc32(repr(name).encode(), crc) if isinstance(name, str) else crc, member)
+            crc = _update_crc(_update_crc(crc, name), member)
     elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
         crc = zlib.crc32(f"{len(value)} members".encode(), crc)
         for member in value:

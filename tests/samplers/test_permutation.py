@@ -23,7 +23,7 @@ Kind = Literal["epochs", "seeds", "numpy"]
 
 SIGNIFICANCE = 1e-4
 KINDS: tuple[Kind, ...] = ("epochs", "seeds", "numpy")
-COUNTS = {"epochs": 12_000, "seeds": 1_000, "numpy": 12_000}
+COUNTS = {"epochs": 8_000, "seeds": 600, "numpy": 8_000}
 WORD = st.integers(0, 2**64 - 1)
 LARGE = (
     *(2**power + step for power in (16, 17, 20, 31, 32, 33, 40, 41, 53, 62) for step in (-1, 0, 1)),
@@ -156,7 +156,7 @@ def test_all_permutations_of_six_and_seven_come_equally_often(n: int) -> None:
     assert which_p(permute(np.tile(offsets(0, n), count), n, 5, epochs).reshape(count, n)) > SIGNIFICANCE
 
 
-@pytest.mark.parametrize("n", [1 << 17, 10**6, 10**9, 2**40 + 1, 2**63])
+@pytest.mark.parametrize("n", [1 << 17, 10**6, 10**9, 2**40 + 1, 2**63 - 25])
 def test_a_window_of_a_large_shuffle_is_random(n: int) -> None:
     """Of 2**16 neighbouring offsets, landing places, differences of neighbours and of epochs and seeds are uniform."""
     bins, width = 64, -(-n // 64)
@@ -167,7 +167,7 @@ def test_a_window_of_a_large_shuffle_is_random(n: int) -> None:
     for values in (here, between_neighbours, here - next_epoch, here - next_seed):
         counts = np.bincount((values % n) // width, minlength=bins)
         assert stats.chisquare(counts, expected * len(values)).pvalue > SIGNIFICANCE
-    assert abs(stats.pearsonr(window.astype(float), here.astype(float)).statistic) < 4 / 256
+    assert abs(stats.pearsonr(np.arange(window.size), here.astype(float)).statistic) < 4 / 256
 
 
 def test_is_a_bijection_for_every_n_to_4096() -> None:
@@ -186,8 +186,7 @@ def test_is_a_bijection_for_larger_n(n: int) -> None:
 @given(n=st.one_of(st.sampled_from(LARGE), st.integers(4097, 2**63)), seed=WORD, epoch=WORD, place=st.floats(0, 1))
 def test_windows_of_large_n_have_no_duplicates(n: int, seed: int, epoch: int, place: float) -> None:
     """In any window of any large n, all keys differ and lie in [0, n)."""
-    start = int(place * max(0, n - 4096) // 1)
-    start = min(start, n - 4096)
+    start = min(int(place * n), n - 4096)
     window = offsets(start, start + 4096)
     keys = permute(window, n, seed, epoch)
     assert keys.dtype == np.int64
@@ -217,6 +216,10 @@ def test_neighbouring_seeds_and_epochs_share_nothing() -> None:
 
 def test_the_shuffle_stays_the_same_across_releases() -> None:
     """The keys of a few offsets are those on record: a saved position must find the same records for ever."""
-    assert permute(offsets(0, 8), 8, 0, 0).tolist() == []
-    assert permute(offsets(0, 4), 10**9, 2**64 - 1, 5).tolist() == []
-    assert permute(offsets(0, 3), 2**63, 1, 2**64 - 1).tolist() == []
+    assert permute(offsets(0, 8), 8, 0, 0).tolist() == [2, 6, 5, 7, 3, 0, 4, 1]
+    assert permute(offsets(0, 4), 10**9, 2**64 - 1, 5).tolist() == [894496131, 958089273, 866190274, 987538598]
+    assert permute(offsets(0, 3), 2**63, 1, 2**64 - 1).tolist() == [
+        1485560122907767540,
+        8114412039528426091,
+        8396547697181777889,
+    ]

@@ -116,7 +116,7 @@ def test_close_waits_for_the_last_user() -> None:
     disk = Disk()
     files = OpenFiles[File](4)
     files.acquire("a", disk.open_file)
-    file = files.acquire("a", disk.open_file)
+    files.acquire("a", disk.open_file)
     files.acquire("b", disk.open_file)
     files.release("b")
     files.close()
@@ -125,9 +125,9 @@ def test_close_waits_for_the_last_user() -> None:
     with pytest.raises(ValueError, match="closed"):
         files.acquire("a", disk.open_file)
     files.release("a")
-    assert file.is_open
+    assert disk.open == ["a"]
     files.release("a")
-    assert not file.is_open
+    assert disk.open == []
     assert files.closed
 
 

@@ -1,0 +1,234 @@
+"""How outputs, errors and the pipeline itself cross from one process to another.
+
+Arrays never pass through a socket: pickle's protocol 5 hands out their buffers, which are in the worker's arena already
+(a Batch stacks straight into it) or are copied there. What is small goes along in the message. cloudpickle pickles the
+rest, so that classes and functions of the user's `__main__` cross by value and come back as the very same classes.
+"""
+
+import dataclasses
+import io
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any, final
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.loader.arena import Allocator, ArenaView
+from millstream.loader.elements import Elements, Origins
+
+INLINE_BYTES = 1 << 10
+"""Smaller buffers travel in the message: a place in the arena would cost more than the copy."""
+
+INLINE_PICKLE_BYTES = 1 << 15
+"""Longer pickles travel in the arena: a worker must not wait for the parent to empty a socket."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Some bytes in an arena: which of the message's chunks, where in it, how many."""
+
+    chunk: int
+    start: int
+    num_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parcel:
+    """Outputs on their way: a pickle, and where its buffers are.
+
+    Attributes:
+        body: the pickle, or where it lies.
+        buffers: the places of the buffers that the pickle left out, in its order.
+        chunks: the arena's chunks that the places are in: offset and bytes used. Each is one lease.
+    """
+
+    body: bytes | Place
+    buffers: tuple[Place, ...]
+    chunks: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception on its way.
+
+    Attributes:
+        pickled: the exception itself, where it survives a round trip; else None.
+        type_name: its class's full name.
+        text: the message.
+        notes: what `add_note` added.
+        traceback: the worker's, formatted.
+    """
+
+    pickled: bytes | None
+    type_name: str
+    text: str
+    notes: tuple[str, ...]
+    traceback: str
+
+
+@final
+class WorkerError(RuntimeError):
+    """An exception of a worker that could not be brought over as it was: its type, message and traceback as text."""
+
+
+@final
+class WorkerTraceback(Exception):  # noqa: N818  (it is no error of its own, but where one came from)
+    """The worker's side of an exception's traceback: the cause of the exception that the parent raises."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@final
+class _Packer:
+    """Pickles one message, and puts its buffers into the arena."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self._chunks: dict[int, int] = {}
+        self._ends: list[int] = []
+        self._places: list[Place] = []
+
+    def pack(self, value: Any) -> Parcel:
+        """Returns the parcel of a value.
+
+        Raises:
+            Exception: the value cannot be pickled.
+        """
+        try:
+            body = _pickled(value, self._take_out)
+            place = self._place(np.frombuffer(body, dtype=np.uint8)) if len(body) > INLINE_PICKLE_BYTES else None
+        except BaseException:
+            for offset in self._chunks:
+                self._allocator.take_back(offset)
+            raise
+        finally:
+            self._allocator.end_message()
+        return Parcel(place or body, tuple(self._places), tuple(zip(self._chunks, self._ends, strict=True)))
+
+    def _take_out(self, buffer: pickle.PickleBuffer) -> bool:
+        """Puts a buffer into the arena; True says that it stays in the pickle."""
+        raw = buffer.raw()
+        place = None if raw.nbytes < INLINE_BYTES else self._place(np.frombuffer(raw, dtype=np.uint8))
+        if place is not None:
+            self._places.append(place)
+        return place is None
+
+    def _place(self, memory: NDArray[np.uint8]) -> Place | None:
+        """Returns where some bytes are in the arena, having copied them there if need be; None where it has no room."""
+        found = self._allocator.place_of(memory)
+        if found is None:
+            copy = self._allocator.bytes_for(len(memory))
+            if copy is None:
+                return None
+            copy[:] = memory
+            found = self._allocator.place_of(copy)
+            if found is None:
+                raise AssertionError("bytes just allocated have a place")
+        offset, start = found
+        if offset not in self._chunks:
+            self._chunks[offset] = len(self._ends)
+            self._ends.append(0)
+            # At once: the copy's last reference here may be gone before the next buffer is placed.
+            self._allocator.hand_over(offset)
+        chunk = self._chunks[offset]
+        self._ends[chunk] = max(self._ends[chunk], start + len(memory))
+        return Place(chunk, start, len(memory))
+
+
+def pack(run: Elements, allocator: Allocator) -> Parcel:
+    """Returns a run on its way to the parent. An error in it must have been replaced by its `Failure`.
+
+    Raises:
+        Exception: an element cannot be pickled.
+    """
+    return _Packer(allocator).pack((run.values, run.origins))
+
+
+def unpack(parcel: Parcel, arena: ArenaView) -> tuple[list[Any], Origins]:
+    """Returns the values and origins of a run, the arrays as views of the arena."""
+    leases = [arena.lease(offset, used) for offset, used in parcel.chunks]
+
+    def at(place: Place) -> NDArray[np.uint8]:
+        return leases[place.chunk][place.start : place.start + place.num_bytes]
+
+    body = at(parcel.body) if isinstance(parcel.body, Place) else parcel.body
+    values, origins = pickle.loads(body, buffers=[at(place) for place in parcel.buffers])  # noqa: S301  (our worker's)
+    return values, origins
+
+
+def pack_failure(error: BaseException) -> Failure:
+    """Returns an exception on its way to the parent."""
+    return Failure(
+        pickled=_survivor(error),
+        type_name=f"{type(error).__module__}.{type(error).__qualname__}",
+        text=_text(error),
+        notes=tuple(map(str, getattr(error, "__notes__", ()))),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def unpack_failure(failure: Failure) -> BaseException:
+    """Returns the exception to raise in the parent: of the original type where that is possible."""
+    error: BaseException | None = None
+    if failure.pickled is not None:
+        try:
+            error = pickle.loads(failure.pickled)  # noqa: S301  (our worker's)
+        except Exception:  # noqa: BLE001  (its class is not to be had here: the text will do)
+            error = None
+    if error is None:
+        error = WorkerError(f"{failure.type_name}: {failure.text}")
+    if not getattr(error, "__notes__", None):
+        for note in failure.notes:
+            error.add_note(note)
+    error.__cause__ = WorkerTraceback(failure.traceback)
+    return error
+
+
+def unpicklable_parts(value: Any, path: str = "") -> list[str]:
+    """Returns where in a nested structure the leaves are that cannot be pickled, with what is wrong with each."""
+    if isinstance(value, dict):
+        children = [(f"{path}[{key!r}]", child) for key, child in value.items()]
+    elif isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", None)
+        children = [
+            (f"{path}.{names[i]}" if names else f"{path}[{i}]", child) for i, child in enumerate(value)
+        ]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        children = [(f"{path}.{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
+    else:
+        children = []
+    found = [part for child_path, child in children for part in unpicklable_parts(child, child_path)]
+    if found:
+        return found
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # noqa: BLE001  (whatever pickling raises is what is asked for)
+        return [f"{path or 'the element'} of type {type(value).__name__}: {_text(error)}"]
+    return []
+
+
+def _pickled(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None) -> bytes:
+    file = io.BytesIO()
+    cloudpickle.Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
+    return file.getvalue()
+
+
+def _survivor(error: BaseException) -> bytes | None:
+    """Returns the pickle of an exception that comes back as what it was, None if it does not."""
+    try:
+        pickled = cloudpickle.dumps(error)
+        again = pickle.loads(pickled)  # noqa: S301  (made in the line above)
+    except Exception:  # noqa: BLE001  (an exception may do anything when pickled)
+        return None
+    return pickled if type(again) is type(error) and _text(again) == _text(error) else None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  (a broken __str__ must not hide the error)
+        return "(its text cannot be made)"

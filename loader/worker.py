@@ -1,0 +1,128 @@
+"""The life of a worker process: take a call, make its outputs, send them, again.
+
+            ┌──────────┐  pipeline read   ┌─────────┐  Make   ┌────────┐
+    fork ──▶│ STARTING ├─────── Ready ───▶│ WAITING ├────────▶│ MAKING │
+            └────┬─────┘                  └────┬────┘◀────────┴───┬────┘
+                 │ Broken                      │        Made      │ the process dies: the parent sees the end of
+                 ▼                             ▼ end of channel   ▼ the channel and gives the call to another
+               exit                     source.close(), exit
+
+Guarantees:
+    * What a call makes is pickled before anything of it is announced: a worker never says Made and then fails.
+    * Calls are made one after the other, in the order they come. So of the calls a dead worker leaves behind, the first
+      is the one it died in.
+    * It does not outlive the zygote, which does not outlive the parent: the kernel kills it, whatever it is doing.
+"""
+
+import faulthandler
+import mmap
+import os
+import pickle
+import queue
+import signal
+import socket
+import time
+from typing import final
+
+import numpy as np
+
+from millstream.loader.arena import Allocator
+from millstream.loader.channel import Channel
+from millstream.loader.elements import Elements, Origins
+from millstream.loader.executors import Crew, SlicedPreparation
+from millstream.loader.messages import Broken, Fork, Group, Made, Make, PipelineFile, Ready, Units
+from millstream.loader.plan import Plan
+from millstream.loader.transport import pack, pack_failure, unpicklable_parts
+
+
+def work(channel_descriptor: int, arena: int, stacks: int, pipeline: int, fork: Fork) -> None:
+    """Lives the life of a worker, from its birth in the zygote to the end of its channel."""
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, stacks)
+    channel = Channel(socket.socket(fileno=channel_descriptor), blocking=True)
+    try:
+        plan = read_pipeline(pipeline, fork.pipeline)
+    except Exception as error:  # noqa: BLE001  (the user's classes may do anything when unpickled)
+        channel.send(Broken(pack_failure(error)))
+        return
+    finally:
+        os.close(pipeline)
+    allocator = Allocator(arena, fork.arena_bytes)
+    maker = Maker(plan, allocator, fork.num_threads)
+    channel.send(Ready())
+    while channel.is_open:
+        for message in channel.receive():
+            channel.send(maker.make(message))
+            del message
+    close = getattr(plan.source, "close", None)
+    if callable(close):
+        close()
+
+
+@final
+class Maker:
+    """Makes the outputs of calls in this process."""
+
+    def __init__(self, plan: Plan, allocator: Allocator, num_threads: int) -> None:
+        self._plan = plan
+        self._allocator = allocator
+        self._crew = Crew(num_threads)
+
+    def make(self, message: Make) -> Made:
+        """Returns the answer to a call."""
+        for offset in message.released:
+            self._allocator.take_back(offset)
+        start = time.perf_counter()
+        try:
+            run = self._perform(message.work)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the consumer gets it at its turn)
+            run = nothing(error)
+        try:
+            parcel = pack(run, self._allocator)
+        except Exception as error:  # noqa: BLE001  (user objects may do anything when pickled)
+            run = without_unpicklable(run, error)
+            parcel = pack(run, self._allocator)
+        failure = None if run.error is None else pack_failure(run.error)
+        return Made(message.call, parcel, failure, time.perf_counter() - start)
+
+    def _perform(self, call: Units | Group) -> Elements:
+        if isinstance(call, Group):
+            return self._plan.follow(call.phase, pickle.loads(call.elements), self._allocator.allocate)  # noqa: S301
+        origins = self._plan.locate(call.start, call.stop)
+        if self._crew.size == 0 or self._plan.batched_source:
+            return self._plan.finish(self._plan.prepare(origins), self._allocator.allocate)
+        prepared: queue.SimpleQueue[tuple[Elements, float]] = queue.SimpleQueue()
+        SlicedPreparation(self._plan, origins, self._crew, prepared.put).begin()
+        return self._plan.finish(prepared.get()[0], self._allocator.allocate)
+
+
+def nothing(error: BaseException) -> Elements:
+    """Returns a run without elements that ends in an error."""
+    none = np.empty(0, dtype=np.int64)
+    return Elements([], Origins(none, none, none), error)
+
+
+def without_unpicklable(run: Elements, error: BaseException) -> Elements:
+    """Returns a run up to its first element that cannot be pickled, and an error that names what in it cannot."""
+    for row, value in enumerate(run.values):
+        if parts := unpicklable_parts(value):
+            refusal = TypeError(
+                f"The pipeline's output cannot be sent from a worker process: {'; '.join(parts)} cannot be pickled. "
+                "Make it an array, a number or a string in an operation, or use worker_count=0."
+            )
+            key, position = run.origins.record_key[row], run.origins.position[row]
+            refusal.add_note(f"millstream: at record key {key} (position {position}).")
+            return Elements(run.values[:row], run.origins.take(slice(row)), refusal)
+    return nothing(error)
+
+
+def read_pipeline(descriptor: int, file: PipelineFile) -> Plan:
+    """Returns the plan that the parent has written, its large arrays as private views of pages that all workers share.
+
+    Raises:
+        Exception: whatever the user's classes raise when unpickled.
+    """
+    whole = memoryview(mmap.mmap(descriptor, file.file_bytes, access=mmap.ACCESS_COPY))
+    buffers = [whole[offset : offset + length] for offset, length in file.buffers]
+    plan: Plan = pickle.loads(whole[: file.num_bytes], buffers=buffers)  # noqa: S301  (written by the parent)
+    return plan

@@ -1,0 +1,175 @@
+"""The zygote: a small process, warm and without JAX, that forks the workers and watches over them.
+
+Guarantees:
+    * It runs no user code: nothing but this loop. So it notices at once when the parent is gone, whatever the workers
+      are doing, and kills them and all that they have started.
+    * It has one thread, so its forks are safe.
+    * A worker's process group is killed before the worker is reaped: as long as it is not reaped, its number means
+      nobody else.
+    * Workers do not outlive it: the kernel kills a worker whose zygote has died (on Linux; elsewhere the parent does).
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import NoReturn, final
+
+from millstream.loader.channel import Channel
+from millstream.loader.messages import Exited, Fork, Forked, Kill
+from millstream.loader.worker import work
+
+GRACE_SECONDS = 0.5
+"""How long workers may take to leave when the parent says so, or is gone."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+
+def main() -> NoReturn:
+    """Runs the zygote: `python -c "…; main()" CONTROL_DESCRIPTOR PARENT_PID`."""
+    control, parent_pid = int(sys.argv[-2]), int(sys.argv[-1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name_process("millstream")
+    gc.collect()
+    gc.freeze()
+    Zygote(Channel(socket.socket(fileno=control), blocking=True), parent_pid).run()
+    os._exit(0)
+
+
+@final
+class Zygote:
+    """The loop: fork, kill, report, until the parent is gone."""
+
+    def __init__(self, control: Channel, parent_pid: int) -> None:
+        self._control = control
+        self._workers: set[int] = set()
+        self._poll = select.poll()
+        self._poll.register(control.fileno(), select.POLLIN)
+        self._parent: int | None = None
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(ProcessLookupError):
+                self._parent = os.pidfd_open(parent_pid)
+                self._poll.register(self._parent, select.POLLIN)
+        self._parent_is_there = os.getppid() == parent_pid
+        # A signal's arrival makes this socket readable, so that the loop can wait for children and for the parent.
+        self._wakeup, wakeup_end = socket.socketpair()
+        self._wakeup.setblocking(False)
+        wakeup_end.setblocking(False)
+        self._wakeup_end = wakeup_end
+        self._poll.register(self._wakeup.fileno(), select.POLLIN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serves the parent until it closes the channel or dies, then ends all workers."""
+        while self._parent_is_there:
+            ready = {descriptor for descriptor, _ in self._poll.poll()}
+            if self._wakeup.fileno() in ready:
+                self._reap()
+            if self._parent in ready:
+                break
+            if self._control.fileno() in ready:
+                for request in self._control.receive():
+                    self._serve(request)
+                self._parent_is_there = self._control.is_open
+        self._end_workers()
+
+    def _serve(self, request: Fork | Kill) -> None:
+        if isinstance(request, Kill):
+            if request.pid in self._workers:
+                kill_group(request.pid)
+            return
+        descriptors = self._control.take_descriptors()
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(request, descriptors)
+        self._workers.add(pid)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        handle = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
+        self._control.send(Forked(request.number, pid), handle)
+        for descriptor in handle:
+            os.close(descriptor)
+
+    def _become_worker(self, request: Fork, descriptors: list[int]) -> NoReturn:
+        """Lives as a worker in the forked process, and never returns into the zygote's loop."""
+        status = 1
+        try:
+            zygote_pid = os.getppid()
+            os.setpgid(0, 0)
+            name_process(f"millstream-w{request.number}")
+            die_with_parent(zygote_pid)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._control.close()
+            self._wakeup.close()
+            self._wakeup_end.close()
+            if self._parent is not None:
+                os.close(self._parent)
+            gc.unfreeze()
+            work(*descriptors, fork=request)
+            status = 0
+        except SystemExit as leaving:
+            status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self) -> None:
+        """Takes note of the workers that have died, having killed what they have started."""
+        with contextlib.suppress(BlockingIOError):
+            self._wakeup.recv(4096)
+        while self._workers:
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is None:
+                return
+            kill_group(found.si_pid)
+            _, status = os.waitpid(found.si_pid, 0)
+            self._workers.discard(found.si_pid)
+            self._control.send(Exited(found.si_pid, os.waitstatus_to_exitcode(status)))
+
+    def _end_workers(self) -> None:
+        """Lets idle workers leave, then kills what is left."""
+        deadline = time.monotonic() + GRACE_SECONDS
+        while self._workers and (left := deadline - time.monotonic()) > 0:
+            self._poll_wakeup(left)
+            self._reap()
+        for pid in self._workers:
+            kill_group(pid)
+
+    def _poll_wakeup(self, seconds: float) -> None:
+        waiter = select.poll()
+        waiter.register(self._wakeup.fileno(), select.POLLIN)
+        waiter.poll(seconds * 1000)
+
+
+def kill_group(pid: int) -> None:
+    """Kills a worker and what it has started; before it has a group of its own, just the worker."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Asks the kernel to kill this process when its parent, a process of one thread, dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Sets the name that `ps` and `top` show."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])

@@ -1,0 +1,355 @@
+"""Samplers: positions, epochs and keys; the errors; and how a sampler of the user's own is adapted."""
+
+import dataclasses
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from millstream.randomness import generator
+from millstream.record import RecordMetadata
+from millstream.samplers import IndexSampler, SequentialSampler
+from millstream.samplers.base import AdaptedSampler, vectorised
+from millstream.sharding import NoSharding, ShardOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def keys(*values: int) -> NDArray[np.int64]:
+    """Returns the values as int64."""
+    return np.array(values, dtype=np.int64)
+
+
+SAMPLERS = st.builds(
+    IndexSampler,
+    num_records=st.one_of(st.integers(1, 50), st.sampled_from([257, 1000, 10**9, 2**40 + 1, 2**63 - 1, 2**63])),
+    shuffle=st.booleans(),
+    num_epochs=st.one_of(st.none(), st.integers(1, 5), st.just(2**70)),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+def last_position(sampler: IndexSampler) -> int:
+    """Returns the last position that a sampler has."""
+    return min(sampler.length or 2**63, 2**63) - 1
+
+
+class ByPosition:
+    """A custom sampler with `__getitem__` only, endless: key 2p, and a generator at even positions."""
+
+    seed = "not one of ours"
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        if position == 13:
+            raise LookupError("thirteen")
+        rng = np.random.default_rng(position) if position % 2 == 0 else None
+        return RecordMetadata(position, 2 * position, rng)
+
+
+class Finite(ByPosition):
+    """The same with an end."""
+
+    def __len__(self) -> int:
+        return 5
+
+
+@dataclasses.dataclass
+class ByRun:
+    """A custom sampler with `record_keys` only, which notes the runs it is asked for."""
+
+    length: int | None = None
+    seed: int = 9
+    num_records: int = 10
+    runs: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+
+    def record_keys(self, start: int, stop: int) -> list[int]:
+        """Returns the keys of one run."""
+        self.runs.append((start, stop))
+        return [3 * position for position in range(start, stop)]
+
+
+class Answering:
+    """A custom sampler that gives one fixed answer to everything."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __getitem__(self, position: int) -> Any:
+        return self.answer
+
+
+class AnsweringRuns:
+    """A custom sampler that gives one fixed answer to every run."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def record_keys(self, _start: int, _stop: int) -> Any:
+        """Returns the fixed answer."""
+        return self.answer
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), sampler=SAMPLERS)
+def test_all_ways_of_asking_agree(data: st.DataObject, sampler: IndexSampler) -> None:
+    """A run, any positions in any order, and one position at a time give the same keys."""
+    last = last_position(sampler)
+    start = data.draw(st.integers(0, last))
+    stop = min(last + 1, start + data.draw(st.integers(0, 130)))
+    run = sampler.record_keys(start, stop)
+    order = np.random.default_rng(0).permutation(stop - start)
+    assert run.dtype == np.int64
+    assert run.shape == (stop - start,)
+    assert sampler.record_keys_at(order + start).tolist() == run[order].tolist()
+    for place in range(0, stop - start, 50):
+        assert sampler[start + place].record_key == run[place]
+
+
+@settings(deadline=None, max_examples=50)
+@given(n=st.integers(1, 40), num_epochs=st.integers(1, 6), seed=st.integers(0, 2**64 - 1))
+def test_every_epoch_holds_every_record_once(n: int, num_epochs: int, seed: int) -> None:
+    """Shuffled or not, each run of num_records positions from a multiple of it has every key once."""
+    plain = IndexSampler(n, num_epochs=num_epochs)
+    shuffled = IndexSampler(n, shuffle=True, num_epochs=num_epochs, seed=seed)
+    assert len(plain) == len(shuffled) == n * num_epochs
+    assert plain.record_keys(0, len(plain)).tolist() == list(range(n)) * num_epochs
+    epochs = np.sort(shuffled.record_keys(0, len(shuffled)).reshape(num_epochs, n), axis=1)
+    assert epochs.tolist() == [list(range(n))] * num_epochs
+
+
+def test_each_epoch_has_a_shuffle_of_its_own() -> None:
+    """No epoch repeats another, and no epoch of a seed is one of the next seed."""
+    several = [IndexSampler(100, shuffle=True, seed=seed).record_keys(0, 500).reshape(5, 100) for seed in range(5)]
+    assert len({tuple(epoch) for epochs in several for epoch in epochs.tolist()}) == 25
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data(), sampler=SAMPLERS)
+def test_metadata_carries_the_stream_of_its_position(data: st.DataObject, sampler: IndexSampler) -> None:
+    """`sampler[position]` has the position as index and the generator of (seed, epoch, position)."""
+    position = data.draw(st.integers(0, last_position(sampler)))
+    metadata = sampler[position]
+    assert metadata.index == position
+    assert metadata.rng is not None
+    expected = generator(sampler.seed or 0, position // sampler.num_records, position)
+    assert metadata.rng.random(3).tolist() == expected.random(3).tolist()
+
+
+def test_without_a_seed_there_is_no_generator() -> None:
+    """A sampler without a seed gives keys, and no randomness."""
+    assert IndexSampler(5)[7] == RecordMetadata(index=7, record_key=2, rng=None)
+
+
+def test_the_sequential_sampler_is_one_epoch_in_order() -> None:
+    """SequentialSampler takes num_records, shard_options and seed, and ends after one epoch."""
+    sampler = SequentialSampler(4, ShardOptions(1, 2), seed=3)
+    assert [sampler[position].record_key for position in range(len(sampler))] == [0, 1, 2, 3]
+    assert (sampler.shuffle, sampler.num_epochs, sampler.seed) == (False, 1, 3)
+    assert sampler.shard_options == ShardOptions(1, 2)
+    with pytest.raises(IndexError, match="position 4"):
+        sampler[4]
+
+
+def test_sharding_does_not_change_the_order() -> None:
+    """Positions are global: the shard is carried for the loader and changes no key."""
+    whole = IndexSampler(50, NoSharding(), shuffle=True, seed=1)
+    shard = IndexSampler(50, ShardOptions(2, 3), shuffle=True, seed=1)
+    assert whole.record_keys(0, 120).tolist() == shard.record_keys(0, 120).tolist()
+
+
+def test_lengths() -> None:
+    """The length is exact however large; `len` is refused for an endless sampler, as for a generator."""
+    assert IndexSampler(7, num_epochs=3).length == len(IndexSampler(7, num_epochs=3)) == 21
+    assert IndexSampler(2**63, num_epochs=2**40).length == 2**103
+    assert IndexSampler(7).length is None
+    with pytest.raises(TypeError, match="endless"):
+        len(IndexSampler(7))
+    with pytest.raises(OverflowError):
+        len(IndexSampler(sys.maxsize, num_epochs=2))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 11), (11, 11), (4, 3)])
+def test_runs_outside_the_order_are_refused(start: int, stop: int) -> None:
+    """A run must lie within the 10 positions there are; the error names both."""
+    with pytest.raises(IndexError, match=r"0 to 10 \(exclusive\)"):
+        IndexSampler(5, num_epochs=2).record_keys(start, stop)
+
+
+@pytest.mark.parametrize("position", [-1, 10, 2**63, 2**80])
+def test_positions_outside_the_order_are_refused(position: int) -> None:
+    """There are no negative positions and none beyond the end; the error names the position."""
+    sampler = IndexSampler(5, num_epochs=2)
+    with pytest.raises(IndexError, match=f"position {position};"):
+        sampler[position]
+    if position < 2**63:
+        with pytest.raises(IndexError, match=r"0 to 10 \(exclusive\)"):
+            sampler.record_keys_at(keys(3, position))
+
+
+def test_an_endless_order_ends_where_int64_does() -> None:
+    """Position 2**63 - 1 is the last that an endless sampler has."""
+    sampler = IndexSampler(10)
+    assert sampler.record_keys(2**63 - 2, 2**63).tolist() == [6, 7]
+    assert sampler.record_keys(2**63, 2**63).tolist() == []
+    with pytest.raises(IndexError, match="endless"):
+        sampler[2**63]
+
+
+def test_numpy_integers_are_integers() -> None:
+    """Integers of numpy are accepted anywhere and become Python's."""
+    sampler = IndexSampler(
+        np.int64(5),  # type: ignore[arg-type]
+        num_epochs=np.uint8(2),  # type: ignore[arg-type]
+        seed=np.uint64(2**64 - 1),  # type: ignore[arg-type]
+    )
+    assert sampler == IndexSampler(5, num_epochs=2, seed=2**64 - 1)
+    assert {type(sampler.num_records), type(sampler.num_epochs), type(sampler.seed)} == {int}
+    assert sampler[np.int64(6)].record_key == 1  # type: ignore[index]
+    assert sampler.record_keys(np.int64(4), np.int32(6)).tolist() == [4, 0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"num_records": 0}, ValueError, "num_records must be between 1 and 2\\*\\*63, got 0"),
+        ({"num_records": 2**63 + 1}, ValueError, "num_records"),
+        ({"num_records": 2.0}, TypeError, "num_records must be an integer, got 2.0 of type float"),
+        ({"num_records": True}, TypeError, "num_records must be an integer, got True"),
+        ({"num_records": None}, TypeError, "num_records"),
+        ({"num_epochs": 0}, ValueError, "num_epochs must be at least 1, or None for endless epochs, got 0"),
+        ({"num_epochs": "2"}, TypeError, "num_epochs"),
+        ({"num_epochs": False}, TypeError, "num_epochs"),
+        ({"seed": -1}, ValueError, "seed must be between 0 and 2\\*\\*64 - 1, got -1"),
+        ({"seed": 2**64}, ValueError, "seed"),
+        ({"seed": 1.5}, TypeError, "seed"),
+        ({"shuffle": True}, ValueError, "shuffle=True needs a seed"),
+        ({"shuffle": 1, "seed": 1}, TypeError, "shuffle must be True or False, got 1"),
+        ({"shard_options": None}, TypeError, "shard_options must be ShardOptions"),
+        ({"shard_options": (0, 2)}, TypeError, "shard_options must be ShardOptions"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    """Each wrong argument has its own error at construction, which names it, its rule and what was got."""
+    with pytest.raises(error, match=text):
+        IndexSampler(**{"num_records": 5, **arguments})
+
+
+@pytest.mark.parametrize("sampler", [IndexSampler(5, shuffle=True, num_epochs=2, seed=1), SequentialSampler(5)])
+def test_samplers_are_values(sampler: IndexSampler) -> None:
+    """A sampler shows all it is in its repr, cannot be changed, compares by value and survives pickling."""
+    text = repr(sampler)
+    assert all(f"{field.name}=" in text for field in dataclasses.fields(sampler))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sampler.seed = 4  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(sampler)) == sampler
+    assert hash(sampler) == hash(dataclasses.replace(sampler))
+
+
+def test_ready_samplers_are_not_wrapped() -> None:
+    """A sampler that has `record_keys_at` is used as it is."""
+    sampler = IndexSampler(5)
+    assert vectorised(sampler) is sampler
+
+
+@pytest.mark.parametrize("custom", [ByPosition(), Finite(), ByRun(), ByRun(length=5)])
+def test_adapted_samplers_answer_in_every_way(custom: Any) -> None:
+    """A custom sampler's runs, scattered positions and single positions agree with what it says itself."""
+    sampler = vectorised(custom)
+    factor = 3 if isinstance(custom, ByRun) else 2
+    assert sampler.record_keys(1, 4).tolist() == [factor, 2 * factor, 3 * factor]
+    assert sampler.record_keys(2, 2).tolist() == []
+    assert sampler.record_keys_at(keys(4, 0, 1, 2, 2)).tolist() == [4 * factor, 0, factor, 2 * factor, 2 * factor]
+    assert sampler.record_keys_at(keys()).tolist() == []
+    assert sampler[3] == RecordMetadata(3, 3 * factor, None)
+
+
+@pytest.mark.parametrize(
+    ("custom", "length"), [(ByPosition(), None), (Finite(), 5), (ByRun(), None), (ByRun(length=5), 5)]
+)
+def test_adapted_samplers_know_their_end(custom: Any, length: int | None) -> None:
+    """The length is `length` or `len()`, else the order is endless; beyond it is an IndexError."""
+    sampler = vectorised(custom)
+    assert sampler.length == length
+    if length is not None:
+        requests: list[Callable[[], object]] = [
+            lambda: sampler[5],
+            lambda: sampler.record_keys(4, 6),
+            lambda: sampler.record_keys_at(keys(5)),
+        ]
+        for request in requests:
+            with pytest.raises(IndexError, match=r"0 to 5 \(exclusive\)"):
+                request()
+
+
+def test_a_len_that_raises_type_error_means_endless() -> None:
+    """An endless sampler may have a `__len__` that refuses, as IndexSampler's does."""
+    adapted = AdaptedSampler(IndexSampler(5))
+    assert AdaptedSampler(adapted).length is None
+
+
+def test_runs_are_asked_for_whole() -> None:
+    """Strided runs, as sharding deals them, cost the custom sampler one question each."""
+    custom = ByRun()
+    vectorised(custom).record_keys_at(keys(0, 1, 2, 8, 9, 10, 16))
+    assert custom.runs == [(0, 3), (8, 11), (16, 17)]
+
+
+def test_adapted_samplers_randomness() -> None:
+    """`rng` of a custom `__getitem__` is handed on, its `seed` is not read; one with `record_keys` may have a seed."""
+    by_position, by_run = vectorised(ByPosition()), vectorised(ByRun())
+    assert isinstance(by_position, AdaptedSampler)
+    assert isinstance(by_run, AdaptedSampler)
+    even, odd = by_position.rngs_at(keys(4, 5))
+    assert even is not None
+    assert even.random() == np.random.default_rng(4).random()
+    assert odd is None
+    assert by_run.rngs_at([1, 2]) == [None, None]
+    assert (by_position.seed, by_position.num_records) == (None, None)
+    assert (by_run.seed, by_run.num_records) == (9, 10)
+
+
+def test_an_error_of_a_custom_sampler_keeps_its_type() -> None:
+    """What the user's own code raises comes out as it is, with a note that says where."""
+    with pytest.raises(LookupError, match="thirteen") as caught:
+        vectorised(ByPosition()).record_keys(10, 20)
+    assert caught.value.__notes__ == ["The sampler ByPosition raised this at position 13."]
+
+
+@pytest.mark.parametrize(
+    ("custom", "error", "text"),
+    [
+        (Answering(RecordMetadata(0, None)), TypeError, "integer record_key; at position 2"),  # type: ignore[arg-type]
+        (Answering(RecordMetadata(0, 1.5)), TypeError, "record_key=1.5"),  # type: ignore[arg-type]
+        (Answering(7), TypeError, "must return RecordMetadata .* at position 2 it returned 7"),
+        (Answering(RecordMetadata(0, -1)), ValueError, "between 0 and 2\\*\\*63 - 1; at position 2 it is -1"),
+        (Answering(RecordMetadata(0, 2**63)), ValueError, "at position 2"),
+        (AnsweringRuns([1, 2, 3]), TypeError, r"record_keys\(2, 4\) must return integers of shape \(2,\)"),
+        (AnsweringRuns([1.0, 2.0]), TypeError, "got dtype float64"),
+        (AnsweringRuns([1, -2]), ValueError, "got -2 to 1"),
+    ],
+)
+def test_wrong_answers_of_custom_samplers_are_named(custom: object, error: type[Exception], text: str) -> None:
+    """A key that is no integer, or out of range, is an error that names the position and what was returned."""
+    with pytest.raises(error, match=text):
+        vectorised(custom).record_keys(2, 4)
+
+
+def test_objects_that_are_no_samplers_are_refused() -> None:
+    """`vectorised` says what a sampler needs, and what of it is missing."""
+
+    class Half:
+        num_records = length = seed = None
+
+        def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+            return positions
+
+    with pytest.raises(TypeError, match=r"__getitem__\(position\) -> RecordMetadata"):
+        vectorised(5)
+    with pytest.raises(TypeError, match="Half lacks record_keys"):
+        vectorised(Half())

@@ -1,0 +1,265 @@
+"""ArrayRecord files as one sequence of records: paths, ranges, batches, warnings, words."""
+
+import copy
+import dataclasses
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.sources import ArrayRecordDataSource, array_record
+
+LENGTHS = (10, 1, 0, 25)
+BIG_RECORDS = [np.random.default_rng(n).bytes(n % 5_000) for n in range(3_000)]
+
+
+@dataclasses.dataclass
+class FileInstruction:
+    """What TensorFlow Datasets hands out."""
+
+    filename: str
+    skip: int
+    take: int
+
+
+def write(path: Path, records: list[bytes], options: str = "group_size:1") -> Path:
+    """Writes the records and returns the path."""
+    writer = ArrayRecordWriter(str(path), options)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+def records_of(file: int) -> list[bytes]:
+    """The records of one of the files; some are empty."""
+    return [b"" if n % 7 == 3 else b"file %d record %d" % (file, n) for n in range(LENGTHS[file])]
+
+
+def open_descriptors() -> int:
+    """How many descriptors this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of four files, one of them without records."""
+    folder = tmp_path_factory.mktemp("records")
+    for file in range(len(LENGTHS)):
+        write(folder / f"train-{file}", records_of(file))
+    return folder
+
+
+def read_all(source: ArrayRecordDataSource) -> list[bytes]:
+    """All records in order; closes the source."""
+    with source:
+        return list(source.__getitems__(range(len(source))))
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[int, int, int | None]:
+    """A file, and a range of its records or all of them."""
+    file = draw(st.sampled_from(range(len(LENGTHS))))
+    if draw(st.booleans()):
+        return file, 0, None
+    start, stop = sorted(draw(st.tuples(*[st.integers(0, LENGTHS[file])] * 2)))
+    return file, start, stop
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(parts(), min_size=1, max_size=6), st.data())
+def test_parts_of_files_laid_end_to_end(
+    folder: Path, chosen: list[tuple[int, int, int | None]], data: st.DataObject
+) -> None:
+    """Whatever files and ranges, repeated or not, key k is record k of their concatenation, alone and in batches."""
+    expected = [record for file, start, stop in chosen for record in records_of(file)[start:stop]]
+    paths: list[object] = []
+    for file, start, stop in chosen:
+        path = folder / f"train-{file}"
+        instruction = FileInstruction(str(path), start, -1 if stop is None else stop - start)
+        plain = path if stop is None else f"{path}[{start}:{stop}]"
+        paths.append(instruction if data.draw(st.booleans()) else plain)
+    if not expected:
+        with pytest.raises(ValueError, match="at least one record"):
+            ArrayRecordDataSource(paths)
+        return
+    keys = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=40))
+    with ArrayRecordDataSource(paths) as source:
+        assert len(source) == len(expected)
+        assert list(source.__getitems__(keys)) == [expected[key] for key in keys]
+        assert [source[key] for key in keys] == [expected[key] for key in keys]
+
+
+def test_paths_of_all_kinds_mean_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pattern is its sorted matches; `~`, path-like objects and sequences are welcome."""
+    expected = [record for file in range(4) for record in records_of(file)]
+    monkeypatch.setenv("HOME", str(folder))
+    every: list[object] = [
+        str(folder / "train-*"),
+        folder / "train-[0-3]",
+        "~/train-?",
+        f"{folder}/**/train-*",
+        [folder / f"train-{file}" for file in range(4)],
+        (str(folder / "train-0"), "~/train-[12]", folder / "train-3"),
+        iter(["~/train-0", "~/train-1", FileInstruction("~/train-3", 0, 25)]),
+    ]
+    for paths in every:
+        assert read_all(ArrayRecordDataSource(paths)) == expected
+
+
+def test_an_existing_file_wins_over_its_name_as_a_pattern(tmp_path: Path) -> None:
+    """Names with `*`, `?`, brackets, and even with the form of a range, are names first."""
+    for name in ("a*", "a?", "[ab]", "a[0:1]"):
+        write(tmp_path / name, [name.encode(), b"second"])
+    write(tmp_path / "a", [b"plain", b"second"])
+    for name in ("a*", "a?", "[ab]", "a[0:1]"):
+        assert read_all(ArrayRecordDataSource(tmp_path / name)) == [name.encode(), b"second"]
+    assert read_all(ArrayRecordDataSource(f"{tmp_path}/a[0:1][1:2]")) == [b"second"]
+    assert read_all(ArrayRecordDataSource(f"{tmp_path}/a[1:2]")) == [b"second"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "error", "message"),
+    [
+        ("{}/none", FileNotFoundError, "No such ArrayRecord file: '.*/none'"),
+        ("{}/none-*", FileNotFoundError, "No ArrayRecord file matches the pattern: '.*/none-"),
+        ("{}/none[0:3]", FileNotFoundError, "No such ArrayRecord file: '.*/none'"),
+        ("{}/train-*[0:3]", FileNotFoundError, r"No such ArrayRecord file: '.*/train-\*'"),
+        (["{}/train-0", "{}/none"], FileNotFoundError, "none"),
+        (FileInstruction("/none", 0, 3), FileNotFoundError, "none"),
+        ("gs://bucket/file", FileNotFoundError, "only local and mounted files"),
+        ("{}", IsADirectoryError, r"reads files: pass '.*/\*' or the like"),
+        ("{}/", IsADirectoryError, "not the directory"),
+        ("{}/train-0[5:3]", ValueError, r"0 <= start <= stop, got \[5:3\] of"),
+        (FileInstruction("{}/train-0", -1, 3), ValueError, "0 <= start <= stop"),
+        (FileInstruction("{}/train-0", 11, -1), ValueError, r"0 <= start <= stop, got \[11:10\]"),
+        ([], ValueError, "at least one file, got an empty sequence"),
+        ("{}/train-2", ValueError, "at least one record, got none in 1 file, first '.*/train-2'"),
+        (3, TypeError, "paths must be a path or a sequence of paths, got int"),
+        ([3], TypeError, "Each path must be a str.* got int"),
+        (None, TypeError, "got NoneType"),
+    ],
+)
+def test_wrong_paths_are_refused_at_construction(
+    folder: Path, paths: object, error: type[Exception], message: str
+) -> None:
+    """Each mistake has its own error, with the path in it."""
+    if isinstance(paths, str):
+        paths = paths.format(folder)
+    elif isinstance(paths, list):
+        paths = [path.format(folder) if isinstance(path, str) else path for path in paths]
+    elif isinstance(paths, FileInstruction):
+        paths = dataclasses.replace(paths, filename=paths.filename.format(folder))
+    with pytest.raises(error, match=message):
+        ArrayRecordDataSource(paths)
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with 3,000 records in three files, which differ in their groups of records."""
+    folder = tmp_path_factory.mktemp("big")
+    for group in (1, 3, 100):
+        write(folder / f"group-{group}", BIG_RECORDS, f"group_size:{group}")
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:.*was written with group_size")  # That is a test of its own, below.
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2_000), st.sampled_from([1, 3, 100]), st.integers(0, 2**32))
+def test_large_batches_from_large_files(big: Path, batch: int, group: int, seed: int) -> None:
+    """Batches large enough for the library's batched read come out in order, with groups of records, too."""
+    keys = np.random.default_rng(seed).integers(0, len(BIG_RECORDS), batch)
+    with ArrayRecordDataSource(big / f"group-{group}") as source:
+        assert list(source.__getitems__(keys)) == [BIG_RECORDS[key] for key in keys.tolist()]
+
+
+def test_groups_of_records_are_warned_of_once(tmp_path: Path) -> None:
+    """The warning names the file, the cost and the cure; at construction, or at the first read of a range."""
+    for name in "ab":
+        write(tmp_path / name, [b"%d" % n for n in range(10)], "group_size:5")
+    with pytest.warns(UserWarning, match=r"a' was written with group_size:5: .*'group_size:1'") as caught:
+        source = ArrayRecordDataSource([tmp_path / "a", tmp_path / "b"])
+    assert len(caught) == 1
+    assert read_all(pickle.loads(pickle.dumps(source))) == [b"%d" % n for n in [*range(10), *range(10)]]
+    with ArrayRecordDataSource(f"{tmp_path}/a[0:3]") as part:
+        with pytest.warns(UserWarning, match="group_size:5"):
+            assert part[0] == b"0"
+        assert part[1] == b"1"
+
+
+def test_one_record_in_a_group_is_no_matter(tmp_path: Path) -> None:
+    """A group of one costs nothing, whatever the writer would have put into it."""
+    assert read_all(ArrayRecordDataSource(write(tmp_path / "a", [b"x"], "group_size:100"))) == [b"x"]
+
+
+def test_reader_options_reach_the_library(folder: Path) -> None:
+    """Options change how is read, not what; one that the library does not know is an error with its name."""
+    options = {"index_storage_option": "offloaded", "footer_prefetch_bytes": "0"}
+    assert read_all(ArrayRecordDataSource(folder / "train-0", options)) == records_of(0)
+    with pytest.raises(ValueError, match=r"reader_options must be .*Unknown option speed"):
+        ArrayRecordDataSource(folder / "train-0", {"speed": "high"})[0]
+
+
+def test_fingerprint_follows_the_content_not_the_place(folder: Path, tmp_path: Path) -> None:
+    """Moved files have the same fingerprint; other names, sizes, counts, ranges and orders have others."""
+    shutil.copytree(folder, tmp_path / "moved")
+    moved = tmp_path / "moved"
+    fingerprint = ArrayRecordDataSource(folder / "train-*").fingerprint()
+    assert fingerprint.startswith("ArrayRecord files=4 records=36 digest=")
+    assert ArrayRecordDataSource(moved / "train-*").fingerprint() == fingerprint
+    names = [folder / f"train-{file}" for file in range(4)]
+    others = [
+        ArrayRecordDataSource(names[::-1]),
+        ArrayRecordDataSource(names[1:]),
+        ArrayRecordDataSource([*names[:3], f"{names[3]}[0:24]"]),
+        ArrayRecordDataSource([*names[:3], f"{names[3]}[1:25]"]),
+    ]
+    shutil.copy(moved / "train-3", moved / "train-4")
+    others.append(ArrayRecordDataSource(moved / "train-[0124]"))
+    os.remove(moved / "train-4")  # noqa: PTH107  (as the shell would)
+    write(moved / "train-3", [bytes(60_000)] * 25, "group_size:1,uncompressed")
+    others.append(ArrayRecordDataSource(moved / "train-*"))
+    assert len({fingerprint, *(other.fingerprint() for other in others)}) == len(others) + 1
+
+
+def test_closed_sources_do_not_read(folder: Path) -> None:
+    """After `close` reading raises, in copies too; length, words and fingerprint stay."""
+    with ArrayRecordDataSource(folder / "train-0") as source:
+        assert source[0] == records_of(0)[0]
+        duplicate = copy.copy(source)
+    source.close()
+    for closed in (source, pickle.loads(pickle.dumps(source))):
+        with pytest.raises(ValueError, match="source is closed"):
+            closed[0]
+        with pytest.raises(ValueError, match="source is closed"):
+            closed.__getitems__([0])
+        assert repr(closed) == f"ArrayRecordDataSource(10 records in 1 file, first {str(folder / 'train-0')!r})"
+        assert closed.fingerprint() == duplicate.fingerprint()
+    assert read_all(duplicate) == records_of(0)
+
+
+def test_a_dropped_source_closes_its_files_at_once(folder: Path) -> None:
+    """No cycle keeps descriptors until the next garbage collection."""
+    before = open_descriptors()
+    source = ArrayRecordDataSource(folder / "train-*")
+    source.__getitems__(range(36))
+    assert open_descriptors() == before + 3
+    del source
+    assert open_descriptors() == before
+
+
+def test_no_more_files_are_open_than_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the bound shrunk to one, everything reads as before, one open file at a time."""
+    monkeypatch.setattr(array_record, "MAX_OPEN_FILES", 1)
+    expected = [record for file in range(4) for record in records_of(file)]
+    before = open_descriptors()
+    with ArrayRecordDataSource(folder / "train-*") as source:
+        for keys in (range(36), range(35, -1, -1), [0, 35, 0, 10, 35]):
+            assert list(source.__getitems__(keys)) == [expected[key] for key in keys]
+            assert open_descriptors() == before + 1

@@ -1,0 +1,249 @@
+"""Real damage to real files: every read is the record that was written, or an error that names it."""
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter  # type: ignore[import-untyped]
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.errors import DataSourceError
+from millstream.sources import ArrayRecordDataSource
+
+RECORDS = [np.random.default_rng(n).bytes(1_000) for n in range(300)]
+FILE_BYTES = 6 * 65_536
+
+
+def write(path: Path, records: list[bytes], options: str = "group_size:1") -> Path:
+    """Writes the records and returns the path."""
+    writer = ArrayRecordWriter(str(path), options)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 300 records of 1,000 bytes, in six blocks of 64 KiB."""
+    return write(tmp_path_factory.mktemp("healthy") / "file", RECORDS)
+
+
+def failed_read(source: ArrayRecordDataSource, keys: list[int]) -> str:
+    """Reads and returns the error's message, or "" for the very records that were written; nothing else happens."""
+    try:
+        records = [source[keys[0]]] if len(keys) == 1 else list(source.__getitems__(keys))
+    except DataSourceError as error:
+        return str(error)
+    assert records == [RECORDS[key] for key in keys]
+    return ""
+
+
+def failures(source: ArrayRecordDataSource) -> list[int]:
+    """Returns which records cannot be read; the batched read of all must name the first of them."""
+    every = list(range(len(RECORDS)))
+    messages = {key: message for key in every if (message := failed_read(source, [key]))}
+    assert all(f"record {key} of " in message for key, message in messages.items())
+    message = failed_read(source, every)
+    assert bool(message) == bool(messages)
+    assert not messages or f"record {min(messages)} of " in message
+    return list(messages)
+
+
+@settings(deadline=None, max_examples=120)
+@given(
+    st.integers(0, FILE_BYTES - 1) | st.integers(0, 2_000) | st.integers(-(1 << 16), 200 - (1 << 16)), st.integers(0, 7)
+)
+def test_a_flipped_bit_is_never_silent(healthy: Path, place: int, bit: int) -> None:
+    """Wherever one bit is flipped, each read equals the original or raises with the record's number."""
+    content = bytearray(healthy.read_bytes())
+    assert len(content) == FILE_BYTES
+    content[place] ^= 1 << bit
+    damaged = healthy.with_name("flipped")
+    damaged.write_bytes(content)
+    with ArrayRecordDataSource(f"{damaged}[0:300]") as source:
+        failures(source)
+    try:
+        source = ArrayRecordDataSource(damaged)
+    except DataSourceError:
+        return
+    with source:
+        assert len(source) == 300 or failed_read(source, [0])
+
+
+def test_a_damaged_record_is_named(healthy: Path, tmp_path: Path) -> None:
+    """File, number in the file, record key, and what the library says; all other records stay readable."""
+    content = bytearray(healthy.read_bytes())
+    place = content.index(RECORDS[123][:16])
+    content[place] ^= 1
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(content)
+    with ArrayRecordDataSource([healthy, f"{damaged}[100:200]"]) as source:
+        message = (
+            rf"record 123 of {re.escape(repr(str(damaged)))} \(record key 323\): .*hash mismatch.*Restore the file\."
+        )
+        with pytest.raises(DataSourceError, match=message) as caught:
+            source.__getitems__([5, 300, 323, 399])
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        with pytest.raises(DataSourceError, match=message):
+            source[323]
+        keys = [key for key in range(400) if key != 323]
+        expected = [*RECORDS, *RECORDS[100:200]]
+        assert list(source.__getitems__(keys)) == [expected[key] for key in keys]
+
+
+@pytest.mark.parametrize("group", [1, 7])
+@pytest.mark.parametrize("size", [0, 1, 30_000, 65_536, 100_000, 2 * 65_536, 4 * 65_536])
+def test_a_file_truncated_while_open_is_an_error(tmp_path: Path, size: int, group: int) -> None:
+    """Records before the cut are read, those after it raise, where the library gives empty records for them."""
+    path = write(tmp_path / "file", RECORDS, f"group_size:{group}")
+    with ArrayRecordDataSource(f"{path}[0:300]") as source:
+        if group == 1:
+            assert source[0] == RECORDS[0]
+        else:
+            with pytest.warns(UserWarning, match="group_size:7"):
+                assert source[0] == RECORDS[0]
+        os.truncate(path, size)
+        assert len(failures(source)) >= 300 - (size // 1_000)
+        with pytest.raises(DataSourceError, match=r"record 299 of '.*file' \(record key 299\)"):
+            source.__getitems__([0, 299] if size > 2_000 else [299])
+
+
+def test_empty_records_of_healthy_files_are_records(tmp_path: Path) -> None:
+    """An empty record is one, unless the file has changed: then it cannot be told from a lost one."""
+    path = write(tmp_path / "file", [b"", b"x", b""])
+    with ArrayRecordDataSource(path) as source:
+        assert list(source.__getitems__([0, 1, 2, 2, 0])) == [b"", b"x", b"", b"", b""]
+        assert source[2] == b""
+        path.rename(tmp_path / "elsewhere")
+        assert source[1] == b"x"
+        with pytest.raises(DataSourceError, match=r"record 2 of .*came out empty, and the file was removed"):
+            source[2]
+        write(path, [b"y", b"y", b"y"])
+        with pytest.raises(DataSourceError, match="came out empty, and another file took its place"):
+            source.__getitems__([1, 0])
+
+
+def test_a_file_removed_while_open_is_read_on(healthy: Path, tmp_path: Path) -> None:
+    """An open file outlives its name."""
+    path = tmp_path / "file"
+    path.write_bytes(healthy.read_bytes())
+    with ArrayRecordDataSource(path) as source:
+        assert source[0] == RECORDS[0]
+        path.unlink()
+        assert list(source.__getitems__(range(300))) == RECORDS
+
+
+def test_a_file_removed_or_changed_before_its_first_read_is_an_error(healthy: Path, tmp_path: Path) -> None:
+    """What the constructor saw must still be there when reading starts; put back, it is read."""
+    path = tmp_path / "file"
+    path.write_bytes(healthy.read_bytes())
+    with ArrayRecordDataSource([healthy, path]) as source:
+        path.rename(tmp_path / "elsewhere")
+        with pytest.raises(
+            DataSourceError, match=r"record 7 of its file \(record key 307\): '.*file' cannot be opened: No such"
+        ) as caught:
+            source.__getitems__([1, 307])
+        assert isinstance(caught.value.__cause__, FileNotFoundError)
+        path.write_bytes(b"")
+        with pytest.raises(DataSourceError, match="no ArrayRecord file"):
+            source[300]
+        write(path, RECORDS[:50])
+        with pytest.raises(DataSourceError, match=r"has 50 records in 131,072 bytes, and had 300 in 393,216 when"):
+            source[300]
+        (tmp_path / "elsewhere").rename(path)
+        assert source[307] == RECORDS[7]
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"text" * 100_000, bytes(200_000), bytes(1 << 18)])
+def test_other_files_are_refused_at_construction(tmp_path: Path, content: bytes) -> None:
+    """Empty files, text and zeros are no ArrayRecord files; the error has the path and the library's reason."""
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(
+        DataSourceError, match=rf"{re.escape(repr(str(path)))} is no ArrayRecord file, or a damaged one"
+    ):
+        ArrayRecordDataSource(path)
+    with (
+        ArrayRecordDataSource(f"{path}[0:5]") as source,
+        pytest.raises(DataSourceError, match=r"record 3 of its file \(record key 3\): .* is no ArrayRecord file"),
+    ):
+        source.__getitems__([3, 4])
+
+
+def test_a_truncated_file_is_refused_at_construction(healthy: Path, tmp_path: Path) -> None:
+    """A copy that stopped half-way has lost its index."""
+    path = tmp_path / "half"
+    for size in (100, 65_536, 3 * 65_536, healthy.stat().st_size - 1, healthy.stat().st_size - 65_536):
+        path.write_bytes(healthy.read_bytes()[:size])
+        with pytest.raises(DataSourceError, match="no ArrayRecord file, or a damaged one"):
+            ArrayRecordDataSource(path)
+
+
+def test_a_range_beyond_the_file_is_an_error(healthy: Path) -> None:
+    """Seen when the file is first opened, with both numbers."""
+    with (
+        ArrayRecordDataSource(f"{healthy}[290:301]") as source,
+        pytest.raises(DataSourceError, match="holds 300 records, and a range of it asks for the ones before 301"),
+    ):
+        source[0]
+
+
+def test_threads_read_and_fail_alike(healthy: Path, tmp_path: Path) -> None:
+    """With many threads on few files, each batch is right, or the error of its own record."""
+    content = bytearray(healthy.read_bytes())
+    content[content.index(RECORDS[10][:16])] ^= 1
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(content)
+    batches = np.random.default_rng(0).integers(0, 600, (200, 50)).tolist()
+
+    def outcome(keys: list[int]) -> bool:
+        try:
+            return list(source.__getitems__(keys)) == [RECORDS[key % 300] for key in keys] and 310 not in keys
+        except DataSourceError as error:
+            return 310 in keys and "(record key 310)" in str(error)
+
+    with ArrayRecordDataSource([healthy, damaged]) as source, ThreadPoolExecutor(16) as threads:
+        assert all(threads.map(outcome, batches))
+
+
+PROGRAM = """
+import resource, sys
+import array_record.python.array_record_module
+from millstream.errors import DataSourceError
+from millstream.sources import ArrayRecordDataSource
+
+source = ArrayRecordDataSource(sys.argv[1] + "/file-*")
+assert len(source) == 100
+open_now = len(__import__("os").listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + int(sys.argv[2]), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+try:
+    for _ in range(2):
+        print(*source.__getitems__(range(100)))
+except DataSourceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("spare", "answer"), [(20, "enough"), (-1, "too few")])
+def test_few_file_descriptors(tmp_path: Path, spare: int, answer: str) -> None:
+    """With fewer descriptors than files, idle files are closed; with none at all, the error says what to do."""
+    for number in range(100):
+        write(tmp_path / f"file-{number:02}", [b"%d" % number])
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path), str(spare)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if answer == "enough":
+        assert ran.stdout == f"{' '.join(str([b'%d' % n])[1:-1] for n in range(100))}\n" * 2
+    else:
+        assert re.search(r"cannot be opened: Too many open files\. Raise the limit \(`ulimit -n`\)", ran.stdout)

@@ -1,0 +1,157 @@
+"""How one file is read, with a reader that can be told to misbehave as no file on disk does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.errors import DataSourceError
+from millstream.sources import array_record_file
+from millstream.sources.array_record_file import open_array_record
+
+
+class Reader:
+    """Has 100 records, the decimal numbers, and notes how it was asked for them."""
+
+    def __init__(self, path: str, options: str) -> None:
+        self.path = path
+        self.options = options
+        self.calls: list[tuple[Any, ...]] = []
+
+    def read(self, *indices: Any) -> list[bytes]:
+        """Returns the records of `read([3, 1, 4])` or of `read(begin, end)`."""
+        self.calls.append(indices)
+        return [b"%d" % n for n in (indices[0] if len(indices) == 1 else range(*indices))]
+
+    def ok(self) -> bool:
+        """Returns whether it could be opened."""
+        return True
+
+    def num_records(self) -> int:
+        """Returns the number of records in the file."""
+        return 100
+
+    def writer_options_string(self) -> str | None:
+        """Returns what files of before October 2022 say of their making."""
+        return None
+
+    def close(self) -> None:
+        """Closes it."""
+
+
+class EndsEarly(Reader):
+    """Gives one record less than it is asked for in a batch."""
+
+    def read(self, *indices: Any) -> list[bytes]:
+        """Returns the records but for the last of a list."""
+        return super().read(*indices)[: -1 if len(indices) == 1 else None]
+
+
+class Stumbles(Reader):
+    """Fails in every batched read."""
+
+    def read(self, *indices: Any) -> list[bytes]:
+        """Returns the records of a range; fails for a list."""
+        if len(indices) == 1:
+            raise RuntimeError("the network stumbled")
+        return super().read(*indices)
+
+
+class Empty(Reader):
+    """Finds nothing at all."""
+
+    def read(self, *indices: Any) -> list[bytes]:
+        """Returns nothing."""
+        return [] if indices else []
+
+
+class Silent(Reader):
+    """Does not open, and does not say why."""
+
+    def ok(self) -> bool:
+        """Returns whether it could be opened."""
+        return False
+
+
+class Vast(Reader):
+    """Has more records than can be addressed."""
+
+    def num_records(self) -> int:
+        """Returns the number of records in the file."""
+        return 1 << 31
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A file that is there."""
+    (tmp_path / "file").touch()
+    return str(tmp_path / "file")
+
+
+def set_costs(monkeypatch: pytest.MonkeyPatch, batched_read: float, fast_record: float) -> None:
+    """Sets what the reading assumes of its two ways."""
+    monkeypatch.setattr(array_record_file, "_BATCHED_READ_SECONDS", batched_read)
+    monkeypatch.setattr(array_record_file, "_BATCHED_READ_SECONDS_PER_RECORD_IN_FILE", 0.0)
+    monkeypatch.setattr(array_record_file, "_FAST_RECORD_SECONDS", fast_record)
+
+
+def test_fast_records_are_read_one_by_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While records come fast, the batched read's start is not paid for."""
+    set_costs(monkeypatch, batched_read=1e9, fast_record=0.0)
+    reader = Reader(path, "")
+    file = open_array_record(lambda *_: reader, path, {})
+    assert file.read([7, 3, 3], [7, 3, 3]) == [b"7", b"3", b"3"]
+    assert reader.calls == [(7, 8), (3, 4), (3, 4)]
+
+
+def test_slow_records_are_read_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a slow record, all others are asked for in one call."""
+    set_costs(monkeypatch, batched_read=0.0, fast_record=0.0)
+    reader = Reader(path, "")
+    file = open_array_record(lambda *_: reader, path, {})
+    assert file.read([7, 3, 3], [7, 3, 3]) == [b"7", b"3", b"3"]
+    assert reader.calls == [(7, 8), ([3, 3],)]
+
+
+@pytest.mark.parametrize("reader_class", [EndsEarly, Stumbles])
+def test_a_batched_read_that_fails_is_done_one_by_one(
+    path: str, reader_class: type[Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If every single record can be read after all, nothing is wrong with the file."""
+    set_costs(monkeypatch, batched_read=0.0, fast_record=0.0)
+    file = open_array_record(reader_class, path, {})
+    assert file.read([5, 6, 7, 6], [0, 1, 2, 3]) == [b"5", b"6", b"7", b"6"]
+
+
+def test_a_record_that_does_not_come_is_an_error(path: str) -> None:
+    """Nothing where one record was asked for is an error with its number and key."""
+    with pytest.raises(DataSourceError, match=r"Cannot read record 5 of '.*file' \(record key 50\): not enough values"):
+        open_array_record(Empty, path, {}).read([5, 6], [50, 60])
+
+
+def test_options_of_the_caller_come_last(path: str) -> None:
+    """The defaults are those for random access; an option given replaces its default."""
+    options = []
+
+    def spy(path: str, text: str) -> Reader:
+        options.append(text)
+        return Reader(path, text)
+
+    open_array_record(spy, path, {})
+    open_array_record(spy, path, {"max_parallelism": "4", "footer_prefetch_bytes": "1M"})
+    assert options == [
+        "readahead_buffer_size:0,max_parallelism:0",
+        "readahead_buffer_size:0,max_parallelism:4,footer_prefetch_bytes:1M",
+    ]
+
+
+def test_a_reader_that_fails_without_a_reason_is_an_error(path: str) -> None:
+    """The error says so, instead of giving none."""
+    with pytest.raises(DataSourceError, match=r"file' is no ArrayRecord file, .*: the library does not say why\."):
+        open_array_record(Silent, path, {})
+
+
+def test_more_records_than_can_be_addressed_are_refused(path: str) -> None:
+    """The library's numbers have 32 bits: beyond them would be other records."""
+    with pytest.raises(DataSourceError, match="holds 2147483648 records, more than the 2147483647"):
+        open_array_record(Vast, path, {})
