@@ -212,7 +212,7 @@ def watch(title: str, checkpoints: str, kill_at: int | None = None) -> tuple[dic
             if step.number == kill_at:
                 process.send_signal(signal.SIGKILL)
     if process.returncode != expected_status:
-        sys.exit(f"{title}: ended after {len(steps)} steps with {process.returncode} instead of {expected_status}.")
+        sys.exit(f"{title}: exit status {process.returncode}, not {expected_status}, after {len(steps)} steps.")
     return steps, result
 
 
@@ -228,7 +228,7 @@ def differences(expected: dict[int, Step], *runs: dict[int, Step]) -> list[str]:
 
 def show(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Step], num_images: int) -> None:
     """Prints the steps around the checkpoint, around the kill and at the end, side by side."""
-    first, last = min(resumed), max(killed)
+    first, last = min(resumed, default=len(whole)), max(killed)
     epoch, place = divmod((last + 1) * BATCH_SIZE, num_images)
     events = {first: "<- C goes on from the checkpoint", last: f"<- B is killed, {place} images into epoch {epoch}"}
     print("\n  step   loss of A      loss of B      loss of C      records  pixels")
@@ -242,21 +242,26 @@ def show(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Ste
         print(f"  {number:4}   {losses}  {same[0]:7}  {same[1]:6}  {events.get(number, '')}".rstrip())
 
 
+def conclude(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Step]) -> None:
+    """Prints that the interrupted training is the undisturbed one, or exits with an error that says where it is not."""
+    if found := differences(whole, killed, resumed):
+        sys.exit("\n".join(["\nFAILED: B and C together are not A.", *found]))
+    print(f"\nAll {len(whole)} steps of B and C are those of A: the same losses to the last bit, records and pixels.")
+
+
 def demo() -> None:
-    """Runs A, B and C, shows them side by side, and exits with an error unless B and C together are A."""
+    """Runs A, B and C, shows them side by side, and says whether B and C together are A."""
     if KILL_AT.value >= STEPS.value:
         raise app.UsageError(f"--kill_at={KILL_AT.value} must be less than --steps={STEPS.value}.")
     write_digits(Path(OUTPUT.value) / "digits")
     num_images = len(millstream.ArrayRecordDataSource(f"{OUTPUT.value}/digits/train-*.array_record"))
     print(f"Training three times on {num_images} images of digits, in {STEPS.value} batches of {BATCH_SIZE}:")
-    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=OUTPUT.value) as folder:
+    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=Path(OUTPUT.value).resolve()) as folder:
         whole, _ = watch("A  undisturbed ", f"{folder}/undisturbed")
         killed, _ = watch("B  to be killed", f"{folder}/killed", KILL_AT.value)
         resumed, accuracy_of_c = watch("C  resumed     ", f"{folder}/killed")
     show(whole, killed, resumed, num_images)
-    if found := differences(whole, killed, resumed):
-        sys.exit("\n".join(["\nFAILED: B and C together are not A.", *found]))
-    print(f"\nAll {len(whole)} steps of B and C are those of A: the same losses to the last bit, records and pixels.")
+    conclude(whole, killed, resumed)
     print(f"Accuracy on the held-out digits: {accuracy_of_c:.1%}")
 
 

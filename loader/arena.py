@@ -191,6 +191,10 @@ class ArenaView:
         weakref.finalize(base, self._released.append, offset).atexit = False
         return base
 
+    def release(self, offset: int) -> None:
+        """Releases a chunk that was never leased."""
+        self._released.append(offset)
+
     def take_released(self) -> list[int]:
         """Returns the chunks that were released since last asked: the worker may use them again."""
         released = []

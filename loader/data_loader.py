@@ -1,6 +1,7 @@
 """The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 from millstream.loader.executors import Executor, InlineExecutor, ThreadExecutor
 from millstream.loader.fingerprint import describe, describe_source
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.options import MultiprocessingOptions, ReadOptions, as_count, available_cores
 from millstream.loader.plan import Plan, has_randomness
+from millstream.loader.pool import WarmPools
+from millstream.loader.pool_executor import PoolExecutor
 from millstream.loader.schedule import Cursor
 from millstream.loader.state import Fingerprint
 from millstream.samplers import IndexSampler, Sampler
@@ -36,10 +39,11 @@ class DataLoader:
         sampler: which record at which position: an `IndexSampler`, or anything with `sampler[position]`.
         operations: what to do with each record, in order; a bare function is a `Map`. Operations behind a `Batch` see
             batches.
-        worker_count: how many worker processes, 0 for none.
+        worker_count: how many worker processes, 0 for none; None for as many as this process may use cores.
         worker_buffer_size: how many finished batches each worker keeps ready.
         shard_options: which part of every global batch to read; by default the sampler's, which is all of it.
-        read_options: the threads that read ahead.
+        read_options: the threads that read ahead, in this process or in each worker.
+        stall_timeout: seconds after which a worker that is still busy with one batch is an error.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
@@ -55,6 +59,7 @@ class DataLoader:
         worker_buffer_size: int = 1,
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
+        stall_timeout: float = 600.0,
     ) -> None:
         _check_source(data_source)
         self._source = data_source
@@ -62,13 +67,13 @@ class DataLoader:
         self._sampler = _check_sampler(sampler, data_source)
         self._operations = _check_operations(operations)
         self._shard = _resolve_shard(shard_options, sampler)
-        self._read_options = _check_kind(read_options or ReadOptions(), "read_options", ReadOptions)
-        self._workers = MultiprocessingOptions(worker_count or 0, worker_buffer_size)
-        if worker_count is None or self._workers.num_workers:
-            raise NotImplementedError(
-                f"worker_count={worker_count}: this version has no worker processes yet. Use worker_count=0; "
-                "read_options=ReadOptions(num_threads=...) reads and transforms in threads."
-            )
+        if read_options is not None:
+            _check_kind(read_options, "read_options", ReadOptions)
+        self._read_options = read_options or ReadOptions()
+        num_workers = available_cores() if worker_count is None else as_count(worker_count, "worker_count", 0)
+        buffer_size = as_count(worker_buffer_size, "worker_buffer_size", 1)
+        self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
+        self._pools = WarmPools()
         _check_randomness(self._operations, self._sampler)
         names = [_name(operation) for operation in self._operations]
         self._plan = Plan(data_source, self._sampler, self._operations, names, self._shard)
@@ -90,7 +95,9 @@ class DataLoader:
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
-        return DataLoaderIterator(self._plan, self._fingerprint, self._make_executor)
+        # Described before any of the user's operations has run: one that counts its calls is what it was built as.
+        fingerprint = self._fingerprint
+        return DataLoaderIterator(self._plan, lambda: fingerprint, self._make_executor, self._pools.stop_idle)
 
     def __len__(self) -> int:
         """Returns the number of batches that this shard yields.
@@ -122,9 +129,9 @@ class DataLoader:
             raise TypeError(
                 "record_keys(step) is known for 1:1 pipelines only: a Filter or FlatMap decides while reading."
             )
-        num_units = self._plan.num_units
-        if step < 0 or (num_units is not None and step >= num_units):
-            raise IndexError(f"step must be between 0 and {'…' if num_units is None else num_units - 1}, got {step}.")
+        step = operator.index(step)
+        if not 0 <= step < self._plan.unit_limit:
+            raise IndexError(f"step must be between 0 and {self._plan.unit_limit - 1}, the last batch, got {step}.")
         keys = self._plan.locate(step, step + 1).record_key
         is_tail = step == self._plan.deal.whole_units
         return keys[: self._plan.tail_records].copy() if is_tail else keys.copy()
@@ -138,13 +145,15 @@ class DataLoader:
         )
 
     def _make_executor(self, place: Cursor) -> Executor:
-        if self._read_options.num_threads == 0:
+        if self._workers.num_workers:
+            return PoolExecutor(self._plan, place, self._pools, self._workers, self._read_options)
+        if not self._read_options.reads_ahead:
             return InlineExecutor(self._plan, place)
         return ThreadExecutor(self._plan, place, self._read_options)
 
-    @functools.cache  # noqa: B019  (the loader is what the words belong to: they live as long as it does)
+    @functools.cached_property
     def _fingerprint(self) -> Fingerprint:
-        """Returns which stream this is, in words. Made once: the words must not follow what user code does later."""
+        """Which stream this is, in words. Made once: the words must not follow what user code does later."""
         return Fingerprint(
             sampler=_describe_sampler(self._given_sampler),
             source=describe_source(self._source),
@@ -183,6 +192,7 @@ def load(
         TypeError, ValueError: as `DataLoader`.
     """
     _check_source(source)
+    _check_list(transformations, "transformations")
     sampler = IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     batch = [] if batch_size is None else [Batch(batch_size, drop_remainder)]
     return DataLoader(
@@ -233,11 +243,6 @@ def _check_source(source: DataSource[Any]) -> None:
 
 
 def _check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:
-    if not hasattr(sampler, "__getitem__"):
-        raise TypeError(
-            f"sampler must have sampler[position], got {type(sampler).__name__}. "
-            "Use IndexSampler(num_records=len(source), ...)."
-        )
     ready = vectorised(sampler)
     if ready.num_records is not None and ready.num_records > len(source):
         raise ValueError(
@@ -248,8 +253,7 @@ def _check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampl
 
 
 def _check_operations(operations: Operations) -> list[Transformation]:
-    if isinstance(operations, (str, bytes)) or not isinstance(operations, Sequence):
-        raise TypeError(f"operations must be a list, got {type(operations).__name__}: write operations=[...].")
+    _check_list(operations, "operations")
     checked = []
     for number, operation in enumerate(operations):
         try:
@@ -260,10 +264,14 @@ def _check_operations(operations: Operations) -> list[Transformation]:
     return checked
 
 
-def _check_kind(value: Any, name: str, kind: type) -> Any:
+def _check_list(value: object, name: str) -> None:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list, got {value!r} of type {type(value).__name__}: write {name}=[...].")
+
+
+def _check_kind(value: object, name: str, kind: type) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r} of type {type(value).__name__}.")
-    return value
 
 
 def _resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> ShardOptions:
@@ -288,9 +296,7 @@ def _same(shard: ShardOptions) -> tuple[int, int, bool]:
     return shard.shard_index, shard.shard_count, shard.drop_remainder
 
 
-def _check_randomness(
-    operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler
-) -> None:
+def _check_randomness(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
     for number, operation in enumerate(operations):
         if isinstance(operation, RandomMap) and not has_randomness(sampler):
             raise ValueError(

@@ -6,9 +6,12 @@ Guarantees:
       through one queue and hand results back through another; they share nothing else.
     * No thread outlives the executor: `close()`, or the end of the executor's life, stops them. Python cannot end a
       thread inside user code, so `close()` waits for at most CLOSE_SECONDS, and such a thread ends with its call.
+    * No thread meets the end of the interpreter, which waits for the calls at hand, for at most CLOSE_SECONDS: a
+      thread that comes back from C++ into an interpreter that has ended aborts the process.
 """
 
 import abc
+import atexit
 import functools
 import itertools
 import math
@@ -27,7 +30,7 @@ from millstream.loader.plan import Plan
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
 
 CLOSE_SECONDS = 2.0
-"""How long `close()` waits for threads that are inside user code."""
+"""How long `close()`, and the interpreter at its end, wait for threads that are inside user code."""
 
 HAND_OVER_SECONDS = 0.001
 """A call that takes less is made by the consumer's thread: handing it over would cost a tenth of it or more."""
@@ -49,6 +52,10 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def start(self) -> None:
         """Begins to work ahead, where the executor can."""
+
+    def pause(self) -> None:
+        """Stops working for this iterator, but keeps what can serve the next one. By default, there is no such thing."""
+        self.close()
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -91,7 +98,7 @@ def run_here(plan: Plan, schedule: Schedule, call: Call) -> float:
 def perform(plan: Plan, call: Call) -> Elements:
     """Returns the outputs of one call."""
     if isinstance(call, UnitCall):
-        return plan.finish(plan.prepare(plan.locate(call.start, call.stop)), np.empty)
+        return plan.finish(plan.prepare_units(call.start, call.stop), np.empty)
     return plan.follow(call.phase, call.group, np.empty)
 
 
@@ -106,6 +113,7 @@ class ThreadExecutor(Executor):
         self._crew = Crew(options.num_threads)
         self._results: queue.SimpleQueue[tuple[Call, Elements, float]] = queue.SimpleQueue()
         self._calls_ahead = FIRST_CALLS
+        self._most_calls = max(options.prefetch_buffer_size, options.num_threads, FIRST_CALLS)
         self._seconds = [math.inf for _ in plan.phases]
         self._finalizer = weakref.finalize(self, Crew.stop, self._crew)
 
@@ -122,7 +130,7 @@ class ThreadExecutor(Executor):
             self.start()
             self._receive(*self._results.get())
             # The consumer waited: more has to be in work at once.
-            self._calls_ahead *= 4
+            self._calls_ahead = min(4 * self._calls_ahead, self._most_calls)
             self._receive_finished()
         self.start()
         return run
@@ -167,7 +175,7 @@ class ThreadExecutor(Executor):
         self._schedule.complete(call, elements, seconds)
 
     def _note_seconds(self, call: Call, seconds: float) -> None:
-        """Keeps each phase's mean seconds a unit or group, slow enough that one late block does not change who works."""
+        """Keeps each phase's mean seconds a unit or group, so slow that one late block does not change who works."""
         phase, latest = 0, seconds
         if isinstance(call, UnitCall):
             latest = seconds / (call.stop - call.start)
@@ -187,7 +195,12 @@ class ThreadExecutor(Executor):
             results.put((call, elements, prepared[1] + seconds))
 
         def begin() -> None:
-            SlicedPreparation(plan, plan.locate(call.start, call.stop), crew, finish).begin()
+            try:
+                origins = plan.locate(call.start, call.stop)
+            except BaseException:  # noqa: BLE001  (the plan finds out at which unit, and makes it the outcome)
+                finish(timed(lambda: plan.prepare_units(call.start, call.stop)))
+            else:
+                SlicedPreparation(plan, origins, crew, finish).begin()
 
         crew.submit(begin)
 
@@ -196,11 +209,9 @@ def timed(work: Callable[[], Elements]) -> tuple[Elements, float]:
     """Returns the outcome of some work and its seconds; what it raises becomes the outcome's error."""
     start = time.perf_counter()
     try:
-        elements = work()
+        return work(), time.perf_counter() - start
     except BaseException as error:  # noqa: BLE001  (a thread has no one to raise to: the consumer gets it at its turn)
-        nothing = np.empty(0, dtype=np.int64)
-        elements = Elements([], Origins(nothing, nothing, nothing), error)
-    return elements, time.perf_counter() - start
+        return Elements.failed(error), time.perf_counter() - start
 
 
 @final
@@ -232,8 +243,8 @@ class SlicedPreparation:
         """Reads the first record, and gets the rest read."""
         origins = self._origins
         first = timed(lambda: self._plan.prepare(origins.take(slice(1))))
-        rest = len(origins.position) - 1
-        count = min(self._crew.size, rest, math.ceil(first[1] * rest / SLICE_SECONDS))
+        rest = 0 if first[0].error is not None else len(origins.position) - 1
+        count = min(self._crew.size, rest, max(1, math.ceil(first[1] * rest / SLICE_SECONDS)))
         bounds = [1 + rest * i // max(1, count) for i in range(count + 1)]
         slices = [origins.take(slice(start, stop)) for start, stop in itertools.pairwise(bounds)]
         self._outcomes = [first] + [None] * count
@@ -267,31 +278,26 @@ class Crew:
         self.size = size
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._stopped = threading.Event()
+        self._stopped = False
         self._lock = threading.Lock()
+        _end_crews_at_exit()
+        _crews.add(self)
 
     def submit(self, job: Callable[[], Any]) -> None:
         """Queues a job, which must not raise."""
         self._jobs.put(job)
         with self._lock:
-            if len(self._threads) == self.size or self._stopped.is_set():
-                return
-            # Daemons: a read that hangs must not keep the interpreter from leaving.
-            thread = threading.Thread(
-                target=_work_off,
-                args=(self._jobs, self._stopped),
-                name=f"millstream-read-{len(self._threads)}",
-                daemon=True,
-            )
-            self._threads.append(thread)
-            thread.start()
+            if len(self._threads) < self.size and not self._stopped:
+                self._add_thread()
 
     def stop(self) -> None:
-        """Tells the threads to end after the job at hand; jobs not begun are dropped. Idempotent."""
-        with self._lock:
-            self._stopped.set()
-            for _ in self._threads:
-                self._jobs.put(None)
+        """Tells the threads to end after the job at hand; jobs not begun are dropped. Idempotent.
+
+        The garbage collector may call this in any thread, in the midst of `submit` too: so it takes no lock, and a
+        single None goes from thread to thread, to those as well that are being started.
+        """
+        self._stopped = True
+        self._jobs.put(None)
 
     def join(self, seconds: float) -> None:
         """Waits for the threads to end, at most so long for all of them."""
@@ -300,9 +306,40 @@ class Crew:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
+    def _add_thread(self) -> None:
+        # A daemon: a read that hangs must not keep the interpreter from leaving.
+        thread = threading.Thread(target=self._work_off, name=f"millstream-read-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+            # The system has no more threads to give: those that run do the work.
+            self.size = len(self._threads)
+        else:
+            self._threads.append(thread)
 
-def _work_off(jobs: queue.SimpleQueue[Callable[[], Any] | None], stopped: threading.Event) -> None:
-    """Runs jobs until told to stop. Holds no reference to the executor, so that its end can be noticed."""
-    while (job := jobs.get()) is not None and not stopped.is_set():
-        job()
-        del job
+    def _work_off(self) -> None:
+        """Runs jobs until told to stop. A thread keeps its crew alive, and not the executor, whose end stops it."""
+        while (job := self._jobs.get()) is not None and not self._stopped:
+            job()
+            del job
+        self._jobs.put(None)
+
+
+_crews: "weakref.WeakSet[Crew]" = weakref.WeakSet()
+
+
+@functools.cache
+def _end_crews_at_exit() -> None:
+    """Makes the end of the interpreter wait for the crews; once, when there is a crew, since nothing is done at import."""
+    atexit.register(_end_crews)
+
+
+def _end_crews() -> None:
+    crews = list(_crews)
+    for crew in crews:
+        crew.stop()
+    deadline = time.monotonic() + CLOSE_SECONDS
+    for crew in crews:
+        crew.join(deadline - time.monotonic())

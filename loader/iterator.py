@@ -1,6 +1,7 @@
 """The iterator that a training loop holds: a place in the stream, and an executor that works from there on."""
 
 import enum
+import operator
 from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
 from typing import Any, Self, final
@@ -31,8 +32,8 @@ class DataLoaderIterator:
     Made by `iter(loader)`. Its place is that behind the last batch delivered: what has been read ahead does not count,
     so a state taken between two training steps resumes with exactly the batch that would have come next.
 
-    An exception raised by the pipeline leaves the place as it was: `next` tries the same batch again, and
-    `seek(step + 1)` passes over it. Used by one thread at a time.
+    An exception raised by the pipeline leaves the place as it was: `next` tries the same batch again and, where the
+    pipeline is 1:1, `seek(step + 1)` passes over it. Used by one thread at a time.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class DataLoaderIterator:
         plan: Plan,
         fingerprint: Callable[[], Fingerprint],
         make_executor: Callable[[Cursor], Executor],
+        stop_idle: Callable[[], None],
     ) -> None:
         self._plan = plan
         self._fingerprint = fingerprint
         self._make_executor = make_executor
+        self._stop_idle = stop_idle
         self._executor: Executor | None = None
         self._lifecycle = Lifecycle.IDLE
         self._step = 0
@@ -136,15 +139,13 @@ class DataLoaderIterator:
             ValueError: the iterator is closed.
         """
         self._check_open()
-        if step < 0:
-            raise IndexError(f"step must be at least 0, got {step}.")
+        step = operator.index(step)
+        if not 0 <= step <= self._plan.unit_limit and (step < 0 or self._plan.one_to_one):
+            raise IndexError(f"step must be between 0 and {self._plan.unit_limit}, the number of batches, got {step}.")
         if self._plan.one_to_one:
-            num_units = self._plan.num_units
-            if num_units is not None and step > num_units:
-                raise IndexError(f"step must be at most {num_units}, the number of batches, got {step}.")
             self._go(Cursor(step, (0,)), step)
-            return
-        self._seek_by_counting(step)
+        else:
+            self._seek_by_counting(step)
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Saves the place as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
@@ -177,7 +178,8 @@ class DataLoaderIterator:
 
     def close(self) -> None:
         """Stops reading ahead and frees what was read. Takes at most two seconds. Idempotent."""
-        self._settle()
+        self._stop()
+        self._stop_idle()
         self._lifecycle = Lifecycle.CLOSED
 
     def __enter__(self) -> Self:
@@ -201,13 +203,17 @@ class DataLoaderIterator:
         if self._run is not None and self._run.error is not None:
             error = self._run.error
             self._settle()
-            raise error
+            try:
+                raise error
+            finally:
+                # The traceback refers to this frame: without this, the frame and the error would keep each other.
+                del error
         self._start, self._run = self._place(), None
         try:
             run = executor.next_run()
         except BaseException:
             # The executor may be in any state: the next call begins with a new one, from the same place.
-            self._settle()
+            self._stop()
             raise
         if run is None:
             self._settle()
@@ -228,12 +234,21 @@ class DataLoaderIterator:
         return self._run.after(self._row - 1)
 
     def _settle(self) -> None:
-        """Ends the executor and remembers the place."""
+        """Remembers the place and leaves the executor; what it has that can serve another one stays ready."""
+        if (executor := self._leave()) is not None:
+            executor.pause()
+
+    def _stop(self) -> None:
+        """Remembers the place and ends the executor."""
+        if (executor := self._leave()) is not None:
+            executor.close()
+
+    def _leave(self) -> Executor | None:
         self._start, self._run, self._row = self._place(), None, 0
         executor, self._executor = self._executor, None
         if executor is not None:
-            executor.close()
             self._lifecycle = Lifecycle.IDLE
+        return executor
 
     def _go(self, place: Cursor, step: int) -> None:
         self._settle()

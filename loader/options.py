@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import os
 from typing import SupportsIndex
 
 
@@ -21,6 +22,13 @@ def as_count(value: SupportsIndex, name: str, minimum: int) -> int:
     if count < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {count}.")
     return count
+
+
+def available_cores() -> int:
+    """Returns how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +71,17 @@ class MultiprocessingOptions:
     Attributes:
         num_workers: how many processes, 0 for none.
         per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1.
+        stall_timeout: seconds after which a worker that is still busy with one block is an error.
     """
 
     num_workers: int = 0
     per_worker_buffer_size: int = 1
+    stall_timeout: float = 600.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_workers", as_count(self.num_workers, "num_workers", 0))
         object.__setattr__(
             self, "per_worker_buffer_size", as_count(self.per_worker_buffer_size, "per_worker_buffer_size", 1)
         )
+        if not self.stall_timeout > 0:
+            raise ValueError(f"stall_timeout must be a number of seconds above 0, got {self.stall_timeout!r}.")

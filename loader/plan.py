@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millstream.loader.deal import Deal
 from millstream.loader.elements import Elements, Origins
-from millstream.loader.steps import Step, collect, compile_step
+from millstream.loader.steps import Step, annotated, collect, compile_step, describe_origin
 from millstream.randomness import generators, generators_from
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
@@ -46,6 +45,11 @@ class Phase:
     batch: Batch | None
     num_record_steps: int
 
+    @property
+    def is_plain_stack(self) -> bool:
+        """Whether the phase stacks elements and does nothing else: no code of the user's runs in it."""
+        return self.batch is not None and self.batch.batch_fn is None and len(self.steps) == 1
+
 
 class Plan:
     """A pipeline of one shard, compiled.
@@ -58,6 +62,7 @@ class Plan:
         batched_source: whether the source reads many records in one call.
         tail_records: how many records of this shard's tail get into an output, as far as phase 0's batches decide it.
         num_units: how many units have outputs; None when the order is endless.
+        unit_limit: how many units can be asked for: num_units, and fewer than would have positions from 2**63 on.
         units_per_call: how many units one call of phase 0 may make: one where a unit is a batch, more where units are
             small.
     """
@@ -84,21 +89,32 @@ class Plan:
         )
         self.tail_records = _tail_records(len(self.deal.tail), leading)
         self.num_units = self.deal.num_units if self.tail_records else self.deal.whole_units
+        self.unit_limit = POSITION_LIMIT // self.deal.global_unit
+        if self.num_units is not None:
+            self.unit_limit = min(self.unit_limit, self.num_units)
         self.units_per_call = 1 if leading else max(1, 256 // self.deal.unit)
         self._sampler = sampler
         self._read = _reader(source)
         self.phases = _compile(groups, names, functools.partial(_streams, sampler))
-        self._look_ahead = functools.lru_cache(maxsize=4)(self._locate_chunk)
+        # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
+        self._locate = functools.partial(_locate, self.deal, sampler)
+        self._look_ahead = functools.lru_cache(maxsize=4)(functools.partial(_locate_chunk, self.deal, sampler))
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
         """Crosses to another process as what it was made of."""
         return Plan, self._recipe
 
+    def parts(self) -> list[tuple[str, Any]]:
+        """Returns what the plan was made of, with what to call each part in texts for people."""
+        source, sampler, operations, names, _ = self._recipe
+        named = [(f"operations[{i}], {names[i]}", operation) for i, operation in enumerate(operations)]
+        return [("data_source", source), ("sampler", sampler), *named]
+
     def locate(self, start: int, stop: int) -> Origins:
         """Returns the origins of the records of units start … stop - 1."""
         if isinstance(self._sampler, AdaptedSampler):
             # The user's own code: it is asked for what is needed, when it is needed.
-            return self._located(self.deal.positions(start, stop))
+            return self._locate(start, stop)
         chunk = max(1, LOOK_AHEAD_KEYS // self.deal.unit)
         if start // chunk != (stop - 1) // chunk:
             middle = (start // chunk + 1) * chunk
@@ -107,12 +123,15 @@ class Plan:
         first = (start // chunk) * chunk
         return ahead.take(slice((start - first) * self.deal.unit, (stop - first) * self.deal.unit))
 
-    def _locate_chunk(self, number: int, chunk: int) -> Origins:
-        stop = (number + 1) * chunk if self.deal.num_units is None else min((number + 1) * chunk, self.deal.num_units)
-        return self._located(self.deal.positions(number * chunk, stop))
-
-    def _located(self, positions: NDArray[np.int64]) -> Origins:
-        return Origins(positions, self._sampler.record_keys_at(positions), positions)
+    def prepare_units(self, start: int, stop: int) -> Elements:
+        """Returns the prepared elements of units start … stop - 1; an error of the sampler comes at its unit."""
+        try:
+            origins = self.locate(start, stop)
+        except Exception as error:  # noqa: BLE001  (whatever the user's sampler raises is delivered at its turn)
+            if stop - start == 1:
+                return Elements.failed(annotated(error, f"the sampler, asked for the records of unit {start}"))
+            return Elements.concatenate([self.prepare_units(unit, unit + 1) for unit in range(start, stop)])
+        return self.prepare(origins)
 
     def prepare(self, origins: Origins) -> Elements:
         """Returns the elements of some records, as they are before the first Batch of phase 0."""
@@ -147,6 +166,16 @@ def split_phases(operations: Sequence[Transformation]) -> list[list[Transformati
     return groups
 
 
+def _locate(deal: Deal, sampler: VectorisedSampler | AdaptedSampler, start: int, stop: int) -> Origins:
+    positions = deal.positions(start, stop)
+    return Origins(positions, sampler.record_keys_at(positions), positions)
+
+
+def _locate_chunk(deal: Deal, sampler: VectorisedSampler | AdaptedSampler, number: int, chunk: int) -> Origins:
+    stop = (number + 1) * chunk if deal.num_units is None else min((number + 1) * chunk, deal.num_units)
+    return _locate(deal, sampler, number * chunk, stop)
+
+
 def _records_per_unit(leading: Sequence[Batch], groups: Sequence[Sequence[Transformation]]) -> int:
     if leading:
         return math.prod(batch.batch_size for batch in leading)
@@ -172,7 +201,7 @@ def _compile(
     names: Sequence[str],
     streams: Callable[[Origins, int], Iterator[np.random.Generator]],
 ) -> tuple[Phase, ...]:
-    phases = []
+    phases: list[Phase] = []
     number = random_number = 0
     for group in groups:
         steps = []
@@ -215,7 +244,11 @@ def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
         except Exception as error:  # noqa: BLE001  (whatever the user's source raises is delivered at its turn)
             # One by one, to deliver what comes before the bad record and to say which it is.
             run = read_singly(origins)
-            return run if run.error is not None else Elements([], origins.take(slice(0)), error)
+            if run.error is None:
+                # The source can read each record, but not all at once: the error of the whole read stands.
+                whole = f"{where}, {len(keys)} records at once, the first at {describe_origin(origins, 0)}"
+                run = Elements.failed(annotated(error, whole))
+            return run
         return Elements(values, origins)
 
     return read
@@ -225,10 +258,19 @@ def _streams(
     sampler: VectorisedSampler | AdaptedSampler, origins: Origins, operation: int
 ) -> Iterator[np.random.Generator]:
     if sampler.seed is None:
-        parents = sampler.rngs_at(origins.position) if isinstance(sampler, AdaptedSampler) else []
+        parents = _parents(sampler, origins) if isinstance(sampler, AdaptedSampler) else []
         return generators_from(parents, origins.index.tolist(), operation)
     epochs = origins.position // (sampler.num_records or np.iinfo(np.int64).max)
     return generators(sampler.seed, epochs.tolist(), origins.index.tolist(), operation)
+
+
+def _parents(sampler: AdaptedSampler, origins: Origins) -> Iterator[np.random.Generator]:
+    """Yields the generators that a custom sampler gives, one by one: an error of its own comes at its element."""
+    for position in origins.position.tolist():
+        (rng,) = sampler.rngs_at([position])
+        if rng is None:
+            raise ValueError(f"A RandomMap needs randomness, but the sampler gave no rng at position {position}.")
+        yield rng
 
 
 def has_randomness(sampler: VectorisedSampler | AdaptedSampler) -> bool:

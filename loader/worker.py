@@ -88,9 +88,9 @@ class Maker:
     def _perform(self, call: Units | Group) -> Elements:
         if isinstance(call, Group):
             return self._plan.follow(call.phase, pickle.loads(call.elements), self._allocator.allocate)  # noqa: S301
-        origins = self._plan.locate(call.start, call.stop)
         if self._crew.size == 0 or self._plan.batched_source:
-            return self._plan.finish(self._plan.prepare(origins), self._allocator.allocate)
+            return self._plan.finish(self._plan.prepare_units(call.start, call.stop), self._allocator.allocate)
+        origins = self._plan.locate(call.start, call.stop)
         prepared: queue.SimpleQueue[tuple[Elements, float]] = queue.SimpleQueue()
         SlicedPreparation(self._plan, origins, self._crew, prepared.put).begin()
         return self._plan.finish(prepared.get()[0], self._allocator.allocate)

@@ -74,4 +74,3 @@ def _philox_state(seed: int, epoch: int, index: int, operation: int) -> dict[str
         "has_uint32": 0,
         "uinteger": 0,
     }
-

@@ -1,0 +1,387 @@
+"""A pool of worker processes, as the parent sees it: the zygote, the workers, their channels and arenas.
+
+Guarantees:
+    * The parent never blocks on a worker: it reads what has come, writes what goes out, and waits on all sockets and
+      process handles together.
+    * Any end of a worker that the parent has not asked for is a death, whatever its status; all that it sent before
+      still counts. The pool reports deaths and forks replacements; what is done about lost calls is the executor's.
+    * `stop()` takes at most CLOSE_SECONDS, and so does the end of the pool's life; nothing is left then.
+
+The pool costs four descriptors a worker (channel, process handle, arena, stack file) and three for itself.
+"""
+
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any, final
+
+import cloudpickle
+
+from millstream.loader.arena import ArenaView, create_arena_file
+from millstream.loader.channel import Channel
+from millstream.loader.memory_budget import memory_budget
+from millstream.loader.messages import Broken, Exited, Fork, Forked, Group, Kill, Made, Make, PipelineFile, Ready, Units
+from millstream.loader.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.plan import Plan
+
+CLOSE_SECONDS = 2.0
+"""How long stopping may take: the zygote gives workers a quarter of it to leave, then kills them."""
+
+LARGE_BUFFER_BYTES = 1 << 16
+"""Arrays of the pipeline from this size on lie in the pipeline file as they are, and all workers share their pages."""
+
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from millstream.loader.zygote import main; main()"
+_SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+logger = logging.getLogger("millstream")
+
+
+@final
+class Worker:
+    """One worker process.
+
+    Attributes:
+        number: which worker.
+        channel: the conversation with it.
+        arena: the memory that it writes.
+        stacks: the file that it dumps its stacks into.
+        pid: its process; None until the zygote has said.
+        handle: the process's handle (pidfd), where there are such.
+        is_ready: whether it has the pipeline.
+        calls: the numbers of the calls it was given and has not answered, in order.
+        busy_since: when it began with the first of them, `time.monotonic`.
+    """
+
+    def __init__(self, number: int, channel: Channel, arena: ArenaView, stacks: int) -> None:
+        self.number = number
+        self.channel = channel
+        self.arena = arena
+        self.stacks = stacks
+        self.pid: int | None = None
+        self.handle: int | None = None
+        self.is_ready = False
+        self.calls: list[int] = []
+        self.busy_since = 0.0
+        self.warned = False
+
+    def give(self, call: int, work: Units | Group) -> None:
+        """Sends a call."""
+        if not self.calls:
+            self.busy_since = time.monotonic()
+        self.calls.append(call)
+        self.channel.send(Make(call, work, self.arena.take_released()))
+
+    def answered(self, call: int) -> None:
+        """Takes note of an answer."""
+        self.calls.remove(call)
+        self.busy_since = time.monotonic()
+        self.warned = False
+
+    def read_stacks(self) -> str:
+        """Returns what the worker has written about its stacks: in a fatal signal, or when asked."""
+        size = os.fstat(self.stacks).st_size
+        return os.pread(self.stacks, size, 0).decode(errors="replace")
+
+    def close(self) -> None:
+        """Closes what the parent holds of it; arrays on its arena live on."""
+        self.channel.close()
+        os.close(self.stacks)
+        if self.handle is not None:
+            os.close(self.handle)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Died:
+    """A worker is gone."""
+
+
+Event = Made | Broken | Died
+
+
+@final
+class Pool:
+    """Worker processes that have one pipeline."""
+
+    def __init__(self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions) -> None:
+        self._options = workers
+        self._num_threads = reading.num_threads
+        self._pipeline, self._pipeline_file = write_pipeline(plan)
+        self._arena_bytes = memory_budget() // workers.num_workers
+        self._numbers = itertools.count()
+        self.call_numbers = itertools.count()
+        self._exits: dict[int, int] = {}
+        self._state = _Processes()
+        self._finalizer = weakref.finalize(self, _Processes.stop, self._state)
+        try:
+            self.restart()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers, dead ones not counted."""
+        return self._state.workers
+
+    def restart(self) -> None:
+        """Starts a new zygote and all workers; what is left of the old ones goes."""
+        self._state.stop()
+        self._state.start_zygote()
+        for _ in range(self._options.num_workers):
+            self._fork()
+
+    def replace(self, worker: Worker) -> None:
+        """Forks a worker in the place of a dead one."""
+        self._state.workers.remove(worker)
+        if worker.pid is not None:
+            self._control.send(Kill(worker.pid))
+        worker.close()
+        self._fork()
+
+    def wait(self, seconds: float | None) -> Iterator[tuple[Worker, Event]]:
+        """Yields what has happened, having waited for something to happen for at most so long; None: for ever.
+
+        Raises:
+            ZygoteDied: the zygote is gone, and with it all workers. What they had sent was yielded before.
+        """
+        poll = select.poll()
+        control = self._control
+        poll.register(control.fileno(), select.POLLIN | (select.POLLOUT if control.has_unsent else 0))
+        for worker in self.workers:
+            wanted = select.POLLIN | (select.POLLOUT if worker.channel.has_unsent else 0)
+            poll.register(worker.channel.fileno(), wanted)
+            if worker.handle is not None:
+                poll.register(worker.handle, select.POLLIN)
+        ready = dict(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+        control.flush()
+        if ready.get(control.fileno(), 0) & ~select.POLLOUT:
+            self._listen_to_zygote()
+        for worker in list(self.workers):
+            flags = ready.get(worker.channel.fileno(), 0)
+            if flags & select.POLLOUT:
+                worker.channel.flush()
+            has_exited = worker.handle is not None and worker.handle in ready
+            if flags & ~select.POLLOUT or has_exited:
+                yield from self._listen_to(worker, has_exited=has_exited)
+        if not control.is_open:
+            for worker in list(self.workers):
+                yield from self._answers(worker, worker.channel.receive_rest())
+            raise ZygoteDied
+
+    def exit_status(self, worker: Worker, seconds: float) -> int | None:
+        """Returns the status of a dead worker, having waited for it for at most so long."""
+        deadline = time.monotonic() + seconds
+        while worker.pid not in self._exits and (left := deadline - time.monotonic()) > 0 and self._control.is_open:
+            poll = select.poll()
+            poll.register(self._control.fileno(), select.POLLIN)
+            poll.poll(left * 1000)
+            self._listen_to_zygote()
+        return None if worker.pid is None else self._exits.get(worker.pid)
+
+    def kill(self, worker: Worker) -> None:
+        """Kills a worker and what it has started."""
+        if worker.pid is not None:
+            self._control.send(Kill(worker.pid))
+
+    def stop(self) -> None:
+        """Ends all processes. Idempotent."""
+        self._finalizer()
+        if self._pipeline >= 0:
+            os.close(self._pipeline)
+            self._pipeline = -1
+
+    @property
+    def _control(self) -> Channel:
+        control = self._state.control
+        if control is None:
+            raise ValueError("The worker pool is stopped.")
+        return control
+
+    def _fork(self) -> None:
+        number = next(self._numbers)
+        ours, theirs = socket.socketpair()
+        arena = create_arena_file(self._arena_bytes)
+        stacks = create_stack_file()
+        try:
+            worker = Worker(number, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), stacks)
+            self._state.workers.append(worker)
+            fork = Fork(number, self._arena_bytes, self._num_threads, self._pipeline_file)
+            self._control.send(fork, [theirs.fileno(), arena, stacks, self._pipeline])
+        finally:
+            theirs.close()
+            os.close(arena)
+
+    def _listen_to(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
+        received = worker.channel.receive_rest() if has_exited else worker.channel.receive()
+        yield from self._answers(worker, received)
+        if has_exited or not worker.channel.is_open:
+            # A process may close its channel and live on: it is of no use any more.
+            self.kill(worker)
+            yield worker, Died()
+
+    def _answers(self, worker: Worker, messages: Iterator[Any]) -> Iterator[tuple[Worker, Event]]:
+        for message in messages:
+            if isinstance(message, Ready):
+                worker.is_ready = True
+                worker.busy_since = time.monotonic()
+            elif isinstance(message, Made):
+                worker.answered(message.call)
+                yield worker, message
+            else:
+                yield worker, message
+
+    def _listen_to_zygote(self) -> None:
+        for message in self._control.receive():
+            if isinstance(message, Exited):
+                self._exits[message.pid] = message.status
+                continue
+            handles = self._control.take_descriptors()
+            worker = next((worker for worker in self.workers if worker.number == message.number), None)
+            if worker is None:
+                for handle in handles:
+                    os.close(handle)
+                continue
+            worker.pid = message.pid
+            worker.handle = handles[0] if handles else None
+
+
+class ZygoteDied(Exception):  # noqa: N818  (an event, not an error: the pool is started again)
+    """The zygote is gone, and all workers with it."""
+
+
+@final
+class _Processes:
+    """What must end when a pool ends: kept apart from it, so that its finalizer can hold on to this."""
+
+    def __init__(self) -> None:
+        self.zygote: subprocess.Popen[bytes] | None = None
+        self.control: Channel | None = None
+        self.workers: list[Worker] = []
+        self._owner = os.getpid()
+
+    def start_zygote(self) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **os.environ, "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
+        with theirs:
+            self.zygote = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+        self.control = Channel(ours, blocking=False)
+
+    def stop(self) -> None:
+        if self.zygote is None or os.getpid() != self._owner:
+            return
+        workers, self.workers = self.workers, []
+        for worker in workers:
+            worker.close()
+        if self.control is not None:
+            self.control.close()
+        try:
+            self.zygote.wait(CLOSE_SECONDS / 2)
+        except subprocess.TimeoutExpired:
+            # Stopped, perhaps. The kernel kills the workers with it.
+            self.zygote.send_signal(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.zygote.wait(CLOSE_SECONDS / 2)
+        self.zygote = None
+
+
+@final
+class WarmPools:
+    """The pools of one loader that no iterator uses at the moment: the next one starts at once."""
+
+    def __init__(self) -> None:
+        self._idle: list[Pool] = []
+
+    def take(self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions) -> Pool:
+        """Returns a pool: a warm one if there is one."""
+        return self._idle.pop() if self._idle else Pool(plan, workers, reading)
+
+    def give_back(self, pool: Pool) -> None:
+        """Keeps a pool for the next iterator; one is enough."""
+        if self._idle:
+            pool.stop()
+        else:
+            self._idle.append(pool)
+
+    def stop_idle(self) -> None:
+        """Stops the pools that no iterator uses."""
+        while self._idle:
+            self._idle.pop().stop()
+
+
+def create_stack_file() -> int:
+    """Returns the descriptor of an anonymous file for a worker's stacks."""
+    return create_arena_file(0) if not hasattr(os, "memfd_create") else os.memfd_create("millstream-stacks")
+
+
+def write_pipeline(plan: Plan) -> tuple[int, PipelineFile]:
+    """Returns an anonymous file with the pipeline, and where things are in it.
+
+    Raises:
+        TypeError: something in it cannot be pickled; the text names the operation and the attribute.
+    """
+    taken_out: list[memoryview] = []
+
+    def take_out(buffer: Any) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= LARGE_BUFFER_BYTES:
+            taken_out.append(raw)
+        return bool(raw.nbytes < LARGE_BUFFER_BYTES)
+
+    file = io.BytesIO()
+    try:
+        cloudpickle.Pickler(file, protocol=5, buffer_callback=take_out).dump(plan)
+    except Exception as error:
+        raise TypeError(
+            f"worker_count: {unpicklable_part(plan)} cannot be sent to worker processes: {error}\n"
+            "Make it in __setstate__ or when it is first used, or use worker_count=0."
+        ) from error
+    pieces, buffers, end = [file.getbuffer()], [], file.getbuffer().nbytes
+    for raw in taken_out:
+        start = -(-end // 64) * 64
+        pieces += [memoryview(bytes(start - end)), raw]
+        buffers.append((start, raw.nbytes))
+        end = start + raw.nbytes
+    num_bytes = len(pieces[0])
+    descriptor = create_arena_file(end)
+    with os.fdopen(os.dup(descriptor), "wb") as target:
+        for piece in pieces:
+            target.write(piece)
+    return descriptor, PipelineFile(num_bytes, tuple(buffers), end)
+
+
+def unpicklable_part(plan: Plan) -> str:
+    """Returns what in a pipeline cannot be pickled: the source, the sampler or an operation, and which attribute."""
+    for name, part in plan.parts():
+        if _can_pickle(part):
+            continue
+        culprits = [attribute for attribute, value in getattr(part, "__dict__", {}).items() if not _can_pickle(value)]
+        attributes = f" (attribute {', '.join(culprits)})" if culprits else ""
+        return f"{name}{attributes}"
+    return "the pipeline"
+
+
+def _can_pickle(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001  (whatever pickling raises means no)
+        return False
+    return True

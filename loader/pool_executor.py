@@ -1,0 +1,281 @@
+"""The executor that has worker processes make the calls.
+
+Guarantees:
+    * A call is answered once: by its outputs, or by an error. Calls whose worker has died go to another one; answers
+      to calls that nobody waits for any more are dropped.
+    * User code runs in the workers only. The consumer's thread copies elements into regrouped batches, where a phase
+      is no more than that, and nothing else.
+    * A call that kills its worker twice is an error which names its records, and so is one that takes longer than the
+      stall timeout: the stream never waits without end.
+"""
+
+import dataclasses
+import logging
+import os
+import signal
+import time
+from collections import deque
+from typing import final
+
+import cloudpickle
+import numpy as np
+
+from millstream.loader.elements import Elements, Origins
+from millstream.loader.executors import Executor, run_here
+from millstream.loader.messages import Broken, Group, Made, Units
+from millstream.loader.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.plan import Plan
+from millstream.loader.pool import Died, Event, Pool, WarmPools, Worker, ZygoteDied
+from millstream.loader.process_state import describe_exit, describe_process
+from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
+from millstream.loader.transport import unpack, unpack_failure
+from millstream.loader.worker import nothing
+
+STALL_WARNING_SECONDS = 30.0
+"""A worker that makes one call for so long is reported in the log."""
+
+STATUS_SECONDS = 0.5
+"""How long to wait to be told how a worker died, or for its stacks."""
+
+MOST_DEATHS = 2
+"""A call in which so many workers have died is given up, and so is a pool of which so many die while starting."""
+
+logger = logging.getLogger("millstream")
+
+
+class WorkerDiedError(RuntimeError):
+    """Worker processes die again and again at the same place: the message names the records and the likely cause."""
+
+
+class WorkerStalledError(RuntimeError):
+    """A worker process has been making the same call for longer than the stall timeout."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Assigned:
+    """A call in the hands of the workers."""
+
+    call: Call
+    deaths: int = 0
+
+
+@final
+class PoolExecutor(Executor):
+    """Worker processes make the calls."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        cursor: Cursor,
+        pools: WarmPools,
+        workers: MultiprocessingOptions,
+        reading: ReadOptions,
+    ) -> None:
+        self._plan = plan
+        self._schedule = Schedule(plan, cursor)
+        self._pools = pools
+        self._pool = pools.take(plan, workers, reading)
+        self._options = workers
+        self._assigned: dict[int, _Assigned] = {}
+        self._lost: deque[tuple[int, _Assigned]] = deque()
+        self._deaths_at_start = 0
+        self._owner = os.getpid()
+
+    def next_run(self) -> Run | None:
+        """Returns the next outputs in order, None at the end."""
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                "This iterator belongs to the process that made it, and its worker processes too. "
+                "Call iter(loader) in the forked process."
+            )
+        self._receive(0.0)
+        self._hand_out()
+        while (run := self._schedule.pop()) is None:
+            if self._schedule.exhausted:
+                return None
+            self._receive(self._seconds_to_next_look())
+            self._look_for_stalls()
+            self._hand_out()
+        # There is room for one more now.
+        self._hand_out()
+        return run
+
+    def start(self) -> None:
+        """Gives the workers their first calls: they begin to read at once."""
+        self._hand_out()
+
+    def pause(self) -> None:
+        """Leaves the pool to the next iterator, its workers warm. Calls in work are finished and dropped."""
+        self._pools.give_back(self._pool)
+
+    def close(self) -> None:
+        """Ends the worker processes."""
+        self._pool.stop()
+
+    def _hand_out(self) -> None:
+        """Gives calls to the workers that have room for them, lost ones first."""
+        while self._lost and (worker := self._free_worker()) is not None:
+            number, assigned = self._lost.popleft()
+            self._give(worker, number, assigned)
+        while (phase := self._schedule.next_phase) is not None:
+            if phase > 0 and self._plan.phases[phase].is_plain_stack:
+                self._make_here()
+                continue
+            worker = self._free_worker()
+            if worker is None or (phase == 0 and self._schedule.backlog >= self._most_calls * len(self._pool.workers)):
+                return
+            call = self._schedule.take()
+            if call is not None:
+                self._give(worker, next(self._pool.call_numbers), _Assigned(call))
+
+    def _make_here(self) -> None:
+        call = self._schedule.take()
+        if call is not None:
+            run_here(self._plan, self._schedule, call)
+
+    @property
+    def _most_calls(self) -> int:
+        """How many calls a worker may have: one in work, and finished ones ahead."""
+        return 1 + self._options.per_worker_buffer_size
+
+    def _free_worker(self) -> Worker | None:
+        """Returns the worker with the fewest calls, None if all have enough."""
+        worker = min(self._pool.workers, key=lambda worker: len(worker.calls))
+        return worker if len(worker.calls) < self._most_calls else None
+
+    def _give(self, worker: Worker, number: int, assigned: _Assigned) -> None:
+        self._assigned[number] = assigned
+        call = assigned.call
+        if isinstance(call, UnitCall):
+            worker.give(number, Units(call.start, call.stop))
+        else:
+            worker.give(number, Group(call.phase, cloudpickle.dumps(call.group, protocol=5)))
+
+    def _receive(self, seconds: float | None) -> None:
+        """Takes what has happened, having waited for something for at most so long."""
+        try:
+            for worker, event in self._pool.wait(seconds):
+                self._take(worker, event)
+        except ZygoteDied:
+            # No worker is to blame: all their calls are simply made again.
+            lost = [number for worker in self._pool.workers for number in worker.calls]
+            self._pool.restart()
+            self._lose(lost)
+
+    def _take(self, worker: Worker, event: Event) -> None:
+        if isinstance(event, Made):
+            self._deaths_at_start = 0
+            assigned = self._assigned.pop(event.call, None)
+            if assigned is None:
+                for offset, _ in event.parcel.chunks:
+                    worker.arena.release(offset)
+            else:
+                values, origins = unpack(event.parcel, worker.arena)
+                error = None if event.failure is None else unpack_failure(event.failure)
+                self._schedule.complete(assigned.call, Elements(values, origins, error), event.seconds)
+        elif isinstance(event, Broken):
+            raise unpack_failure(event.failure)
+        else:
+            self._take_death(worker)
+
+    def _take_death(self, worker: Worker) -> None:
+        """Gives the calls of a dead worker to a new one; the call it died in only if it is for the first time."""
+        status = self._pool.exit_status(worker, STATUS_SECONDS)
+        lost = list(worker.calls)
+        cause = describe_exit(status, worker.read_stacks())
+        if not worker.is_ready:
+            self._deaths_at_start += 1
+            if self._deaths_at_start >= MOST_DEATHS:
+                raise WorkerDiedError(f"Worker processes die while they start: the last one {cause}")
+        elif lost and lost[0] in self._assigned:
+            assigned = self._assigned[lost[0]]
+            assigned.deaths += 1
+            if assigned.deaths >= MOST_DEATHS:
+                error = WorkerDiedError(
+                    f"{assigned.deaths} worker processes died while making the same outputs, from "
+                    f"{self._describe(assigned.call)}. The last one {cause}"
+                )
+                del self._assigned[lost.pop(0)]
+                self._schedule.complete(assigned.call, nothing(error), 0.0)
+        logger.warning("millstream: worker process %s %s It is replaced.", worker.pid, cause)
+        self._pool.replace(worker)
+        self._lose(lost)
+
+    def _lose(self, numbers: list[int]) -> None:
+        """Puts calls back to be given out again, before all others."""
+        for number in reversed(numbers):
+            assigned = self._assigned.pop(number, None)
+            if assigned is not None:
+                self._lost.appendleft((number, assigned))
+        self._hand_out()
+
+    def _seconds_to_next_look(self) -> float:
+        """Returns the seconds until some worker would have to be reported or given up."""
+        now = time.monotonic()
+        return min(
+            worker.busy_since + (self._options.stall_timeout if worker.warned else self._warning_seconds) - now
+            for worker in self._pool.workers
+            if worker.calls
+        )
+
+    @property
+    def _warning_seconds(self) -> float:
+        return min(STALL_WARNING_SECONDS, self._options.stall_timeout)
+
+    def _look_for_stalls(self) -> None:
+        """Reports workers that are at one call for long, and gives up the call of one that is for too long."""
+        now = time.monotonic()
+        for worker in list(self._pool.workers):
+            if not worker.calls:
+                continue
+            seconds = now - worker.busy_since
+            number = worker.calls[0]
+            if seconds >= self._options.stall_timeout:
+                self._give_up(worker, seconds)
+            elif seconds >= self._warning_seconds and not worker.warned:
+                worker.warned = True
+                logger.warning(
+                    "millstream: worker process %s has been busy for %.0f s with %s; it is %s. "
+                    "After %.0f s this becomes an error (stall_timeout).",
+                    worker.pid,
+                    seconds,
+                    self._describe_number(number),
+                    describe_process(worker.pid),
+                    self._options.stall_timeout,
+                )
+
+    def _give_up(self, worker: Worker, seconds: float) -> None:
+        state = describe_process(worker.pid)
+        error = WorkerStalledError(
+            f"Worker process {worker.pid} has made no progress for {seconds:.0f} s (stall_timeout), with "
+            f"{self._describe_number(worker.calls[0])}. It is {state}. Its stacks:\n{self._stacks_of(worker)}"
+        )
+        lost = list(worker.calls)
+        assigned = self._assigned.pop(lost.pop(0), None)
+        self._pool.replace(worker)
+        if assigned is not None:
+            self._schedule.complete(assigned.call, nothing(error), seconds)
+        self._lose(lost)
+
+    def _stacks_of(self, worker: Worker) -> str:
+        """Returns the stacks of a living worker: it writes them when signalled, even from inside C code."""
+        if worker.pid is None or not worker.is_ready:
+            return "(not there yet: it is still starting)"
+        os.kill(worker.pid, signal.SIGUSR1)
+        deadline = time.monotonic() + STATUS_SECONDS
+        while not (stacks := worker.read_stacks()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return stacks or "(it does not answer: it is stopped, or waits for a device)"
+
+    def _describe_number(self, number: int) -> str:
+        assigned = self._assigned.get(number)
+        return "outputs that nobody waits for any more" if assigned is None else self._describe(assigned.call)
+
+    def _describe(self, call: Call) -> str:
+        """Returns which records a call is about."""
+        origins: Origins = (
+            self._plan.locate(call.start, call.stop) if isinstance(call, UnitCall) else call.group.origins
+        )
+        keys = origins.record_key
+        shown = ", ".join(map(str, keys[:16].tolist())) + (", …" if len(keys) > 16 else "")
+        return f"the record{'s' if len(keys) > 1 else ''} {shown} (positions {np.min(origins.position)} to {np.max(origins.position)})"

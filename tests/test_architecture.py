@@ -1,0 +1,243 @@
+"""The layering holds: who imports whom, read from the source of every module, imports inside functions too."""
+
+import ast
+import dataclasses
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CORE = "millstream"
+PARTS = {"loader", "samplers", "sources", "transforms"}
+FACADE = {"millstream.__init__", "millstream.checkpoint"}
+
+SOLE_IMPORTERS = {
+    "array_record": "millstream.sources.array_record_file",
+    "cloudpickle": "millstream.loader.transport",
+    "jax": "millstream.sharding",
+    "orbax": "millstream.loader.checkpoint",
+}
+"""The one module that may import each third party, numpy aside, which is everywhere."""
+LATE_IMPORTS = {"array_record", "cloudpickle", "jax"}
+"""What is imported inside functions only: `import millstream` must not pay for it. Orbax's module is itself late."""
+
+MODULE_LINES = 300
+"""How long a module may be; a tenth more is still `around`."""
+LONG_MODULES = {
+    "millstream.loader.executors": "inline and threads: two short executors, read side by side, and their crew",
+    "millstream.loader.fingerprint": "one recursive walk over every kind of Python value",
+    "millstream.loader.pool": "the life of worker processes, whose races are explained where they are handled",
+    "millstream.loader.state": "the format of a state, its reader and its comparison, which change together",
+}
+VAGUE_NAMES = {"base_", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """One name that a module imports.
+
+    Attributes:
+        target: the whole dotted name, `a.b.c` for `from a.b import c`.
+        line: where.
+        is_late: whether it stands inside a function.
+        is_relative: whether it is written with leading dots.
+    """
+
+    target: str
+    line: int
+    is_late: bool = False
+    is_relative: bool = False
+
+
+def imports_of(source: str) -> list[Import]:
+    """Returns everything that a module imports, whether by statement or by `import_module("…")`."""
+    return list(_imports_within(ast.parse(source), is_late=False))
+
+
+def _imports_within(node: ast.AST, is_late: bool) -> Iterator[Import]:
+    match node:
+        case ast.Import(names=names):
+            yield from (Import(name.name, node.lineno, is_late) for name in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            prefix = f"{module}." if module else ""
+            yield from (Import(prefix + name.name, node.lineno, is_late, is_relative=level > 0) for name in names)
+        case ast.Call(
+            func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            yield Import(name, node.lineno, is_late)
+    inside = is_late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    for child in ast.iter_child_nodes(node):
+        yield from _imports_within(child, inside)
+
+
+def part_of(name: str) -> str:
+    """Returns which part a module of the package belongs to; "core" for what lies in millstream/ itself."""
+    second = name.split(".")[1] if "." in name else ""
+    return second if second in PARTS else "core"
+
+
+def import_violations(module: str, source: str) -> list[str]:
+    """Returns what is wrong with the imports of one module of the package, in words."""
+    found = []
+    for item in imports_of(source):
+        top = item.target.split(".")[0]
+        if item.is_relative:
+            found.append(f"line {item.line}: relative import of {item.target}")
+        elif top in PARTS:
+            found.append(f"line {item.line}: bare import of {item.target}")
+        elif top == CORE:
+            found += _layer_violations(module, item)
+        elif top not in sys.stdlib_module_names and top != "numpy":
+            found += _third_party_violations(module, item, top)
+    return found
+
+
+def _layer_violations(module: str, item: Import) -> Iterator[str]:
+    """Yields a violation unless the importing part may use the imported one."""
+    importer, imported = part_of(module), part_of(item.target)
+    if module not in FACADE and (item.target == CORE or item.target.startswith("millstream.checkpoint")):
+        yield f"line {item.line}: {module} imports the façade"
+    elif module not in FACADE and importer not in ("loader", imported) and imported != "core":
+        yield f"line {item.line}: {importer} imports {imported}"
+
+
+def _third_party_violations(module: str, item: Import, top: str) -> Iterator[str]:
+    """Yields a violation unless this is the module that may import the third party, and at the right time."""
+    if SOLE_IMPORTERS.get(top) != module:
+        yield f"line {item.line}: {module} imports {top}"
+    if top in LATE_IMPORTS and not item.is_late:
+        yield f"line {item.line}: {top} is imported when the module is, not when it is needed"
+
+
+def shape_violations(module: str, source: str) -> list[str]:
+    """Returns what is wrong with the name, the length and the docstring of one module."""
+    found = []
+    lines = len(source.splitlines())
+    if lines > MODULE_LINES * 1.1 and module not in LONG_MODULES:
+        found.append(f"{lines} lines")
+    if lines <= MODULE_LINES and module in LONG_MODULES:
+        found.append("is no longer long: take it off the list")
+    if VAGUE_NAMES & {word for name in module.split(".") for word in name.split("_")}:
+        found.append("a vague name")
+    if not ast.get_docstring(ast.parse(source)):
+        found.append("no docstring")
+    return found
+
+
+def bare_imports(source: str) -> list[str]:
+    """Returns the imports that would give a module of the package a second identity."""
+    return [item.target for item in imports_of(source) if item.is_relative or item.target.split(".")[0] in PARTS]
+
+
+def modules() -> dict[str, Path]:
+    """Returns the modules of the package by import name."""
+    folders = [("millstream", ROOT / "millstream"), *((f"millstream.{part}", ROOT / part) for part in sorted(PARTS))]
+    return {f"{name}.{path.stem}": path for name, folder in folders for path in sorted(folder.glob("*.py"))}
+
+
+MODULES = modules()
+SCRIPTS = [path for folder in ("tests", "examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_run_one_way(module: str) -> None:
+    """Core imports core; each part imports core and itself; loader imports all; third parties have one door each."""
+    assert import_violations(module, MODULES[module].read_text()) == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_are_short_named_and_described(module: str) -> None:
+    """A module has around 300 lines or a reason, a name that says what it holds, and a docstring."""
+    assert shape_violations(module, MODULES[module].read_text()) == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_scripts_import_the_package_by_its_name(path: Path) -> None:
+    """Tests and examples never import a bare `loader` or `samplers`: `isinstance` would fail quietly."""
+    assert bare_imports(path.read_text()) == []
+
+
+def test_every_part_is_read() -> None:
+    """The rules above look at every part and at every exception, so that none of them holds by looking at nothing."""
+    assert {part_of(module) for module in MODULES} == PARTS | {"core"}
+    assert set(SOLE_IMPORTERS.values()) | set(LONG_MODULES) | FACADE <= set(MODULES)
+    assert SCRIPTS
+
+
+def test_third_parties_are_declared() -> None:
+    """Each package that a module imports is a dependency of the project."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = " ".join(project["dependencies"]).replace("-", "_")
+    targets = {item.target.split(".")[0] for path in MODULES.values() for item in imports_of(path.read_text())}
+
+    assert [top for top in targets - sys.stdlib_module_names - {CORE} if top not in declared] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "word"),
+    [
+        ("millstream.errors", "import millstream.loader.plan", "core imports loader"),
+        ("millstream.errors", "from millstream import sources", "core imports sources"),
+        ("millstream.samplers.index", "def f():\n    from millstream.transforms import Map", "samplers imports transf"),
+        ("millstream.sources.memory", "from millstream.loader.deal import Deal", "sources imports loader"),
+        ("millstream.loader.plan", "import millstream", "façade"),
+        ("millstream.loader.plan", "from millstream.checkpoint import CheckpointSave", "façade"),
+        ("millstream.loader.plan", "from .deal import Deal", "relative"),
+        ("millstream.loader.plan", "import importlib\nimportlib.import_module('loader.deal')", "bare"),
+        ("millstream.loader.plan", "class A:\n    def f(self):\n        return [__import__('samplers')]", "bare"),
+        ("millstream.loader.plan", "if True:\n    import orbax.checkpoint as ocp", "imports orbax"),
+        ("millstream.loader.plan", "async def f():\n    import jax.numpy", "imports jax"),
+        ("millstream.loader.plan", "import torch", "imports torch"),
+        ("millstream.sharding", "import jax", "not when it is needed"),
+        ("millstream.samplers.base", "import absl.flags", "imports absl"),
+    ],
+)
+def test_forbidden_imports_are_found(module: str, source: str, word: str) -> None:
+    """The reader of imports sees each kind of forbidden import, wherever it stands."""
+    (violation,) = import_violations(module, source)
+
+    assert word in violation
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("millstream.__init__", "from millstream import samplers\nfrom millstream.loader import load"),
+        ("millstream.checkpoint", "from millstream.loader.checkpoint import CheckpointSave"),
+        ("millstream.loader.plan", "from millstream.sources import DataSource\nimport os\nimport numpy.typing"),
+        ("millstream.samplers.index", "from millstream.samplers.base import Sampler\nimport millstream.errors"),
+        ("millstream.sharding", "def f():\n    import jax"),
+        ("millstream.loader.checkpoint", "import orbax.checkpoint as ocp"),
+    ],
+)
+def test_allowed_imports_pass(module: str, source: str) -> None:
+    """The reader of imports does not cry wolf."""
+    assert import_violations(module, source) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "word"),
+    [
+        ("millstream.loader.plan", "x = 1", "no docstring"),
+        ("millstream.loader.plan_utils", '"""Doc."""', "vague"),
+        ("millstream.loader.common", '"""Doc."""', "vague"),
+        ("millstream.loader.plan", '"""Doc."""\n' + "x = 1\n" * 340, "341 lines"),
+        ("millstream.loader.state", '"""Doc."""', "no longer long"),
+    ],
+)
+def test_bad_shapes_are_found(module: str, source: str, word: str) -> None:
+    """A module without a docstring, with a vague name or with too many lines is found."""
+    (violation,) = shape_violations(module, source)
+
+    assert word in violation
+
+
+def test_bare_imports_of_scripts_are_found() -> None:
+    """A test or example that imports a part by its folder's name is found; the package's own name is fine."""
+    source = "import loader.plan\nfrom samplers import x\nfrom . import y\nfrom millstream.loader import load\n"
+
+    assert bare_imports(source) == ["loader.plan", "samplers.x", "y"]

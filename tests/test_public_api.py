@@ -1,0 +1,149 @@
+"""What users see: the façade's names, their documentation, and what importing it costs."""
+
+import importlib.metadata
+import inspect
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream
+import millstream.loader
+from millstream import samplers, sources, transforms
+
+PARTS = [millstream, millstream.loader, samplers, sources, transforms]
+TIMED_IMPORT = """
+import time
+start = time.perf_counter()
+import numpy
+middle = time.perf_counter()
+import millstream
+print(middle - start, time.perf_counter() - middle)
+"""
+
+
+def own_public_names(module: types.ModuleType) -> set[str]:
+    """Returns the public classes and functions of millstream that are bound in a module."""
+    return {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__.startswith("millstream")
+    }
+
+
+def documentable(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    """Yields the public classes and functions of a module, and the public methods that each class defines."""
+    for name in sorted(own_public_names(module)):
+        value = getattr(module, name)
+        yield name, value
+        if inspect.isclass(value):
+            for member, method in vars(value).items():
+                if not member.startswith("_") and (inspect.isfunction(method) or isinstance(method, property)):
+                    yield f"{name}.{member}", method
+
+
+def run_python(code: str, folder: Path) -> str:
+    """Returns what a fresh interpreter prints; started elsewhere, so that the installed package is what it finds."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", PARTS, ids=lambda module: module.__name__)
+def test_all_is_sorted_complete_and_real(module: types.ModuleType) -> None:
+    """`__all__` is sorted, names nothing twice, names only what is there, and leaves out no public name."""
+    assert list(module.__all__) == sorted(set(module.__all__))
+    assert own_public_names(module) <= set(module.__all__)
+    assert [name for name in module.__all__ if name != "checkpoint" and not hasattr(module, name)] == []
+
+
+def test_the_facade_has_the_parts_and_no_more_modules() -> None:
+    """`millstream.samplers` and its like are public; the rest of the package's modules are not."""
+    bound = {name for name in millstream.__all__ if isinstance(vars(millstream).get(name), types.ModuleType)}
+
+    assert bound | {"checkpoint"} == {"checkpoint", "samplers", "sharding", "sources", "transforms"}
+
+
+@pytest.mark.parametrize("module", [*PARTS, millstream.sharding], ids=lambda module: module.__name__)
+def test_every_public_name_is_documented(module: types.ModuleType) -> None:
+    """Each public class, function, method and property says what it gives, in a sentence of its own."""
+    texts = {name: value.__doc__ or "" for name, value in documentable(module)}
+
+    assert texts
+    assert [name for name, text in texts.items() if not text.split("\n")[0].endswith((".", ":"))] == []
+
+
+@pytest.mark.third_party
+def test_checkpoint_is_a_documented_part() -> None:
+    """`millstream.checkpoint` is there when asked for, with its three names and their documentation."""
+    checkpoint = millstream.checkpoint
+
+    assert checkpoint.__all__ == ["CheckpointHandler", "CheckpointRestore", "CheckpointSave"]
+    assert [name for name in checkpoint.__all__ if not getattr(checkpoint, name).__doc__] == []
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """A misspelt name of the façade is the usual error, and not an import."""
+    with pytest.raises(AttributeError, match="module 'millstream' has no attribute 'DataLoder'"):
+        _ = millstream.DataLoder
+
+
+@pytest.mark.parametrize("name", ["Filter", "FlatMap", "Map", "MapWithIndex", "RandomMap"])
+def test_one_class_has_two_names(name: str) -> None:
+    """`millstream.MapTransform`, `millstream.transforms.Map` and `millstream.transforms.MapTransform` are one class."""
+    assert getattr(millstream, f"{name}Transform") is getattr(transforms, name)
+    assert getattr(transforms, f"{name}Transform") is getattr(transforms, name)
+
+
+@pytest.mark.parametrize("module", [millstream.sharding, samplers, sources, transforms], ids=lambda m: m.__name__)
+def test_the_facade_and_the_parts_share_their_classes(module: types.ModuleType) -> None:
+    """What the façade and a part both name is the same object: there is one identity of each."""
+    shared = set(millstream.__all__) & set(vars(module))
+
+    assert shared
+    assert [name for name in shared if getattr(millstream, name) is not getattr(module, name)] == []
+
+
+def test_names_that_loaders_written_for_grain_use() -> None:
+    """`import millstream as grain` finds every name of Grain's DataLoader interface."""
+    names = """ArrayRecordDataSource Batch DataLoader DataLoaderIterator FilterTransform FlatMapTransform
+    InMemoryDataSource IndexSampler MapTransform MapWithIndexTransform MultiprocessingOptions NoSharding
+    RandomMapTransform RangeDataSource ReadOptions RecordMetadata SequentialSampler ShardByJaxProcess ShardOptions
+    checkpoint load samplers shard_by_jax_process sharding sources transforms""".split()
+
+    assert set(names) <= set(millstream.__all__)
+
+
+def test_version_is_the_installed_one() -> None:
+    """`millstream.__version__` is what pip says is installed."""
+    assert millstream.__version__ == importlib.metadata.version("millstream")
+
+
+def test_import_brings_no_heavy_library_and_starts_nothing(tmp_path: Path) -> None:
+    """`import millstream` loads numpy and the standard library only, starts no thread and opens no file."""
+    code = """
+import numpy, os, sys, threading
+before, opened = set(sys.modules), len(os.listdir("/proc/self/fd"))
+import millstream
+tops = {name.split(".")[0] for name in set(sys.modules) - before}
+print(sorted(top for top in tops - sys.stdlib_module_names - {"numpy", "millstream"} if not top.startswith("__edit")))
+print(threading.active_count(), len(os.listdir("/proc/self/fd")) - opened)
+"""
+    assert run_python(code, tmp_path) == "[]\n1 0\n"
+
+
+def test_import_costs_less_than_half_of_numpys(tmp_path: Path) -> None:
+    """Importing millstream takes under 1.5 times the time of importing numpy: the best of several fresh interpreters.
+
+    Both are timed in the same processes, and noise only ever adds: the least of each is close to its true cost.
+    """
+    times = [tuple(map(float, run_python(TIMED_IMPORT, tmp_path).split())) for _ in range(9)]
+    numpy_seconds, own_seconds = (min(column) for column in zip(*times, strict=True))
+
+    assert own_seconds < 0.5 * numpy_seconds
