@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,6 @@ from millstream.loader.fingerprint import describe, describe_source
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.options import MultiprocessingOptions, ReadOptions, as_count, available_cores
 from millstream.loader.plan import Plan, has_randomness
-from millstream.loader.pool import WarmPools
-from millstream.loader.pool_executor import PoolExecutor
 from millstream.loader.schedule import Cursor
 from millstream.loader.state import Fingerprint
 from millstream.samplers import IndexSampler, Sampler
@@ -23,6 +21,9 @@ from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.transforms import Batch, RandomMap, Transformation
 from millstream.transforms.base import as_transformation
+
+if TYPE_CHECKING:
+    from millstream.loader.pool import WarmPools
 
 Operations = Sequence[Transformation | Callable[[Any], Any]]
 
@@ -73,7 +74,6 @@ class DataLoader:
         num_workers = available_cores() if worker_count is None else as_count(worker_count, "worker_count", 0)
         buffer_size = as_count(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
-        self._pools = WarmPools()
         _check_randomness(self._operations, self._sampler)
         names = [_name(operation) for operation in self._operations]
         self._plan = Plan(data_source, self._sampler, self._operations, names, self._shard)
@@ -97,7 +97,7 @@ class DataLoader:
         """Returns a new iterator at the beginning of the stream."""
         # Described before any of the user's operations has run: one that counts its calls is what it was built as.
         fingerprint = self._fingerprint
-        return DataLoaderIterator(self._plan, lambda: fingerprint, self._make_executor, self._pools.stop_idle)
+        return DataLoaderIterator(self._plan, lambda: fingerprint, self._make_executor, self._stop_idle_workers)
 
     def __len__(self) -> int:
         """Returns the number of batches that this shard yields.
@@ -146,10 +146,23 @@ class DataLoader:
 
     def _make_executor(self, place: Cursor) -> Executor:
         if self._workers.num_workers:
+            from millstream.loader.pool_executor import PoolExecutor  # noqa: PLC0415  (cloudpickle takes its time)
+
             return PoolExecutor(self._plan, place, self._pools, self._workers, self._read_options)
         if not self._read_options.reads_ahead:
             return InlineExecutor(self._plan, place)
         return ThreadExecutor(self._plan, place, self._read_options)
+
+    @functools.cached_property
+    def _pools(self) -> "WarmPools":
+        """The worker processes that no iterator uses; they end with the loader."""
+        from millstream.loader.pool import WarmPools  # noqa: PLC0415  (cloudpickle takes its time)
+
+        return WarmPools()
+
+    def _stop_idle_workers(self) -> None:
+        if self._workers.num_workers:
+            self._pools.stop_idle()
 
     @functools.cached_property
     def _fingerprint(self) -> Fingerprint:

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from millstream.sharding import ShardOptions
 
 
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Deal:
     """One shard's units.
@@ -66,13 +69,13 @@ class Deal:
     def positions(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the positions of units start … stop - 1, in order."""
         whole = stop if self.whole_units is None else min(stop, self.whole_units)
-        tail = np.arange(self.tail.start, self.tail.stop, dtype=np.int64)
+        tail = np.arange(self.tail.start, self.tail.stop, dtype=np.int64) if start <= whole < stop else _NOTHING
         if start >= whole:
             # Without whole units, `unit` may be larger than memory: a batch of everything.
             return tail
         first = np.arange(start, whole, dtype=np.int64) * self.global_unit + self.shard.shard_index * self.unit
         positions = (first[:, np.newaxis] + np.arange(self.unit, dtype=np.int64)).reshape(-1)
-        return positions if stop <= whole else np.concatenate([positions, tail])
+        return np.concatenate([positions, tail]) if len(tail) else positions
 
     def units_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the unit that each of this shard's positions lies in."""

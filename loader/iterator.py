@@ -167,14 +167,18 @@ class DataLoaderIterator:
         """Goes to the place saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
 
         Returns:
-            The reading, which Orbax awaits in the background. It raises CheckpointError as `set_state` does.
-        """
+            The beginning of read-ahead, which Orbax awaits in the background.
 
-        async def read() -> None:
-            self.set_state(read_state(directory))
+        Raises:
+            CheckpointError: as `set_state`.
+        """
+        # Here, not in the background: there Orbax would turn a CheckpointError into one of its own about handlers.
+        self.set_state(read_state(directory))
+
+        async def read_ahead() -> None:
             self.start_prefetch()
 
-        return read()
+        return read_ahead()
 
     def close(self) -> None:
         """Stops reading ahead and frees what was read. Takes at most two seconds. Idempotent."""

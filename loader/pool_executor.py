@@ -158,6 +158,8 @@ class PoolExecutor(Executor):
                 self._take(worker, event)
         except ZygoteDied:
             # No worker is to blame: all their calls are simply made again.
+            if not any(worker.is_ready for worker in self._pool.workers):
+                self._note_death_at_start("the process that forks them ended, and its errors are above.")
             lost = [number for worker in self._pool.workers for number in worker.calls]
             self._pool.restart()
             self._lose(lost)
@@ -184,9 +186,7 @@ class PoolExecutor(Executor):
         lost = list(worker.calls)
         cause = describe_exit(status, worker.read_stacks())
         if not worker.is_ready:
-            self._deaths_at_start += 1
-            if self._deaths_at_start >= MOST_DEATHS:
-                raise WorkerDiedError(f"Worker processes die while they start: the last one {cause}")
+            self._note_death_at_start(f"the last one {cause}")
         elif lost and lost[0] in self._assigned:
             assigned = self._assigned[lost[0]]
             assigned.deaths += 1
@@ -200,6 +200,11 @@ class PoolExecutor(Executor):
         logger.warning("millstream: worker process %s %s It is replaced.", worker.pid, cause)
         self._pool.replace(worker)
         self._lose(lost)
+
+    def _note_death_at_start(self, cause: str) -> None:
+        self._deaths_at_start += 1
+        if self._deaths_at_start >= MOST_DEATHS:
+            raise WorkerDiedError(f"Worker processes die while they start: {cause}")
 
     def _lose(self, numbers: list[int]) -> None:
         """Puts calls back to be given out again, before all others."""

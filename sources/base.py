@@ -37,7 +37,7 @@ class DataSource(Protocol[T_co]):
         """Returns how many records there are."""
         ...
 
-    def __getitem__(self, record_key: SupportsIndex, /) -> T_co:
+    def __getitem__(self, record_key: int, /) -> T_co:
         """Returns the record of one key, 0 … len(self) - 1."""
         ...
 

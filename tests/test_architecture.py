@@ -15,7 +15,7 @@ PARTS = {"loader", "samplers", "sources", "transforms"}
 FACADE = {"millstream.__init__", "millstream.checkpoint"}
 
 SOLE_IMPORTERS = {
-    "array_record": "millstream.sources.array_record_file",
+    "array_record": "millstream.sources.array_record",
     "cloudpickle": "millstream.loader.transport",
     "jax": "millstream.sharding",
     "orbax": "millstream.loader.checkpoint",
@@ -32,7 +32,7 @@ LONG_MODULES = {
     "millstream.loader.pool": "the life of worker processes, whose races are explained where they are handled",
     "millstream.loader.state": "the format of a state, its reader and its comparison, which change together",
 }
-VAGUE_NAMES = {"base_", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
+VAGUE_NAMES = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
 
 @dataclasses.dataclass(frozen=True)

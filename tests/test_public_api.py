@@ -128,7 +128,7 @@ def test_version_is_the_installed_one() -> None:
 def test_import_brings_no_heavy_library_and_starts_nothing(tmp_path: Path) -> None:
     """`import millstream` loads numpy and the standard library only, starts no thread and opens no file."""
     code = """
-import numpy, os, sys, threading
+import numpy.random, os, sys, threading
 before, opened = set(sys.modules), len(os.listdir("/proc/self/fd"))
 import millstream
 tops = {name.split(".")[0] for name in set(sys.modules) - before}

@@ -1,0 +1,217 @@
+"""Randomness is a pure function of seed, epoch, index and operation, and of nothing else."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream
+from millstream.randomness import generator, generators, generators_from
+from millstream.samplers import IndexSampler
+from millstream.transforms import Batch, Filter, Map, RandomMap, Transformation
+
+WORD = 1 << 64
+words = st.one_of(st.integers(0, 3), st.integers(WORD - 3, WORD - 1), st.integers(0, WORD - 1))
+streams = st.tuples(words, words, words, words)
+
+DRAWS: dict[str, Callable[[np.random.Generator], Any]] = {
+    "one 32-bit integer": lambda rng: rng.integers(0, 1 << 32, dtype=np.uint32),
+    "three 32-bit integers": lambda rng: rng.integers(0, 1 << 32, size=3, dtype=np.uint32),
+    "bytes of small integers": lambda rng: rng.integers(0, 256, size=5, dtype=np.uint8),
+    "64-bit integers": lambda rng: rng.integers(0, WORD, size=3, dtype=np.uint64),
+    "a rejected range": lambda rng: rng.integers(0, 3 << 61, size=3, dtype=np.uint64),
+    "doubles": lambda rng: rng.random(3),
+    "floats": lambda rng: rng.random(3, dtype=np.float32),
+    "a normal number": lambda rng: rng.normal(),
+    "gammas": lambda rng: rng.gamma(0.5, size=3),
+    "binomials": lambda rng: [rng.binomial(100, 0.3), rng.binomial(10, 0.5)],
+    "a permutation": lambda rng: rng.permutation(7),
+    "a choice": lambda rng: rng.choice(9, size=4, replace=False),
+    "bytes": lambda rng: rng.bytes(5),
+}
+
+
+def philox(key: tuple[int, int], counter: Sequence[int]) -> list[int]:
+    """Returns one block of Philox4x64-10, written from its paper: four 64-bit words."""
+    (a, b), (first, second, third, fourth) = key, counter
+    for _ in range(10):
+        high, low = divmod(0xD2E7470EE14C6C93 * first, WORD)
+        other_high, other_low = divmod(0xCA5A826395121157 * third, WORD)
+        first, second, third, fourth = other_high ^ second ^ a, other_low, high ^ fourth ^ b, low
+        a, b = (a + 0x9E3779B97F4A7C15) % WORD, (b + 0xBB67AE8584CAA73B) % WORD
+    return [first, second, third, fourth]
+
+
+def draw_words(rng: np.random.Generator, count: int = 8) -> list[int]:
+    """Returns the next raw words of a generator."""
+    return [int(word) for word in rng.bit_generator.random_raw(count)]
+
+
+@given(streams)
+@settings(deadline=None, max_examples=100)
+def test_the_definition_is_philox_of_seed_index_epoch_operation(stream: tuple[int, int, int, int]) -> None:
+    """A stream is the blocks of Philox4x64-10 at key (seed, index) and counters (1, 0, epoch, operation), (2, …), ….
+
+    So a state saved today draws the same numbers with any later numpy.
+    """
+    seed, epoch, index, operation = stream
+    expected = [word for block in (1, 2) for word in philox((seed, index), (block, 0, epoch, operation))]
+
+    assert draw_words(generator(seed, epoch, index, operation)) == expected
+
+
+@given(streams, streams)
+@settings(deadline=None, max_examples=200)
+def test_different_numbers_give_different_streams(
+    one: tuple[int, int, int, int], other: tuple[int, int, int, int]
+) -> None:
+    """Two streams are equal exactly if seed, epoch, index and operation all are."""
+    assert (draw_words(generator(*one)) == draw_words(generator(*other))) == (one == other)
+
+
+def test_neighbours_share_no_draws() -> None:
+    """Of all streams with four small numbers, (0, 1) and (1, 0) in any two places among them, none shares a word."""
+    drawn = [
+        draw_words(generator(seed, epoch, index, operation), 64)
+        for seed, epoch, index, operation in itertools.product(range(4), repeat=4)
+    ]
+
+    assert len({word for stream in drawn for word in stream}) == 4**4 * 64
+
+
+@given(
+    seed=words,
+    operation=words,
+    elements=st.lists(st.tuples(words, words, st.lists(st.sampled_from(sorted(DRAWS)), max_size=4)), max_size=6),
+)
+@settings(deadline=None, max_examples=200)
+def test_reused_generators_equal_fresh_ones(
+    seed: int, operation: int, elements: list[tuple[int, int, list[str]]]
+) -> None:
+    """Whatever was drawn before, half of a 64-bit word included, a reused generator is as good as a new one."""
+    epochs, indices = [epoch for epoch, _, _ in elements], [index for _, index, _ in elements]
+    reused = generators(seed, epochs, indices, operation)
+
+    for (epoch, index, kinds), rng in zip(elements, reused, strict=True):
+        fresh = generator(seed, epoch, index, operation)
+        for kind in kinds:
+            assert np.array_equal(DRAWS[kind](rng), DRAWS[kind](fresh)), kind
+        assert repr(rng.bit_generator.state) == repr(fresh.bit_generator.state)
+
+
+def test_streams_of_one_call_do_not_disturb_another() -> None:
+    """Two runs of generators at once, as two threads have them, are independent objects."""
+    one, other = generators(0, [0, 0], [0, 1]), generators(0, [0, 0], [0, 1])
+    drawn = [draw_words(next(rngs)) for rngs in (one, other, one, other)]
+
+    assert drawn[:2] == [drawn[0]] * 2
+    assert drawn[2:] == [draw_words(generator(0, 0, 1))] * 2
+
+
+def test_numbers_of_pairs_must_agree() -> None:
+    """An epoch without an index is an error, not a stream left out."""
+    with pytest.raises(ValueError, match="shorter"):
+        list(generators(0, [0, 0], [0]))
+
+
+@given(words, st.lists(words, max_size=5), words)
+@settings(deadline=None, max_examples=100)
+def test_generators_from_parents_are_keyed_by_them(seed: int, indices: list[int], operation: int) -> None:
+    """A custom sampler's generator gives the key: two words of it; index and operation stand in the counter."""
+    parents = [np.random.default_rng([seed, index]) for index in indices]
+    derived = [draw_words(rng) for rng in generators_from(parents, indices, operation)]
+    keys = [np.random.default_rng([seed, index]).integers(0, WORD, size=2, dtype=np.uint64) for index in indices]
+
+    assert derived == [
+        [
+            word
+            for block in (1, 2)
+            for word in philox((int(key[0]), int(key[1])), (block, 0, index, operation))
+        ]
+        for key, index in zip(keys, indices, strict=True)
+    ]
+
+
+def test_operations_at_one_position_of_a_custom_sampler_differ() -> None:
+    """Random operations draw from streams of their own where the randomness is a custom sampler's, too."""
+    (one,), (other,) = (
+        [draw_words(rng) for rng in generators_from([np.random.default_rng(7)], [3], operation)] for operation in (0, 1)
+    )
+
+    assert not set(one) & set(other)
+
+
+def test_spawning_is_refused() -> None:
+    """`rng.spawn` would take entropy from the system, and so from no one knows where: it is an error."""
+    for rng in (generator(0, 0, 0), *generators(0, [0], [0]), *generators_from([np.random.default_rng(0)], [0])):
+        with pytest.raises(TypeError, match="does not implement spawning"):
+            rng.spawn(1)
+
+
+def add_draw(element: list[int], rng: np.random.Generator) -> list[int]:
+    """Returns the element with one draw appended."""
+    return [*element, int(rng.integers(WORD, dtype=np.uint64))]
+
+
+def draws_of(operations: Sequence[Transformation], seed: int = 3) -> list[list[int]]:
+    """Returns the elements of three shuffled epochs of five empty lists."""
+    loader = millstream.DataLoader(
+        data_source=[[]] * 5,
+        sampler=IndexSampler(5, shuffle=True, num_epochs=3, seed=seed),
+        operations=operations,
+        read_options=millstream.ReadOptions(num_threads=0),
+    )
+    return list(loader)
+
+
+@given(
+    st.lists(st.sampled_from(["random", "map", "filter"]), max_size=3),
+    st.lists(st.sampled_from(["random", "map", "filter"]), max_size=3),
+)
+@settings(deadline=None, max_examples=40)
+def test_adding_operations_leaves_the_draws_of_those_before(kinds: list[str], added: list[str]) -> None:
+    """More operations behind a RandomMap, random ones too, do not change what it draws."""
+    make: dict[str, Callable[[], Transformation]] = {
+        "random": lambda: RandomMap(add_draw),
+        "map": lambda: Map(list),
+        "filter": lambda: Filter(lambda element: len(element) >= 0),
+    }
+    before, after = ([make[kind]() for kind in some] for some in (kinds, added))
+    longer = draws_of([*before, *after])
+
+    assert draws_of(before) == [element[: kinds.count("random")] for element in longer]
+    assert draws_of([*after[:0], Map(list), *before]) == draws_of(before)
+
+
+def test_no_two_draws_of_a_pipeline_are_equal() -> None:
+    """Two random operations over three epochs draw 30 different numbers, and another seed 30 others."""
+    drawn = [
+        number
+        for seed in (0, 1)
+        for element in draws_of([RandomMap(add_draw), RandomMap(add_draw)], seed)
+        for number in element
+    ]
+
+    assert len(set(drawn)) == 60
+
+
+def test_a_random_operation_on_batches_draws_once_a_batch() -> None:
+    """Behind a Batch, the stream is that of the batch's first position."""
+
+    def shift(batch: Any, rng: np.random.Generator) -> Any:
+        return batch * 0 + draw_words(rng, 1)[0]
+
+    loader = millstream.DataLoader(
+        data_source=np.zeros(6, dtype=np.uint64),
+        sampler=IndexSampler(6, num_epochs=2, seed=5),
+        operations=[Batch(4), RandomMap(shift)],
+        read_options=millstream.ReadOptions(num_threads=0),
+    )
+
+    assert [batch.tolist() for batch in loader] == [
+        [draw_words(generator(5, position // 6, position), 1)[0]] * 4 for position in (0, 4, 8)
+    ]

@@ -1,0 +1,140 @@
+"""Which part of every global batch a process reads: the options, and what JAX says."""
+
+import dataclasses
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream
+from millstream.sharding import NoSharding, ShardOptions
+
+JAX_PROCESS = """
+import sys, warnings
+import jax
+jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
+import millstream
+
+def batches(**options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = millstream.load(range(10), num_epochs=1, batch_size=2, **options)
+    return [batch.tolist() for batch in loader], [str(warning.message)[:45] for warning in caught]
+
+print(batches())
+print(batches(shard_options=millstream.NoSharding()))
+print(batches(shard_options=millstream.ShardByJaxProcess()))
+print(millstream.shard_by_jax_process(drop_remainder=True))
+jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ((0, 0), ValueError, "shard_count must be at least 1, got 0"),
+        ((0, -1), ValueError, "shard_count must be at least 1, got -1"),
+        ((2, 2), ValueError, "shard_index must be between 0 and shard_count - 1 = 1, got 2"),
+        ((-1, 2), ValueError, "shard_index must be between 0 and shard_count - 1 = 1, got -1"),
+        (("0", 2), TypeError, "shard_index must be an integer, got '0' of type str"),
+        ((0, 2.0), TypeError, "shard_count must be an integer, got 2.0 of type float"),
+        ((0, None), TypeError, "shard_count must be an integer, got None of type NoneType"),
+        ((False, 2), TypeError, "shard_index must be an integer, got False of type bool"),
+        ((0, 2, 1), TypeError, "drop_remainder must be True or False, got 1"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: tuple[Any, ...], kind: type[Exception], text: str) -> None:
+    """Each wrong argument has an error that names it, the rule and what was given."""
+    with pytest.raises(kind, match=text):
+        ShardOptions(*arguments)
+
+
+def test_options_are_plain_frozen_values() -> None:
+    """numpy's integers become Python's, equal options are equal and hash alike, and nothing can be changed."""
+    options = ShardOptions(np.int32(1), np.uint8(4), drop_remainder=True)  # type: ignore[arg-type]  # what users pass
+
+    assert (type(options.shard_index), type(options.shard_count)) == (int, int)
+    assert options == ShardOptions(1, 4, drop_remainder=True)
+    assert hash(options) == hash(ShardOptions(1, 4, drop_remainder=True))
+    assert pickle.loads(pickle.dumps(options)) == options
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.shard_index = 0  # type: ignore[misc]  # that is the point
+
+
+def test_no_sharding_is_the_only_shard() -> None:
+    """`NoSharding()` is shard 0 of 1, is picklable, and is a `ShardOptions`."""
+    options = pickle.loads(pickle.dumps(NoSharding()))
+
+    assert options == NoSharding()
+    assert (options.shard_index, options.shard_count, options.drop_remainder) == (0, 1, False)
+    assert isinstance(options, ShardOptions)
+
+
+def test_a_loader_without_jax_does_not_import_it(tmp_path: Path) -> None:
+    """Building, iterating and describing a loader never imports JAX: workers and small scripts do not pay for it."""
+    code = """
+import sys, millstream
+loader = millstream.load([1, 2, 3], num_epochs=1, batch_size=2, shuffle=True, seed=0)
+iterator = iter(loader)
+next(iterator); iterator.get_state(); repr(loader); len(loader); loader.record_keys(0)
+print("jax" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_a_jax_of_one_process_needs_no_shards(tmp_path: Path) -> None:
+    """With JAX imported but in one process, there is no warning, and the process's shard is everything."""
+    code = """
+import warnings; warnings.simplefilter("error", UserWarning)
+import jax, millstream
+from jax._src import xla_bridge
+loader = millstream.load([1, 2, 3])
+print(xla_bridge.backends_are_initialized(), loader.shard_options == millstream.NoSharding())
+print(millstream.ShardByJaxProcess(), millstream.shard_by_jax_process() == millstream.ShardByJaxProcess())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False True\nShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False) True\n"
+
+
+def test_two_jax_processes_are_warned_or_sharded(tmp_path: Path) -> None:
+    """In a real program of two JAX processes, a loader without shards warns, and `ShardByJaxProcess` deals the batches.
+
+    Saying `NoSharding()` is saying that it is meant: no warning.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    command = [sys.executable, "-c", JAX_PROCESS, address]
+    processes = [
+        subprocess.Popen([*command, str(index)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for index in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+    everything = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    shares = [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]
+    for index, lines in enumerate(printed):
+        assert lines == [
+            f"({everything}, ['JAX runs 2 processes, and this DataLoader is '])",
+            f"({everything}, [])",
+            f"({shares[index]}, [])",
+            f"ShardByJaxProcess(shard_index={index}, shard_count=2, drop_remainder=True)",
+        ]
+
+
+def test_the_shard_of_a_loader_is_what_it_reads() -> None:
+    """`loader.shard_options` says which shard it is, whoever gave it."""
+    assert millstream.load([1], shard_options=ShardOptions(1, 3)).shard_options == ShardOptions(1, 3)
+    assert millstream.load([1]).shard_options == NoSharding()
