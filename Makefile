@@ -13,11 +13,12 @@ demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the
 test: $(VENV)/.installed ## Run all tests.
 	$(BIN)/python -m pytest
 
+# From inside .venv, mypy sees the installed package, and not the root folder that happens to have its name.
 check: $(VENV)/.installed ## Check format, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p millstream
-	$(BIN)/mypy tests examples
+	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p millstream
+	cd $(VENV) && bin/mypy --config-file ../pyproject.toml ../tests ../examples
 
 format: $(VENV)/.installed ## Put the code into its format.
 	$(BIN)/ruff format .

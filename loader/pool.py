@@ -32,7 +32,7 @@ import cloudpickle
 from millstream.loader.arena import ArenaView, create_arena_file
 from millstream.loader.channel import Channel
 from millstream.loader.memory_budget import memory_budget
-from millstream.loader.messages import Broken, Exited, Fork, Forked, Group, Kill, Made, Make, PipelineFile, Ready, Units
+from millstream.loader.messages import Broken, Exited, Fork, Group, Kill, Made, Make, PipelineFile, Ready, Units
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
 

@@ -155,7 +155,7 @@ def unpack(parcel: Parcel, arena: ArenaView) -> tuple[list[Any], Origins]:
     def at(place: Place) -> NDArray[np.uint8]:
         return leases[place.chunk][place.start : place.start + place.num_bytes]
 
-    body = at(parcel.body) if isinstance(parcel.body, Place) else parcel.body
+    body = memoryview(at(parcel.body)) if isinstance(parcel.body, Place) else parcel.body
     values, origins = pickle.loads(body, buffers=[at(place) for place in parcel.buffers])  # noqa: S301  (our worker's)
     return values, origins
 
@@ -194,9 +194,7 @@ def unpicklable_parts(value: Any, path: str = "") -> list[str]:
         children = [(f"{path}[{key!r}]", child) for key, child in value.items()]
     elif isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
-        children = [
-            (f"{path}.{names[i]}" if names else f"{path}[{i}]", child) for i, child in enumerate(value)
-        ]
+        children = [(f"{path}.{names[i]}" if names else f"{path}[{i}]", child) for i, child in enumerate(value)]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         children = [(f"{path}.{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     else:

@@ -32,7 +32,7 @@ _PR_SET_NAME = 15
 
 
 def main() -> NoReturn:
-    """Runs the zygote: `python -c "…; main()" CONTROL_DESCRIPTOR PARENT_PID`."""
+    """Runs the zygote. The last two command-line arguments are its channel's descriptor and the parent's number."""
     control, parent_pid = int(sys.argv[-2]), int(sys.argv[-1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name_process("millstream")
@@ -113,11 +113,12 @@ class Zygote:
             if self._parent is not None:
                 os.close(self._parent)
             gc.unfreeze()
-            work(*descriptors, fork=request)
+            channel, arena, stacks, pipeline = descriptors
+            work(channel, arena, stacks, pipeline, request)
             status = 0
         except SystemExit as leaving:
             status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        except BaseException:
+        except BaseException:  # noqa: BLE001  (nothing may return into the zygote's loop)
             sys.excepthook(*sys.exc_info())
         finally:
             with contextlib.suppress(Exception):

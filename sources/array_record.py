@@ -197,7 +197,7 @@ class ArrayRecordDataSource:
         return file
 
     def _open_reader(self, path: str) -> ArrayRecordFile:
-        from array_record.python.array_record_module import (  # type: ignore[import-untyped]  # noqa: PLC0415
+        from array_record.python.array_record_module import (  # noqa: PLC0415
             ArrayRecordReader,  # (the library is for those who read ArrayRecord files)
         )
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from array_record.python.array_record_module import (  # type: ignore[import-untyped]
+from array_record.python.array_record_module import (
     ArrayRecordReader,
     ArrayRecordWriter,
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter  # type: ignore[import-untyped]
+from array_record.python.array_record_module import ArrayRecordWriter
 
 from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource
 

@@ -16,7 +16,10 @@ Element = tuple[int, int, Any]  # position, index, value
 
 
 def oracle(
-    source: Sequence[Any], sampler: IndexSampler, operations: Sequence[Transformation], shard: ShardOptions | None = None
+    source: Sequence[Any],
+    sampler: IndexSampler,
+    operations: Sequence[Transformation],
+    shard: ShardOptions | None = None,
 ) -> Iterator[Any]:
     """Yields the stream of one shard, in the order of design: shuffle, deal, read, operate."""
     elements: Iterator[Element] = (
@@ -51,7 +54,7 @@ def dealt(length: int, operations: Sequence[Transformation], shard: ShardOptions
     return mine + (tail if count else [])  # What every batch drops is not read.
 
 
-def apply(
+def apply(  # noqa: C901  (one case an operation)
     operation: Transformation, elements: Iterable[Element], sampler: IndexSampler, random_number: int
 ) -> Iterator[Element]:
     """Yields what one operation makes of the elements, one by one."""

@@ -15,7 +15,7 @@ def drain(stream: Iterator[Any], limit: int = 100_000) -> tuple[list[Any], type[
             elements.append(comparable(element))
             if len(elements) == limit:
                 break
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (any error may end a stream)
         return elements, type(error)
     return elements, None
 

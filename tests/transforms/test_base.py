@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import numpy as np
 import pytest
 

@@ -1,0 +1,499 @@
+"""What a DataLoader accepts, what it says of itself, and that every kind of source and sampler gives the same stream."""
+
+import dataclasses
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from strategies import AddIndex, DropMultiples, Jitter, Scale
+from streams import comparable, drain
+from tqdm import tqdm
+
+import millstream
+from millstream.samplers import IndexSampler
+from millstream.sharding import NoSharding, ShardOptions
+from millstream.transforms import Batch, Map, Transformation
+
+INLINE = millstream.ReadOptions(num_threads=0)
+
+
+def loader_with(**changes: Any) -> millstream.DataLoader:
+    """Returns a loader of ten records with some arguments changed."""
+    arguments = {"data_source": range(10), "sampler": IndexSampler(10, num_epochs=1), "read_options": INLINE}
+    return millstream.DataLoader(**(arguments | changes))  # type: ignore[arg-type]  # wrong ones are the point
+
+
+def load_with(**changes: Any) -> millstream.DataLoader:
+    """Returns a loader made the short way, with some arguments changed."""
+    arguments = {"source": range(10), "num_epochs": 1, "read_options": INLINE}
+    return millstream.load(**(arguments | changes))  # type: ignore[arg-type]  # wrong ones are the point
+
+
+# Each wrong argument, with the words that its error must have: the name, the rule, what was given, what to do.
+WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
+    ({"data_source": 7}, TypeError, ("data_source", "len(source) and source[key]", "got int", "A list")),
+    ({"data_source": {1, 2}}, TypeError, ("data_source", "got set")),
+    ({"data_source": []}, ValueError, ("data_source", "at least one record", "empty list")),
+    ({"sampler": None}, TypeError, ("sampler", "__getitem__(position)", "NoneType")),
+    ({"sampler": IndexSampler(11)}, ValueError, ("sampler", "11 records", "has 10", "num_records=len(source)")),
+    ({"operations": abs}, TypeError, ("operations", "a list", "abs", "operations=[...]")),
+    ({"operations": "ab"}, TypeError, ("operations", "a list", "'ab'")),
+    ({"operations": [abs, 3]}, TypeError, ("operation", "a function of one element", "got 3", "operations[1]")),
+    ({"operations": [Scale]}, TypeError, ("an instance", "the class Scale", "Scale(...)", "operations[0]")),
+    ({"worker_count": -1}, ValueError, ("worker_count", "at least 0", "-1")),
+    ({"worker_count": 1.5}, TypeError, ("worker_count", "an integer", "1.5", "float")),
+    ({"worker_count": "2"}, TypeError, ("worker_count", "an integer", "'2'", "str")),
+    ({"worker_count": True}, TypeError, ("worker_count", "an integer", "True")),
+    ({"worker_buffer_size": 0}, ValueError, ("worker_buffer_size", "at least 1", "0")),
+    ({"worker_buffer_size": None}, TypeError, ("worker_buffer_size", "an integer", "None")),
+    ({"shard_options": (0, 2)}, TypeError, ("shard_options", "ShardOptions", "(0, 2)", "tuple")),
+    ({"shard_options": 2}, TypeError, ("shard_options", "ShardOptions", "2", "int")),
+    ({"read_options": 4}, TypeError, ("read_options", "ReadOptions", "4", "int")),
+    ({"read_options": 0}, TypeError, ("read_options", "ReadOptions", "0", "int")),
+    ({"operations": [abs, Jitter()]}, ValueError, ("operations[1], Jitter", "the sampler has no seed", "seed=0")),
+    (
+        {"sampler": IndexSampler(10, ShardOptions(0, 2)), "shard_options": ShardOptions(1, 2)},
+        ValueError,
+        ("shard_options", "shard_index=1", "differs from the sampler's", "shard_index=0", "to the DataLoader only"),
+    ),
+    (
+        {"sampler": IndexSampler(10, ShardOptions(0, 2)), "shard_options": NoSharding()},
+        ValueError,
+        ("NoSharding", "differs", "shard_count=2"),
+    ),
+]
+WRONG_ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
+    ({"source": None}, TypeError, ("data_source", "len(source)", "NoneType")),
+    ({"source": ()}, ValueError, ("data_source", "at least one record", "empty tuple")),
+    ({"transformations": abs}, TypeError, ("transformations", "a list", "abs", "transformations=[...]")),
+    ({"transformations": [None]}, TypeError, ("operation", "got None", "operations[0]")),
+    ({"shuffle": True}, ValueError, ("shuffle=True", "a seed", "seed=None")),
+    ({"shuffle": 1}, TypeError, ("shuffle", "True or False", "1")),
+    ({"seed": -1}, ValueError, ("seed", "between 0 and 2**64 - 1", "-1")),
+    ({"seed": 0.5}, TypeError, ("seed", "integer", "0.5")),
+    ({"num_epochs": 0}, ValueError, ("num_epochs", "at least 1", "None", "0")),
+    ({"batch_size": 0}, ValueError, ("batch_size", "at least 1", "0")),
+    ({"batch_size": 2.5}, TypeError, ("batch_size", "int", "2.5")),
+    ({"batch_size": 2, "drop_remainder": "no"}, TypeError, ("drop_remainder", "True or False", "'no'")),
+    ({"worker_count": -2}, ValueError, ("worker_count", "at least 0", "-2")),
+    ({"read_options": {}}, TypeError, ("read_options", "ReadOptions", "{}")),
+    ({"shard_options": "0/2"}, TypeError, ("shard_options", "ShardOptions", "'0/2'")),
+]
+
+
+def text_of(error: BaseException) -> str:
+    """Returns an error's message and notes."""
+    return "\n".join([str(error), *getattr(error, "__notes__", [])])
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "kind", "words"),
+    [
+        *((loader_with, *case) for case in WRONG_ARGUMENTS),
+        *((load_with, *case) for case in WRONG_ARGUMENTS_OF_LOAD),
+    ],
+)
+def test_each_wrong_argument_has_its_own_error(
+    make: Callable[..., object], changes: dict[str, Any], kind: type[Exception], words: tuple[str, ...]
+) -> None:
+    """Construction refuses every wrong argument, and says which it is, the rule, what was given and what to do."""
+    with pytest.raises(kind) as caught:
+        make(**changes)
+    assert type(caught.value) is kind
+    assert [word for word in words if word not in text_of(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ((-1,), ValueError, "num_threads must be at least 0, got -1"),
+        ((2.0,), TypeError, "num_threads must be an integer, got 2.0 of type float"),
+        ((True,), TypeError, "num_threads must be an integer, got True"),
+        ((1, -1), ValueError, "prefetch_buffer_size must be at least 0, got -1"),
+        ((1, None), TypeError, "prefetch_buffer_size must be an integer, got None of type NoneType"),
+    ],
+)
+def test_wrong_read_options_are_refused(arguments: tuple[Any, ...], kind: type[Exception], text: str) -> None:
+    """The knobs of the threads are checked where they are made."""
+    with pytest.raises(kind, match=re.escape(text)):
+        millstream.ReadOptions(*arguments)
+
+
+def test_numpy_integers_are_integers() -> None:
+    """Counts, seeds, steps and shards may be numpy's integers: the stream and its state are those of Python's."""
+
+    def streams(integer: Callable[[int], Any]) -> tuple[list[Any], bytes, list[int], Any]:
+        loader = millstream.load(
+            range(40),
+            num_epochs=integer(2),
+            shuffle=True,
+            seed=integer(7),
+            shard_options=ShardOptions(integer(1), integer(2)),
+            transformations=[Jitter()],
+            batch_size=integer(4),
+            worker_count=integer(0),
+            read_options=millstream.ReadOptions(integer(0), integer(10)),
+        )
+        iterator = iter(loader)
+        iterator.seek(integer(3))
+        keys = loader.record_keys(integer(3)).tolist()
+        return [comparable(batch) for batch in iterator], iterator.get_state(), keys, loader.read_options
+
+    assert streams(np.int64) == streams(np.uint8) == streams(int)
+
+
+def test_a_shard_is_found_where_it_is_given() -> None:
+    """The loader's shard counts, else the sampler's, else there is none; equal ones may be given twice."""
+    shard = ShardOptions(1, 2)
+    with_shard, without = IndexSampler(10, shard, num_epochs=1), IndexSampler(10, num_epochs=1)
+
+    for sampler, options in ((with_shard, None), (without, shard), (with_shard, ShardOptions(1, 2))):
+        loader = loader_with(sampler=sampler, shard_options=options)
+        assert loader.shard_options == shard
+        assert list(loader) == [1, 3, 5, 7, 9]
+    assert loader_with(shard_options=None).shard_options == NoSharding()
+
+
+def test_length_is_known_or_says_why_not() -> None:
+    """`len` is the number of batches of this shard, tqdm shows it, and where it is not known the error says why."""
+    loader = load_with(batch_size=3)
+
+    assert len(loader) == 4
+    assert tqdm(loader, file=io.StringIO()).total == 4
+    assert [len(load_with(batch_size=3, shard_options=ShardOptions(i, 2))) for i in range(2)] == [2, 2]
+    assert len(load_with(batch_size=3, drop_remainder=True)) == 3
+    assert len(load_with(batch_size=11, drop_remainder=True)) == 0
+    with pytest.raises(TypeError, match=r"no len\(\): its sampler is endless\. Give the sampler num_epochs"):
+        len(load_with(num_epochs=None))
+    with pytest.raises(TypeError, match=r"no len\(\): its Filter or FlatMap decides while reading"):
+        len(load_with(transformations=[DropMultiples(2)]))
+    assert tqdm(load_with(num_epochs=None), file=io.StringIO()).total is None
+
+
+def test_all_that_is_dropped_is_an_empty_stream() -> None:
+    """A batch size beyond the records yields one short batch, or nothing where remainders are dropped."""
+    assert [batch.tolist() for batch in load_with(batch_size=10**15)] == [list(range(10))]
+    assert list(load_with(batch_size=10**15, drop_remainder=True)) == []
+
+
+def flattened(values: Sequence[Any]) -> NDArray[np.int64]:
+    """Returns all numbers of some elements: a batch that keeps every record key, however deep its elements are."""
+    return np.concatenate([np.ravel(value) for value in values])
+
+
+@given(
+    size=st.integers(1, 40),
+    epochs=st.integers(1, 3),
+    batches=st.lists(st.builds(Batch, st.integers(1, 6), st.booleans(), st.just(flattened)), max_size=3),
+    shard_count=st.integers(1, 4),
+    drop_remainder=st.booleans(),
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=200)
+def test_record_keys_are_those_of_the_batch(
+    size: int, epochs: int, batches: list[Batch], shard_count: int, drop_remainder: bool, data: st.DataObject
+) -> None:
+    """`record_keys(step)` of every step, the tail of every shard included, is what an identity pipeline delivers."""
+    shard = ShardOptions(data.draw(st.integers(0, shard_count - 1)), shard_count, drop_remainder)
+    loader = loader_with(
+        data_source=range(size),
+        sampler=IndexSampler(size, shuffle=True, num_epochs=epochs, seed=size),
+        operations=batches,
+        shard_options=shard,
+    )
+    delivered = [np.ravel(batch).tolist() for batch in loader]
+
+    assert [loader.record_keys(step).tolist() for step in range(len(loader))] == delivered
+    for step in (-1, len(loader)):
+        with pytest.raises(IndexError, match=f"between 0 and {len(loader) - 1}, the last batch, got {step}"):
+            loader.record_keys(step)
+
+
+def test_record_keys_of_an_endless_loader_reach_far() -> None:
+    """Any step of an endless order can be asked about, up to the last position that 63 bits can number."""
+    loader = load_with(num_epochs=None, batch_size=4)
+    last = (1 << 63) // 4 - 1
+
+    assert loader.record_keys(10**15).tolist() == [(4 * 10**15 + i) % 10 for i in range(4)]
+    with pytest.raises(IndexError, match=f"between 0 and {last}, the last batch"):
+        loader.record_keys(last + 1)
+    with pytest.raises(TypeError, match="integer"):
+        loader.record_keys(1.5)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(TypeError, match="1:1 pipelines only"):
+        load_with(transformations=[DropMultiples(2)]).record_keys(0)
+
+
+def test_record_keys_are_the_callers_own() -> None:
+    """Writing into the keys returned changes nothing for anyone else."""
+    loader = load_with(batch_size=4)
+    loader.record_keys(0)[:] = -1
+
+    assert loader.record_keys(0).tolist() == [0, 1, 2, 3]
+    assert next(iter(loader)).tolist() == [0, 1, 2, 3]
+
+
+@given(
+    size=st.integers(1, 30),
+    epochs=st.integers(1, 2),
+    shuffle=st.booleans(),
+    batch_size=st.one_of(st.none(), st.integers(1, 7)),
+    drop_remainder=st.booleans(),
+    transformations=st.lists(st.sampled_from([Scale(3), Jitter(), AddIndex(), DropMultiples(3), abs]), max_size=3),
+)
+@settings(deadline=None, max_examples=100)
+def test_load_is_the_long_form(
+    size: int,
+    epochs: int,
+    shuffle: bool,
+    batch_size: int | None,
+    drop_remainder: bool,
+    transformations: list[Transformation],
+) -> None:
+    """`load` is a DataLoader with an IndexSampler and a Batch at the end: the same batches and the same states."""
+    short = millstream.load(
+        range(size),
+        num_epochs=epochs,
+        shuffle=shuffle,
+        seed=5,
+        transformations=transformations,
+        batch_size=batch_size,
+        drop_remainder=drop_remainder,
+        read_options=INLINE,
+    )
+    long = loader_with(
+        data_source=range(size),
+        sampler=IndexSampler(size, shuffle=shuffle, num_epochs=epochs, seed=5),
+        operations=[*transformations, *([] if batch_size is None else [Batch(batch_size, drop_remainder)])],
+    )
+    one, other = iter(short), iter(long)
+
+    assert drain(one) == drain(other)
+    assert one.get_state() == other.get_state()
+
+
+def test_repr_shows_what_a_reader_asks_for() -> None:
+    """A loader shows source, sampler, operations and shard, without addresses; an iterator where it stands."""
+    loader = load_with(
+        shuffle=True,
+        seed=7,
+        transformations=[abs, lambda element: element, Scale(2)],
+        batch_size=4,
+        shard_options=ShardOptions(0, 2),
+    )
+    text, iterator = repr(loader), iter(loader)
+    next(iterator)
+
+    for word in ("10 records", "num_records=10", "seed=7", "Map(abs)", "<lambda>", "Scale(factor=2)", "batch_size=4"):
+        assert word in text
+    assert "shard 0 of 2" in text
+    assert " at 0x" not in text
+    assert repr(iterator) == "<DataLoaderIterator at step 1, running, shard 0 of 2>"
+
+
+class Backwards:
+    """A sampler of the user's own, with what Grain asks of one: the records from the last to the first."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, position: int) -> millstream.RecordMetadata:
+        return millstream.RecordMetadata(position, self.size - 1 - position)
+
+
+class BackwardsInRuns:
+    """The same order, answered for whole runs, and nothing else."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the record keys of the positions from start up to stop."""
+        return np.arange(self.size - 1 - start, self.size - 1 - stop, -1)
+
+
+class BackwardsAtRandom(Backwards):
+    """The same order, with randomness that the sampler brings itself."""
+
+    def __getitem__(self, position: int) -> millstream.RecordMetadata:
+        rng = np.random.default_rng([99, position])
+        return millstream.RecordMetadata(position, self.size - 1 - position, rng)
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("sampler", [Backwards(10), BackwardsInRuns(10), BackwardsAtRandom(10)])
+@pytest.mark.parametrize("operations", [[], [Batch(3)], [DropMultiples(2), Batch(3)]])
+def test_custom_samplers_order_the_stream(sampler: Any, operations: list[Transformation], threads: int) -> None:
+    """A sampler with `[position]` alone, or with `record_keys` alone, is as good as ours over the records it orders."""
+    changes: dict[str, Any] = {"operations": operations, "read_options": millstream.ReadOptions(threads)}
+    expected = loader_with(data_source=range(10)[::-1], operations=operations)
+
+    with iter(loader_with(sampler=sampler, **changes)) as iterator:
+        assert drain(iterator) == drain(iter(expected))
+
+
+def test_a_custom_sampler_without_length_is_endless() -> None:
+    """A sampler that does not say how long it is never ends, and has no `len`."""
+
+    class Evens:
+        def __getitem__(self, position: int) -> millstream.RecordMetadata:
+            return millstream.RecordMetadata(position, 2 * position % 10)
+
+    loader = loader_with(sampler=Evens())
+
+    assert list(itertools.islice(loader, 7)) == [0, 2, 4, 6, 8, 0, 2]
+    with pytest.raises(TypeError, match="endless"):
+        len(loader)
+
+
+def test_a_custom_sampler_brings_its_own_randomness() -> None:
+    """Draws come from the sampler's generators: the same on every pass, after a seek and in threads; each operation's
+    are its own.
+    """
+
+    def draw(element: Any, rng: np.random.Generator) -> tuple[Any, int]:
+        return element, int(rng.integers(1 << 62))
+
+    operations = [millstream.RandomMapTransform(draw), millstream.RandomMapTransform(draw)]
+    loader = loader_with(sampler=BackwardsAtRandom(10), operations=operations)
+    threaded = loader_with(
+        sampler=BackwardsAtRandom(10), operations=operations, read_options=millstream.ReadOptions(num_threads=2)
+    )
+    elements, later = list(loader), iter(loader)
+    later.seek(4)
+
+    assert list(loader) == elements
+    assert list(later) == elements[4:]
+    assert list(threaded) == elements
+    assert len({number for (_, one), other in elements for number in (one, other)}) == 20
+
+
+def test_a_custom_sampler_without_randomness_cannot_serve_a_random_operation() -> None:
+    """Whether there is randomness is asked at construction; where it fails later, the error says at which record."""
+
+    class FirstOnly(Backwards):
+        def __getitem__(self, position: int) -> millstream.RecordMetadata:
+            rng = np.random.default_rng(0) if position == 0 else None
+            return millstream.RecordMetadata(position, position, rng)
+
+    with pytest.raises(ValueError, match=r"operations\[0\], Jitter, needs randomness"):
+        loader_with(sampler=Backwards(10), operations=[Jitter()])
+    iterator = iter(loader_with(sampler=FirstOnly(10), operations=[Jitter()]))
+    next(iterator)
+    with pytest.raises(ValueError, match="the sampler gave no rng at position 1") as caught:
+        next(iterator)
+    assert "record key 1" in text_of(caught.value)
+
+
+@dataclasses.dataclass
+class Squares:
+    """A source that reads one record at a time."""
+
+    size: int = 10
+    calls: list[Any] = dataclasses.field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: Any) -> Any:
+        self.calls.append(key)
+        return key**2
+
+
+class BatchedSquares(Squares):
+    """The same records, read many at a time, too."""
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Returns the records of all keys."""
+        self.calls.append(list(keys))
+        return [key**2 for key in keys]
+
+
+@given(
+    batch_size=st.one_of(st.none(), st.integers(1, 7)),
+    threads=st.sampled_from([0, 2]),
+    operations=st.lists(st.sampled_from([Jitter(), DropMultiples(2), Map(abs)]), max_size=2),
+)
+@settings(deadline=None, max_examples=60)
+def test_reading_one_by_one_or_many_at_once_is_the_same_stream(
+    batch_size: int | None, threads: int, operations: list[Transformation]
+) -> None:
+    """A source with `__getitems__` gives what it gives without, and the states of both fit each other."""
+
+    def stream(source: Any) -> tuple[Any, bytes]:
+        loader = load_with(
+            source=source,
+            num_epochs=2,
+            shuffle=True,
+            seed=1,
+            transformations=operations,
+            batch_size=batch_size,
+            read_options=millstream.ReadOptions(threads),
+        )
+        with iter(loader) as iterator:
+            return drain(iterator), iterator.get_state()
+
+    (single, _), (batched, _) = stream(Squares()), stream(BatchedSquares())
+
+    assert single == batched
+
+
+def test_the_batched_read_is_used_for_every_batch() -> None:
+    """One call of `__getitems__` a batch, with plain integers, and none of `__getitem__`; else one call a record."""
+    batched, single = BatchedSquares(), Squares()
+
+    assert [batch.tolist() for batch in load_with(source=batched, batch_size=4)] == [[0, 1, 4, 9], [16, 25, 36, 49],
+                                                                                      [64, 81]]  # fmt: skip
+    assert batched.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert {type(key) for call in batched.calls for key in call} == {int}
+    assert len(list(load_with(source=single, batch_size=4))) == 3
+    assert single.calls == list(range(10))
+
+
+def test_unbatched_records_are_read_in_growing_runs() -> None:
+    """Without a Batch, too, a source that reads many at once is asked for many: fewer calls than records."""
+    source = BatchedSquares(2000)
+
+    assert list(load_with(source=source)) == [key**2 for key in range(2000)]
+    assert len(source.calls) < 200
+
+
+def test_construction_reads_nothing_and_starts_nothing() -> None:
+    """A loader is a description: building it, its length and its keys read no record."""
+    source = BatchedSquares()
+    loader = load_with(source=source, batch_size=4, read_options=millstream.ReadOptions())
+    len(loader)
+    loader.record_keys(1)
+    iter(loader)
+
+    assert source.calls == []
+
+
+def test_a_loader_can_be_iterated_again_and_again() -> None:
+    """Each `iter` is a new pass from the beginning."""
+    loader = load_with(shuffle=True, seed=0, batch_size=4)
+
+    assert [comparable(batch) for batch in loader] == [comparable(batch) for batch in loader]
+
+
+def test_sources_of_every_kind_are_read() -> None:
+    """Lists, tuples, arrays, strings of bytes and whatever has `len` and `[]` are sources."""
+
+    def texts(source: Any) -> Iterator[Any]:
+        return (np.asarray(element).tolist() for element in load_with(source=source))
+
+    assert list(texts([3, 1, 2])) == list(texts((3, 1, 2))) == list(texts(np.array([3, 1, 2]))) == [3, 1, 2]
+    assert list(texts(bytes([3, 1, 2]))) == [3, 1, 2]
+    assert list(texts(np.arange(4).reshape(2, 2))) == [[0, 1], [2, 3]]
