@@ -42,7 +42,7 @@ CHECKPOINTS = flags.DEFINE_string("checkpoints", None, "The folder for the check
 STEPS = flags.DEFINE_integer("steps", 1200, "How many batches to train on.", lower_bound=1)
 CHECKPOINT_EVERY = flags.DEFINE_integer("checkpoint_every", 100, "Steps between two checkpoints.", lower_bound=1)
 KILL_AT = flags.DEFINE_integer("kill_at", 690, "The step at which the demo kills B.", lower_bound=1)
-WORKER_COUNT = flags.DEFINE_integer("worker_count", 0, "Processes that load the batches.", lower_bound=0)
+WORKER_COUNT = flags.DEFINE_integer("worker_count", 2, "Processes that load the batches.", lower_bound=0)
 SEED = flags.DEFINE_integer("seed", 0, "Of the shuffle, the augmentation and the model.", lower_bound=0)
 
 BATCH_SIZE = 64

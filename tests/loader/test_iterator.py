@@ -1,0 +1,568 @@
+"""An iterator's life: its place, errors, states and its end, with and without threads."""
+
+import contextlib
+import gc
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from streams import comparable
+
+import millstream
+from millstream.errors import CheckpointError
+from millstream.loader import executors
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+
+WAIT_SECONDS = 20.0
+"""How long a test waits for what must happen; it does at once, so that only a failing test waits."""
+
+
+@pytest.fixture(params=["inline", "threads"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> millstream.ReadOptions:
+    """Returns options under which the consumer makes every block, and ones under which threads make them all."""
+    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    return millstream.ReadOptions(num_threads=0 if request.param == "inline" else 3)
+
+
+def loader_of(
+    reading: millstream.ReadOptions, *operations: Any, source: Any = range(20), num_epochs: int | None = 1
+) -> millstream.DataLoader:
+    """Returns a loader of twenty shuffled records."""
+    return millstream.DataLoader(
+        data_source=source,
+        sampler=millstream.IndexSampler(len(source), shuffle=True, num_epochs=num_epochs, seed=3),
+        operations=operations,
+        read_options=reading,
+    )
+
+
+def fields(iterator: millstream.DataLoaderIterator) -> tuple[int, int]:
+    """Returns step and position as the iterator's state tells them."""
+    state = json.loads(iterator.get_state())
+    return state["step"], state["position"]
+
+
+def fail_at(key: int, error: BaseException) -> Callable[..., Any]:
+    """Returns a function for any operation that gives back its element, and raises at one of them."""
+
+    def function(*arguments: Any) -> Any:
+        element = arguments[-1] if isinstance(arguments[0], int) and len(arguments) == 2 else arguments[0]
+        if (key in element) if isinstance(element, list) else element == key:
+            raise error
+        return element
+
+    return function
+
+
+def keep_unless(key: int, error: BaseException) -> Callable[[Any], Any]:
+    """Returns a predicate that keeps everything, and raises at one element."""
+    function = fail_at(key, error)
+    return lambda element: (function(element), True)[1]
+
+
+def split_unless(key: int, error: BaseException) -> Callable[[Any], list[Any]]:
+    """Returns a function that splits each element into itself alone, and raises at one element."""
+    function = fail_at(key, error)
+    return lambda element: [function(element)]
+
+
+def draw_unless(key: int, error: BaseException) -> Callable[[Any, np.random.Generator], Any]:
+    """Returns a random operation's function that draws nothing, and raises at one element."""
+    function = fail_at(key, error)
+    return lambda element, _: function(element)
+
+
+FAILING_OPERATIONS: dict[str, Callable[[int, BaseException], Transformation]] = {
+    "Map": lambda key, error: Map(fail_at(key, error)),
+    "RandomMap": lambda key, error: RandomMap(draw_unless(key, error)),
+    "MapWithIndex": lambda key, error: MapWithIndex(fail_at(key, error)),
+    "Filter": lambda key, error: Filter(keep_unless(key, error)),
+    "FlatMap": lambda key, error: FlatMap(split_unless(key, error), max_fan_out=1),
+}
+
+
+@pytest.mark.parametrize("kind", FAILING_OPERATIONS)
+def test_an_error_comes_at_its_turn_and_says_where(kind: str, reading: millstream.ReadOptions) -> None:
+    """All elements before the failing one are delivered; then its error: type, message, operation, record, position."""
+    order = list(loader_of(reading))
+    bad = order[13]
+    operation = FAILING_OPERATIONS[kind](bad, LookupError("no such word"))
+    iterator = iter(loader_of(reading, abs, operation))
+
+    assert [next(iterator) for _ in range(13)] == order[:13]
+    with pytest.raises(LookupError, match="no such word") as caught:
+        next(iterator)
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"millstream: in operation 1, {kind}")
+    assert note.endswith(f"at record key {bad} (position 13).")
+    iterator.close()
+
+
+def test_an_error_within_a_batch_comes_instead_of_it(reading: millstream.ReadOptions) -> None:
+    """A batch is delivered whole or not at all; its own operations name its first record."""
+    order = list(loader_of(reading))
+    loader = loader_of(reading, Batch(4), Map(fail_at(order[9], LookupError())), Batch(2, batch_fn=list))
+    in_batch = loader_of(reading, Batch(4, batch_fn=fail_at(order[9], OSError(5, "disk"))))
+    iterator, other = iter(loader), iter(in_batch)
+
+    with pytest.raises((LookupError, ValueError)):  # An array has no plain truth: `==` on a batch is an error, too.
+        next(iterator)
+    assert [next(other) for _ in range(2)] == [order[:4], order[4:8]]
+    with pytest.raises(OSError, match="disk") as caught:
+        next(other)
+    assert f"operation 0, Batch(batch_size=4" in caught.value.__notes__[0]
+    assert caught.value.__notes__[0].endswith(f"record key {order[8]} (position 8).")
+    iterator.close()
+    other.close()
+
+
+class Flaky:
+    """A source that fails the first time it is asked for one record."""
+
+    def __init__(self, bad: int, error: BaseException | None = None) -> None:
+        self.bad = bad
+        self.error = error or ConnectionError("gone")
+        self.left = 1
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, key: int) -> int:
+        if key == self.bad and self.left:
+            self.left -= 1
+            raise self.error
+        return key
+
+    def fingerprint(self) -> str:
+        """Returns what it holds in words."""
+        return "twenty numbers"
+
+
+def test_next_tries_again_after_an_error(reading: millstream.ReadOptions) -> None:
+    """An error leaves the place as it was; a fault that was transient is gone, and the batch that was due comes."""
+    expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
+    iterator = iter(loader_of(reading, Batch(3), source=Flaky(expected[2][1])))
+    delivered = [next(iterator).tolist() for _ in range(2)]
+    before = iterator.get_state()
+    with pytest.raises(ConnectionError, match="gone"):
+        next(iterator)
+
+    assert iterator.get_state() == before
+    assert iterator.step == 2
+    assert delivered + [batch.tolist() for batch in iterator] == expected
+
+
+def test_a_lasting_error_is_raised_again_or_passed_over(reading: millstream.ReadOptions) -> None:
+    """`next` raises the same error as often as it is asked; `seek(step + 1)` goes on behind the bad batch."""
+    expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
+    iterator = iter(loader_of(reading, Map(fail_at(expected[2][1], LookupError())), Batch(3)))
+    delivered = [next(iterator).tolist() for _ in range(2)]
+    for _ in range(3):
+        with pytest.raises(LookupError):
+            next(iterator)
+        assert fields(iterator) == (2, 6)
+    iterator.seek(iterator.step + 1)
+
+    assert delivered + [batch.tolist() for batch in iterator] == expected[:2] + expected[3:]
+
+
+class Stopping:
+    """A source whose reads raise StopIteration, as a forgotten `next()` does."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, key: int) -> int:
+        return next(iter([0] * (key != 7)))
+
+
+class StoppingTogether(Stopping):
+    """The same for reads of several records."""
+
+    def __getitem__(self, key: int) -> int:
+        return 0
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Returns nothing: raises StopIteration."""
+        return [next(iter([])) for _ in keys] if 7 not in keys else next(iter([]))
+
+
+class StoppingSampler:
+    """A sampler of runs that raises StopIteration at its fourteenth position."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def record_keys(self, start: int, stop: int) -> Any:
+        """Returns the record keys of the positions from start up to stop."""
+        return np.arange(start, stop) if stop < 14 else next(iter([]))
+
+
+def stopping_loaders(reading: millstream.ReadOptions) -> Iterator[millstream.DataLoader]:
+    """Yields loaders of which each part of the user's raises StopIteration at some record."""
+    for make in FAILING_OPERATIONS.values():
+        yield loader_of(reading, make(7, StopIteration()))
+    yield loader_of(reading, Batch(3, batch_fn=fail_at(7, StopIteration())))
+    yield loader_of(reading, source=Stopping())
+    yield loader_of(reading, source=StoppingTogether())
+    yield loader_of(reading, Filter(lambda _: True), Batch(2, batch_fn=fail_at(7, StopIteration())))
+    yield millstream.DataLoader(data_source=range(20), sampler=StoppingSampler(), read_options=reading)  # type: ignore[arg-type]  # the loader takes samplers of runs, too
+
+
+def test_stop_iteration_of_user_code_is_an_error_not_an_end(reading: millstream.ReadOptions) -> None:
+    """A stray StopIteration anywhere in the user's code is a RuntimeError: no stream ends early and quietly."""
+    for loader in stopping_loaders(reading):
+        iterator = iter(loader)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(iterator)
+        assert iterator.step < 20
+        iterator.close()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupt_leaves_the_place(kind: type[BaseException], reading: millstream.ReadOptions) -> None:
+    """Ctrl-C or an exit inside user code comes through at its batch; what would have come next still does."""
+    expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
+    iterator = iter(loader_of(reading, Batch(3), source=Flaky(expected[3][0], kind())))
+    delivered = [next(iterator).tolist() for _ in range(3)]
+    with pytest.raises(kind):
+        next(iterator)
+
+    assert fields(iterator) == (3, 9)
+    assert delivered + [batch.tolist() for batch in iterator] == expected
+
+
+def test_the_state_can_be_taken_at_any_time(reading: millstream.ReadOptions) -> None:
+    """New, reading ahead, running, exhausted, sought and closed: the state is that of the batches delivered."""
+    iterator = iter(loader_of(reading, Batch(6)))
+    seen = [fields(iterator)]
+    iterator.start_prefetch()
+    seen.append(fields(iterator))
+    next(iterator)
+    seen.append(fields(iterator))
+    assert len(list(iterator)) == 3
+    seen.append(fields(iterator))
+    iterator.seek(2)
+    seen.append(fields(iterator))
+    iterator.close()
+    seen.append(fields(iterator))
+
+    assert seen == [(0, 0), (0, 0), (1, 6), (4, 24), (2, 12), (2, 12)]
+
+
+@pytest.mark.parametrize("spoil", ["garbage", "other stream", "wrong name"])
+def test_a_refused_state_leaves_everything_as_it_was(spoil: str, reading: millstream.ReadOptions) -> None:
+    """In mid-stream and with work under way, a state that is refused changes nothing: the same batches come."""
+    expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
+    iterator = iter(loader_of(reading, Batch(3)))
+    other = iter(loader_of(reading, Batch(3), abs))
+    delivered = [next(iterator).tolist() for _ in range(2)]
+    before, executor = iterator.get_state(), iterator._executor
+    with pytest.raises(ValueError if spoil == "wrong name" else CheckpointError):
+        match spoil:
+            case "garbage":
+                iterator.set_state(before[:-3])
+            case "other stream":
+                iterator.set_state(other.get_state())
+            case _:
+                iterator.set_state(before, allow={"everything"})
+
+    assert iterator.get_state() == before
+    assert iterator._executor is executor
+    assert delivered + [batch.tolist() for batch in iterator] == expected
+
+
+def test_a_closed_iterator_says_so(reading: millstream.ReadOptions) -> None:
+    """Closing twice is fine; afterwards whatever needs work to be done is a ValueError, and the state remains."""
+    iterator = iter(loader_of(reading, Batch(3)))
+    next(iterator)
+    state = iterator.get_state()
+    iterator.close()
+    iterator.close()
+
+    for call in (
+        lambda: next(iterator),
+        lambda: iterator.seek(0),
+        lambda: iterator.set_state(state),
+        iterator.start_prefetch,
+    ):
+        with pytest.raises(ValueError, match="closed: call iter"):
+            call()
+    assert iterator.get_state() == state
+    assert "closed" in repr(iterator)
+
+
+def test_a_with_block_closes_at_its_end(reading: millstream.ReadOptions) -> None:
+    """The context manager gives the iterator itself and closes it, whether the block ends well or not."""
+    loader = loader_of(reading, Batch(3))
+    with iter(loader) as iterator:
+        assert iter(iterator) is iterator
+        next(iterator)
+    with contextlib.suppress(KeyError), iter(loader) as other:
+        next(other)
+        raise KeyError
+    for closed in (iterator, other):
+        with pytest.raises(ValueError, match="closed"):
+            next(closed)
+
+
+def our_threads() -> list[threading.Thread]:
+    """Returns the library's threads that run."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+
+
+def ended(threads: list[threading.Thread]) -> bool:
+    """Says whether threads end by themselves."""
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    return not any(thread.is_alive() for thread in threads)
+
+
+def test_dropping_the_iterator_ends_its_threads(reading: millstream.ReadOptions) -> None:
+    """Without `close`, the threads end with the last reference to the iterator: no collector has to run."""
+    iterator = iter(loader_of(reading, Batch(3)))
+    next(iterator)
+    threads = our_threads()
+    gc.disable()
+    try:
+        del iterator
+        assert ended(threads)
+    finally:
+        gc.enable()
+
+
+def test_threads_end_with_a_cycle_of_references(reading: millstream.ReadOptions) -> None:
+    """An iterator that is part of a cycle ends its threads when the collector finds it."""
+    holder: dict[str, Any] = {"iterator": iter(loader_of(reading, Batch(3)))}
+    holder["self"] = holder
+    next(holder["iterator"])
+    threads = our_threads()
+    del holder
+    gc.collect()
+
+    assert ended(threads)
+
+
+def test_an_exhausted_iterator_stays_exhausted(reading: millstream.ReadOptions) -> None:
+    """After the end, every `next` is the end, no thread is left, and seeking back starts anew."""
+    iterator = iter(loader_of(reading, Batch(3)))
+    expected = [batch.tolist() for batch in iterator]
+
+    assert our_threads() == []
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            next(iterator)
+    assert fields(iterator) == (7, 21)
+    iterator.seek(5)
+    assert [batch.tolist() for batch in iterator] == expected[5:]
+
+
+def test_two_iterators_of_a_loader_are_independent(reading: millstream.ReadOptions) -> None:
+    """Each iterator has a place of its own, whatever the others do."""
+    loader = loader_of(reading, RandomMap(lambda element, rng: element + rng.random()), Batch(3))
+    expected = [comparable(batch) for batch in loader]
+    one, other = iter(loader), iter(loader)
+    mixed = [[comparable(next(one))], [comparable(next(other))]]
+    other.seek(4)
+    mixed[0] += [comparable(next(one)) for _ in range(2)]
+    mixed[1] += [comparable(batch) for batch in other]
+    mixed[0] += [comparable(batch) for batch in one]
+
+    assert mixed == [expected, [expected[0], *expected[4:]]]
+
+
+def test_seek_has_bounds(reading: millstream.ReadOptions) -> None:
+    """A step beyond the end, below 0 or not whole is an error that leaves the place, 1:1 or not."""
+    one_to_one = iter(loader_of(reading, Batch(3)))
+    filtered = iter(loader_of(reading, Filter(lambda element: element % 2), Batch(3)))
+    for iterator, length in ((one_to_one, 7), (filtered, 4)):
+        first = next(iterator).tolist()
+        for step in (length + 1, -1):
+            with pytest.raises(IndexError, match=f"step must be .*{length}|step must be between 0"):
+                iterator.seek(step)
+        with pytest.raises(TypeError):
+            iterator.seek(1.5)  # type: ignore[arg-type]  # that is the point
+        assert iterator.step == 1
+        iterator.seek(length)
+        assert list(iterator) == []
+        iterator.seek(0)
+        assert next(iterator).tolist() == first
+        iterator.close()
+
+
+def test_seek_reaches_as_far_as_positions_do(reading: millstream.ReadOptions) -> None:
+    """An endless stream can be entered anywhere at once; beyond 63 bits of positions there is a clear error."""
+    iterator = iter(loader_of(reading, Batch(4), num_epochs=None))
+    iterator.seek(10**17)
+    assert next(iterator).tolist() == iterator._plan.locate(10**17, 10**17 + 1).record_key.tolist()
+    with pytest.raises(IndexError, match=f"between 0 and {2**61}"):
+        iterator.seek(2**61 + 1)
+    assert fields(iterator) == (10**17 + 1, 4 * (10**17 + 1))
+    iterator.close()
+
+
+def test_counting_to_a_step_reports_errors_in_between() -> None:
+    """Where batches must be made to be counted, an error on the way is raised, and the place is the old one."""
+    iterator = iter(
+        loader_of(millstream.ReadOptions(0), Filter(keep_unless(5, LookupError())), source=range(8), num_epochs=1)
+    )
+    step_of_error = [int(key) for key in loader_of(millstream.ReadOptions(0), source=range(8))].index(5)
+    for step in (step_of_error + 1, step_of_error + 2):
+        with pytest.raises(LookupError):
+            iterator.seek(step)
+        assert iterator.step == 0
+    iterator.seek(step_of_error)
+    assert iterator.step == step_of_error
+
+
+def test_batches_are_the_consumers_own(reading: millstream.ReadOptions) -> None:
+    """Every array can be written to, and writing to it changes no other batch: memory is never used twice."""
+    source = [{"a": np.full(4, number), "b": number} for number in range(20)]
+    loader = loader_of(reading, Batch(3), source=source, num_epochs=2)
+    expected, kept = [comparable(batch) for batch in loader], []
+    for number, batch in enumerate(loader):
+        assert comparable(batch) == expected[number]
+        for leaf in batch.values():
+            assert leaf.flags.writeable
+            assert leaf.flags.c_contiguous
+            leaf[...] = -number
+        kept.append(batch)
+
+    assert all((leaf == -number).all() for number, batch in enumerate(kept) for leaf in batch.values())
+    assert all((record["a"] == number).all() for number, record in enumerate(source))
+
+
+@pytest.mark.parametrize("operations", [(Batch(3),), (Filter(lambda _: True), Batch(3)), (Batch(3), Batch(2), abs)])
+def test_delivered_batches_are_not_kept(operations: tuple[Any, ...], reading: millstream.ReadOptions) -> None:
+    """The memory of a batch is free when its consumer lets go of it: no reference is left in the iterator."""
+    gc.disable()
+    try:
+        with iter(loader_of(reading, *operations, source=range(24))) as iterator:
+            for _ in range(3):
+                batch = next(iterator)
+                watched = weakref.ref(batch)
+                del batch
+                assert watched() is None
+    finally:
+        gc.enable()
+
+
+class Watched:
+    """A source that says when it is read."""
+
+    def __init__(self) -> None:
+        self.read = threading.Event()
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, key: int) -> int:
+        self.read.set()
+        return key
+
+
+def test_start_prefetch_reads_before_the_first_batch_is_asked_for() -> None:
+    """With threads, reading begins at once and in the background, and the stream is what it always is."""
+    source = Watched()
+    iterator = iter(loader_of(millstream.ReadOptions(num_threads=2), Batch(3), source=source))
+    assert not source.read.is_set()
+    iterator.start_prefetch()
+    iterator.start_prefetch()
+
+    assert source.read.wait(WAIT_SECONDS)
+    assert iterator.step == 0
+    assert [batch.tolist() for batch in iterator] == [
+        batch.tolist() for batch in loader_of(millstream.ReadOptions(0), Batch(3))
+    ]
+
+
+@pytest.mark.parametrize("options", [millstream.ReadOptions(0), millstream.ReadOptions(4, 0)])
+def test_without_read_ahead_nothing_is_read_early(options: millstream.ReadOptions) -> None:
+    """No threads, or room for no records: `start_prefetch` does nothing, and a batch is read when it is asked for."""
+    source = Watched()
+    iterator = iter(loader_of(options, Batch(3), source=source))
+    iterator.start_prefetch()
+
+    assert not source.read.is_set()
+    assert our_threads() == []
+    next(iterator)
+    assert source.read.is_set()
+    assert our_threads() == []
+
+
+def test_start_prefetch_in_mid_stream_changes_nothing(reading: millstream.ReadOptions) -> None:
+    """Between two batches, at the end and on runs of several elements, reading ahead never loses or repeats one."""
+    expected = list(loader_of(reading))
+    iterator, delivered = iter(loader_of(reading)), []
+    for element in iterator:
+        delivered.append(element)
+        iterator.start_prefetch()
+    iterator.start_prefetch()
+
+    assert delivered == expected
+    assert list(iterator) == []
+    iterator.close()
+
+
+def test_nothing_is_kept_alive_by_what_was_used(reading: millstream.ReadOptions) -> None:
+    """Source, loader and iterator go when their user lets go of them, after errors too: there is no hidden reference."""
+    source = Flaky(4)
+    loader = loader_of(reading, Batch(3), source=source)
+    iterator = iter(loader)
+    watched = [weakref.ref(loader), weakref.ref(source), weakref.ref(iterator)]
+    gc.disable()
+    try:
+        with contextlib.suppress(ConnectionError):
+            list(iterator)
+        iterator.get_state()
+        len(loader)
+        iterator.close()
+        del source, loader, iterator
+        assert [reference() for reference in watched] == [None] * 3
+    finally:
+        gc.enable()
+
+
+class CountsCalls(Map):
+    """A transform that keeps count, as people do to log."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def map(self, element: Any) -> Any:
+        """Returns the element."""
+        self.calls += 1
+        return element
+
+
+def test_an_operation_that_changes_itself_still_resumes(reading: millstream.ReadOptions) -> None:
+    """A state speaks of the operations as they were built, and fits a fresh loader in a fresh process."""
+    iterator, fresh = (iter(loader_of(reading, CountsCalls(), Batch(3))) for _ in range(2))
+    for _ in range(2):
+        next(iterator)
+    fresh.set_state(iterator.get_state())
+
+    assert [batch.tolist() for batch in fresh] == [batch.tolist() for batch in iterator]
+
+
+def test_a_shard_without_records_is_an_empty_stream(reading: millstream.ReadOptions) -> None:
+    """More shards than records leave some with nothing: they end at once, and can be saved and sought all the same."""
+    loader = millstream.DataLoader(
+        data_source=[5, 6],
+        sampler=millstream.IndexSampler(2, num_epochs=1),
+        operations=[Batch(2)],
+        shard_options=ShardOptions(3, 4),
+        read_options=reading,
+    )
+    iterator = iter(loader)
+
+    assert len(loader) == 0
+    assert list(iterator) == []
+    iterator.seek(0)
+    iterator.set_state(iterator.get_state())
+    assert list(iterator) == []
