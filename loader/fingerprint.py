@@ -16,7 +16,7 @@ import functools
 import inspect
 import itertools
 import math
-import pathlib
+import os
 import re
 import types
 import zlib
@@ -219,8 +219,8 @@ class _Describer:
     def _module(self, value: types.ModuleType) -> str:
         return f"<module {value.__name__}>"
 
-    def _path(self, value: pathlib.PurePath) -> str:
-        return f"Path({self.words(str(value))})"
+    def _path(self, value: "os.PathLike[Any]") -> str:
+        return f"Path({self.words(os.fspath(value))})"
 
     def _partial(self, value: "functools.partial[Any]") -> str:
         keywords = (f"{name}={self.words(item)}" for name, item in sorted(value.keywords.items()))
@@ -328,7 +328,7 @@ class _Describer:
         (np.dtype, _dtype),
         (type, _type),
         (types.ModuleType, _module),
-        (pathlib.PurePath, _path),
+        (os.PathLike, _path),
         (functools.partial, _partial),
         (types.FunctionType, _function),
         (types.MethodType, _method),

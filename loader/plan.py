@@ -199,7 +199,7 @@ def _tail_records(count: int, leading: Sequence[Batch]) -> int:
 def _compile(
     groups: Sequence[Sequence[Transformation]],
     names: Sequence[str],
-    streams: Callable[[Origins, int], Iterator[np.random.Generator]],
+    streams: "Callable[[Origins, int], Iterator[np.random.Generator]]",
 ) -> tuple[Phase, ...]:
     phases: list[Phase] = []
     number = random_number = 0
@@ -256,7 +256,7 @@ def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
 
 def _streams(
     sampler: VectorisedSampler | AdaptedSampler, origins: Origins, operation: int
-) -> Iterator[np.random.Generator]:
+) -> "Iterator[np.random.Generator]":
     if sampler.seed is None:
         parents = _parents(sampler, origins) if isinstance(sampler, AdaptedSampler) else []
         return generators_from(parents, origins.index.tolist(), operation)
@@ -264,7 +264,7 @@ def _streams(
     return generators(sampler.seed, epochs.tolist(), origins.index.tolist(), operation)
 
 
-def _parents(sampler: AdaptedSampler, origins: Origins) -> Iterator[np.random.Generator]:
+def _parents(sampler: AdaptedSampler, origins: Origins) -> "Iterator[np.random.Generator]":
     """Yields the generators that a custom sampler gives, one by one: an error of its own comes at its element."""
     for position in origins.position.tolist():
         (rng,) = sampler.rngs_at([position])

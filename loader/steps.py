@@ -17,7 +17,7 @@ from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, Ran
 from millstream.transforms.stack import Allocate, stack
 
 Step = Callable[[Elements, Allocate], Elements]
-Streams = Callable[[Origins, int], Iterator[np.random.Generator]]
+Streams = Callable[[Origins, int], "Iterator[np.random.Generator]"]
 """Gives one generator per element: from their origins and the number of the random operation."""
 
 

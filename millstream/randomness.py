@@ -9,6 +9,9 @@ The stream of random operation `operation` at position `index` of epoch `epoch` 
 Philox is a keyed bijection of its 256-bit counter. Drawing advances the two low words of the counter only, so streams
 that differ in any of the four numbers never share a block: they differ in the key, or in the high words of the
 counter. This holds between neighbouring seeds, too: (seed 0, index 1) and (seed 1, index 0) have different keys.
+
+`np.random.Generator` stands in quotation marks throughout millstream: to look it up is to import numpy.random, which
+takes as long as all of millstream.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +22,7 @@ SEED_LIMIT = 1 << 64
 """Seeds, epochs and indices are below this: each is one word of Philox's key or counter."""
 
 
-def generator(seed: int, epoch: int, index: int, operation: int = 0) -> np.random.Generator:
+def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.random.Generator":
     """Returns a fresh generator at the start of one stream.
 
     Args:
@@ -35,7 +38,7 @@ def generator(seed: int, epoch: int, index: int, operation: int = 0) -> np.rando
 
 def generators(
     seed: int, epochs: Iterable[int], indices: Iterable[int], operation: int = 0
-) -> Iterator[np.random.Generator]:
+) -> "Iterator[np.random.Generator]":
     """Yields `generator(seed, epoch, index, operation)` for each pair, as one object whose state is set anew.
 
     Setting a state costs a tenth of building a generator. The object yielded is therefore valid until the next one is
@@ -49,8 +52,8 @@ def generators(
 
 
 def generators_from(
-    parents: Iterable[np.random.Generator], indices: Iterable[int], operation: int = 0
-) -> Iterator[np.random.Generator]:
+    parents: "Iterable[np.random.Generator]", indices: Iterable[int], operation: int = 0
+) -> "Iterator[np.random.Generator]":
     """Yields a generator for each parent, the randomness that a custom sampler gave to a position.
 
     The key is the next two 64-bit words of the parent, the counter (0, 0, index, operation): so random operations at

@@ -1,8 +1,10 @@
 """What a sampler says of one position."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,4 +19,4 @@ class RecordMetadata:
 
     index: int
     record_key: int
-    rng: np.random.Generator | None = None
+    rng: "np.random.Generator | None" = None

@@ -139,7 +139,7 @@ class AdaptedSampler:
         runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
         return np.concatenate([self._keys_of_run(int(run[0]), int(run[-1]) + 1) for run in runs])
 
-    def rngs_at(self, positions: Iterable[int]) -> list[np.random.Generator | None]:
+    def rngs_at(self, positions: Iterable[int]) -> "list[np.random.Generator | None]":
         """Returns the generator that the sampler gives each position, or None where it gives none."""
         if not hasattr(self.sampler, "__getitem__"):
             return [None for _ in positions]

@@ -10,12 +10,10 @@ Guarantees:
 import bisect
 import dataclasses
 import errno
-import hashlib
 import itertools
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, final
 
@@ -131,6 +129,8 @@ class ArrayRecordDataSource:
 
         The directories are left out: the data may move.
         """
+        import hashlib  # noqa: PLC0415  (OpenSSL takes its time)
+
         digest = hashlib.blake2b(digest_size=8)
         for part in self._parts:
             words = (os.path.basename(part.path), self._sizes[part.path], part.start, part.stop)  # noqa: PTH119
@@ -139,6 +139,8 @@ class ArrayRecordDataSource:
 
     def _inspect(self) -> None:
         """Notes the size of every file, and counts the records of those where a part's end is open."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (as for the library: only readers pay)
+
         paths = list(dict.fromkeys(part.path for part in self._parts))
         to_count = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
         with ThreadPoolExecutor(INSPECTION_THREADS, "millstream-inspect") as threads:

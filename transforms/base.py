@@ -3,11 +3,12 @@
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 from millstream.transforms.batch import Batch
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class _Operation:
@@ -59,7 +60,7 @@ class RandomMap(_Operation):
     come again with any number of workers and after any resume.
     """
 
-    def random_map(self, element: Any, rng: np.random.Generator, /) -> Any:
+    def random_map(self, element: Any, rng: "np.random.Generator", /) -> Any:
         """Returns what `element` becomes, drawing from `rng`; the generator is not to be kept beyond the call."""
         raise _not_overridden(self, element, rng)
 

@@ -1,0 +1,242 @@
+"""Errors reach the consumer with what a person needs to find the record: type, operation, keys, through every path."""
+
+import copy
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream
+from millstream.errors import CheckpointError, DataSourceError, StackError
+from millstream.loader import executors
+from millstream.transforms import Batch, Filter, FlatMap, Map
+
+
+@pytest.fixture(params=["inline", "threads"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> millstream.ReadOptions:
+    """Returns options under which the consumer makes every block, and ones under which threads make them all."""
+    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    return millstream.ReadOptions(num_threads=0 if request.param == "inline" else 3)
+
+
+def loader_of(reading: millstream.ReadOptions, source: Any, *operations: Any) -> millstream.DataLoader:
+    """Returns a loader of shuffled records."""
+    return millstream.DataLoader(
+        data_source=source,
+        sampler=millstream.IndexSampler(len(source), shuffle=True, num_epochs=1, seed=11),
+        operations=operations,
+        read_options=reading,
+    )
+
+
+def order_of(size: int) -> list[int]:
+    """Returns the record keys of such a loader, in order."""
+    return list(loader_of(millstream.ReadOptions(0), range(size)))
+
+
+def first_error(loader: millstream.DataLoader, expected: type[Exception], step: int) -> Exception:
+    """Returns the error that comes after exactly `step` batches."""
+    with iter(loader) as iterator:
+        for _ in range(step):
+            next(iterator)
+        with pytest.raises(expected) as caught:
+            next(iterator)
+        assert iterator.step == step
+    return caught.value
+
+
+@pytest.mark.parametrize("operations", [(Batch(4),), (Filter(lambda _: True), Batch(4))])
+def test_elements_that_do_not_stack_are_named(operations: tuple[Any, ...], reading: millstream.ReadOptions) -> None:
+    """A StackError says which leaf differs, shows both, and gives the keys of both records, shuffled as they are."""
+    order = order_of(12)
+    source = [{"x": np.zeros(3), "y": key} for key in range(12)]
+    source[order[6]]["x"] = np.zeros(5)
+    error = first_error(loader_of(reading, source, *operations), StackError, step=1)
+
+    assert isinstance(error, StackError)
+    assert (error.path, error.rows) == ("['x']", (0, 2))
+    assert "shape (3,)" in str(error)
+    assert "shape (5,)" in str(error)
+    assert error.__notes__[0] == f"millstream: the record keys of these elements: {order[4]}, {order[6]}."
+    assert f"Batch(batch_size=4, drop_remainder=False, batch_fn=None), at record key {order[4]} (position 4)" in (
+        error.__notes__[1]
+    )
+
+
+def test_an_error_of_batch_fn_is_its_own(reading: millstream.ReadOptions) -> None:
+    """What the user's `batch_fn` raises keeps its type and text, with the operation and the batch's first record."""
+    order = order_of(12)
+
+    def refuse(elements: Sequence[int]) -> Any:
+        if order[9] in elements:
+            raise ZeroDivisionError("odd one out")
+        return elements
+
+    error = first_error(loader_of(reading, range(12), abs, Batch(3, batch_fn=refuse)), ZeroDivisionError, step=3)
+
+    assert str(error) == "odd one out"
+    assert error.__notes__ == [f"millstream: in operation 1, Batch, at record key {order[9]} (position 9)."]
+
+
+def test_more_children_than_max_fan_out_are_refused(reading: millstream.ReadOptions) -> None:
+    """A FlatMap that splits an element further than it said is a ValueError with both numbers and the record."""
+    order = order_of(10)
+    split = FlatMap(lambda element: [element] * (3 if element == order[5] else 2), max_fan_out=2)
+    error = first_error(loader_of(reading, range(10), split), ValueError, step=10)
+
+    assert "gave 3 elements for one, but max_fan_out is 2" in str(error)
+    assert error.__notes__[0].endswith(f"at record key {order[5]} (position 5).")
+
+
+class Together:
+    """A source of ten numbers that reads many at once, in one way or another wrongly."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+
+class WrongCount(Together):
+    """Gives one record too few, or too many, where it is asked for a certain one."""
+
+    def __init__(self, bad: int, surplus: int) -> None:
+        self.bad = bad
+        self.surplus = surplus
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Returns the records, more or fewer than asked for."""
+        return [*keys, 0][: len(keys) + self.surplus] if self.bad in keys else list(keys)
+
+
+@pytest.mark.parametrize("surplus", [1, -1])
+def test_a_wrong_number_of_records_is_refused(surplus: int, reading: millstream.ReadOptions) -> None:
+    """`__getitems__` that gives more or fewer records than it was asked for is an error: no record slips in or out."""
+    order = order_of(10)
+    error = first_error(loader_of(reading, WrongCount(order[7], surplus), Batch(3)), ValueError, step=2)
+
+    assert f"__getitems__ of WrongCount was asked for 3 records and gave {3 + surplus}" in str(error)
+    assert error.__notes__ == [
+        "millstream: in reading from WrongCount, 3 records at once, the first at "
+        f"record key {order[6]} (position 6)."
+    ]
+
+
+class Broken(Together):
+    """A source of which one record cannot be read, alone or with others."""
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+
+    def __getitem__(self, key: int) -> int:
+        if key == self.bad:
+            raise DataSourceError(f"record {key} is damaged")
+        return key
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Returns the records, or fails as a whole."""
+        return list(map(self.__getitem__, keys))
+
+
+@pytest.mark.parametrize("operations", [(), (Filter(lambda _: True),)])
+def test_a_damaged_record_in_a_batched_read_is_found(
+    operations: tuple[Any, ...], reading: millstream.ReadOptions
+) -> None:
+    """Where a read of many fails, the records before the damaged one are delivered, and the error names that one."""
+    order = order_of(10)
+    error = first_error(loader_of(reading, Broken(order[8]), *operations), DataSourceError, step=8)
+
+    assert str(error) == f"record {order[8]} is damaged"
+    assert error.__notes__ == [
+        f"millstream: in reading from Broken, at record key {order[8]} (position 8)."
+    ]
+
+
+def test_a_damaged_record_within_a_batch_is_found(reading: millstream.ReadOptions) -> None:
+    """In a batch, too, the error names the damaged record, not the batch's first."""
+    order = order_of(10)
+    error = first_error(loader_of(reading, Broken(order[8]), Batch(3)), DataSourceError, step=2)
+
+    assert error.__notes__ == [
+        f"millstream: in reading from Broken, at record key {order[8]} (position 8)."
+    ]
+
+
+class FailsAtItsSampler:
+    """An order that fails at one position, asked one by one."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, position: int) -> millstream.RecordMetadata:
+        if position == 6:
+            raise LookupError("lost")
+        return millstream.RecordMetadata(position, position)
+
+
+def test_an_error_of_the_sampler_comes_at_its_turn(reading: millstream.ReadOptions) -> None:
+    """What a custom sampler raises at a position arrives after all elements before it, and can be passed over."""
+    loader = millstream.DataLoader(data_source=range(10), sampler=FailsAtItsSampler(), read_options=reading)
+    error = first_error(loader, LookupError, step=6)
+    iterator = iter(loader)
+    iterator.seek(7)
+
+    assert "FailsAtItsSampler raised this at position 6" in error.__notes__[0]
+    assert error.__notes__[1] == "millstream: in the sampler, asked for the records of unit 6."
+    assert list(iterator) == [7, 8, 9]
+
+
+def test_a_key_beyond_the_source_is_the_sources_error(reading: millstream.ReadOptions) -> None:
+    """A custom sampler that points outside gets the source's own error, with position and key."""
+
+    class Beyond(FailsAtItsSampler):
+        def __getitem__(self, position: int) -> millstream.RecordMetadata:
+            return millstream.RecordMetadata(position, position * 2)
+
+    loader = millstream.DataLoader(data_source=list(range(10)), sampler=Beyond(), read_options=reading)
+    error = first_error(loader, IndexError, step=5)
+
+    assert error.__notes__ == ["millstream: in reading from list, at record key 10 (position 5)."]
+
+
+def test_the_first_of_several_errors_comes(reading: millstream.ReadOptions) -> None:
+    """Where several records fail, their order in the stream decides which error comes, and not who is faster."""
+    order = order_of(30)
+
+    def fail(element: int) -> int:
+        if element in order[10:]:
+            raise LookupError(order.index(element))
+        return element
+
+    for operations, step in (((Map(fail),), 10), ((Map(fail), Batch(4)), 2), ((Filter(fail), Batch(4)), 2)):
+        error = first_error(loader_of(reading, range(30), *operations), LookupError, step)
+        assert error.args == (10,)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StackError("arrays differ", "['x']", (0, 3)),
+        CheckpointError("another stream"),
+        DataSourceError("file.arrayrecord: record 3 is damaged"),
+    ],
+)
+def test_our_errors_survive_pickling(error: Exception) -> None:
+    """Type, message, attributes and notes of each error come through a pickle and a copy."""
+    error.add_note("millstream: in operation 1.")
+    for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error), copy.copy(error)):
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
+        assert again.__notes__ == ["millstream: in operation 1."]
+
+
+def test_our_errors_are_the_builtins_a_caller_expects() -> None:
+    """`except ValueError` and `except OSError` catch what they seem to."""
+    assert issubclass(CheckpointError, ValueError)
+    assert issubclass(StackError, ValueError)
+    assert issubclass(DataSourceError, OSError)
+    assert StackError("text").rows == ()
