@@ -23,14 +23,12 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-ALIGNMENT = 64
-"""Bytes at whose multiples every leaf begins: JAX takes such an array on the CPU as it is."""
+from millstream.loader.recycled_memory import ALIGNMENT, round_up
 
 LARGE_LEAF_BYTES = 1 << 15
 """A leaf of this size has a chunk, and so a lifetime, of its own; smaller leaves of one message share chunks."""
 
 _GROWTH_BYTES = 1 << 26
-_PAGE_BYTES = 4096
 
 
 def create_arena_file(num_bytes: int) -> int:
@@ -201,13 +199,3 @@ class ArenaView:
         while self._released:
             released.append(self._released.popleft())
         return released
-
-
-def round_up(num_bytes: int) -> int:
-    """Returns the size that a chunk of this many bytes is kept under: few sizes, so that chunks serve again.
-
-    Whole pages, of which the largest three bits count: at most a quarter is left unused.
-    """
-    pages = -(-num_bytes // _PAGE_BYTES)
-    step = 1 << max(0, pages.bit_length() - 3)
-    return -(-pages // step) * step * _PAGE_BYTES

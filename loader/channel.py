@@ -1,20 +1,24 @@
 """Framed messages over one socket: how the parent, the zygote and a worker talk.
 
-A frame is its length, eight bytes little-endian, and a pickle. Both ends come from one `socketpair` that only they
-hold, so what arrives is what this library wrote. A process that dies in the middle of a frame leaves an incomplete
-one, which is dropped: it can harm nobody's channel but its own.
+A frame is the length of a pickle, the number of descriptors that travel with it, and the pickle. Both ends come from
+one `socketpair` that only they hold, so what arrives is what this library wrote. A process that dies in the middle of
+a frame leaves an incomplete one, which is dropped: it can harm nobody's channel but its own.
 """
 
+import errno
+import os
 import pickle
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
-_LENGTH = struct.Struct("<Q")
+_HEADER = struct.Struct("<QB")
 _RECEIVE_BYTES = 1 << 18
 _MOST_DESCRIPTORS = 8
+# Programs that user code starts must not hold on to what a worker has.
+_RECEIVE_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 @final
@@ -29,8 +33,9 @@ class Channel:
         self._socket = end
         self._socket.setblocking(blocking)
         self._inbox = bytearray()
-        self._outbox: deque[memoryview] = deque()
-        self._descriptors: list[int] = []
+        self._outbox: deque[tuple[memoryview, list[int]]] = deque()
+        self._received: list[int] = []
+        self._arrived: list[int] = []
         self.is_open = True
 
     def fileno(self) -> int:
@@ -48,50 +53,57 @@ class Channel:
         A broken connection is no error here: whoever waits for the other side to answer learns of its end.
         """
         body = pickle.dumps(message, protocol=5)
-        frame = memoryview(_LENGTH.pack(len(body)) + body)
-        if descriptors:
-            # Descriptors travel with the first byte of their frame: nothing may be in the way of it.
-            try:
-                sent = socket.send_fds(self._socket, [frame], list(descriptors))
-            except (BrokenPipeError, ConnectionResetError):
-                return
-            frame = frame[sent:]
-        self._outbox.append(frame)
+        frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
+        # Copies of the descriptors: the caller may close its own before the frame's turn comes.
+        self._outbox.append((frame, list(map(os.dup, descriptors))))
         self.flush()
 
     def flush(self) -> None:
         """Sends what waits, as far as the socket takes it."""
         while self._outbox:
+            frame, descriptors = self._outbox[0]
             try:
-                sent = self._socket.send(self._outbox[0])
+                # Descriptors travel with the first byte of their frame.
+                sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
             except BlockingIOError:
                 return
             except (BrokenPipeError, ConnectionResetError):
-                self._outbox.clear()
+                self._empty_outbox()
                 return
-            if sent == len(self._outbox[0]):
+            close_all(descriptors)
+            self._outbox[0] = frame[sent:], []
+            if sent == len(frame):
                 self._outbox.popleft()
-            else:
-                self._outbox[0] = self._outbox[0][sent:]
 
     def receive(self) -> Iterator[Any]:
-        """Yields the messages that are complete, after one read; at the other side's end, `is_open` becomes False."""
+        """Yields the messages that are complete, after one read; at the other side's end, `is_open` becomes False.
+
+        Raises:
+            OSError: descriptors that came along were lost, because this process may not open more.
+        """
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MOST_DESCRIPTORS)
+            data, descriptors, flags, _ = socket.recv_fds(
+                self._socket, _RECEIVE_BYTES, _MOST_DESCRIPTORS, _RECEIVE_FLAGS
+            )
         except BlockingIOError:
             return
         except ConnectionResetError:
-            data, descriptors = b"", []
-        self._descriptors.extend(descriptors)
+            data, descriptors, flags = b"", [], 0
+        self._received.extend(descriptors)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "Too many open files: raise the limit (`ulimit -n`) or use fewer workers")
         if not data:
             self.is_open = False
         self._inbox += data
-        while len(self._inbox) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self._inbox)[0]
+        while len(self._inbox) >= _HEADER.size:
+            num_bytes, num_descriptors = _HEADER.unpack_from(self._inbox)
+            end = _HEADER.size + num_bytes
             if len(self._inbox) < end:
                 return
-            body = bytes(self._inbox[_LENGTH.size : end])
+            body = bytes(self._inbox[_HEADER.size : end])
             del self._inbox[:end]
+            self._arrived += self._received[:num_descriptors]
+            del self._received[:num_descriptors]
             yield pickle.loads(body)  # noqa: S301  (written by the other end of our own socket pair)
 
     def receive_rest(self) -> Iterator[Any]:
@@ -105,11 +117,25 @@ class Channel:
                 return
 
     def take_descriptors(self) -> list[int]:
-        """Returns the descriptors received since last asked; the caller closes them."""
-        taken, self._descriptors = self._descriptors, []
+        """Returns the descriptors that came with the messages since last asked; the caller closes them."""
+        taken, self._arrived = self._arrived, []
         return taken
 
     def close(self) -> None:
-        """Closes this end. Idempotent."""
+        """Closes this end, and the descriptors that nobody took. Idempotent."""
         self.is_open = False
         self._socket.close()
+        self._empty_outbox()
+        close_all(self.take_descriptors())
+        close_all(self._received)
+        self._received = []
+
+    def _empty_outbox(self) -> None:
+        while self._outbox:
+            close_all(self._outbox.popleft()[1])
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Closes descriptors."""
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -27,7 +27,9 @@ import numpy as np
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.options import ReadOptions
 from millstream.loader.plan import Plan
+from millstream.loader.recycled_memory import RecycledMemory
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
+from millstream.transforms.stack import Allocate
 
 CLOSE_SECONDS = 2.0
 """How long `close()`, and the interpreter at its end, wait for threads that are inside user code."""
@@ -69,6 +71,7 @@ class InlineExecutor(Executor):
     def __init__(self, plan: Plan, cursor: Cursor) -> None:
         self._plan = plan
         self._schedule = Schedule(plan, cursor)
+        self._memory = RecycledMemory()
 
     def next_run(self) -> Run | None:
         """Returns the next outputs in order, None at the end."""
@@ -76,7 +79,7 @@ class InlineExecutor(Executor):
             call = self._schedule.take()
             if call is None:
                 return None
-            run_here(self._plan, self._schedule, call)
+            run_here(self._plan, self._schedule, call, self._memory.allocate)
         return run
 
     def start(self) -> None:
@@ -86,20 +89,20 @@ class InlineExecutor(Executor):
         """Does nothing: there is nothing to stop."""
 
 
-def run_here(plan: Plan, schedule: Schedule, call: Call) -> float:
+def run_here(plan: Plan, schedule: Schedule, call: Call, allocate: Allocate) -> float:
     """Runs a call in this thread, completes it and returns the seconds it took."""
     start = time.perf_counter()
-    elements = perform(plan, call)
+    elements = perform(plan, call, allocate)
     seconds = time.perf_counter() - start
     schedule.complete(call, elements, seconds)
     return seconds
 
 
-def perform(plan: Plan, call: Call) -> Elements:
-    """Returns the outputs of one call."""
+def perform(plan: Plan, call: Call, allocate: Allocate) -> Elements:
+    """Returns the outputs of one call, batches in memory from `allocate`."""
     if isinstance(call, UnitCall):
-        return plan.finish(plan.prepare_units(call.start, call.stop), np.empty)
-    return plan.follow(call.phase, call.group, np.empty)
+        return plan.finish(plan.prepare_units(call.start, call.stop), allocate)
+    return plan.follow(call.phase, call.group, allocate)
 
 
 @final
@@ -109,6 +112,7 @@ class ThreadExecutor(Executor):
     def __init__(self, plan: Plan, cursor: Cursor, options: ReadOptions) -> None:
         self._plan = plan
         self._schedule = Schedule(plan, cursor)
+        self._memory = RecycledMemory()
         self._options = options
         self._crew = Crew(options.num_threads)
         self._results: queue.SimpleQueue[tuple[Call, Elements, float]] = queue.SimpleQueue()
@@ -164,7 +168,7 @@ class ThreadExecutor(Executor):
     def _run_one_here(self) -> None:
         call = self._schedule.take()
         if call is not None:
-            self._note_seconds(call, run_here(self._plan, self._schedule, call))
+            self._note_seconds(call, run_here(self._plan, self._schedule, call, self._memory.allocate))
 
     def _receive_finished(self) -> None:
         while not self._results.empty():
@@ -185,13 +189,13 @@ class ThreadExecutor(Executor):
         self._seconds[phase] = latest if math.isinf(known) else known + 0.1 * (latest - known)
 
     def _hand_out(self, call: Call) -> None:
-        results, plan, crew = self._results, self._plan, self._crew
+        results, plan, crew, allocate = self._results, self._plan, self._crew, self._memory.allocate
         if plan.batched_source or not isinstance(call, UnitCall):
-            crew.submit(lambda: results.put((call, *timed(lambda: perform(plan, call)))))
+            crew.submit(lambda: results.put((call, *timed(lambda: perform(plan, call, allocate)))))
             return
 
         def finish(prepared: tuple[Elements, float]) -> None:
-            elements, seconds = timed(lambda: plan.finish(prepared[0], np.empty))
+            elements, seconds = timed(lambda: plan.finish(prepared[0], allocate))
             results.put((call, elements, prepared[1] + seconds))
 
         def begin() -> None:
@@ -284,7 +288,9 @@ class Crew:
         _crews.add(self)
 
     def submit(self, job: Callable[[], Any]) -> None:
-        """Queues a job, which must not raise."""
+        """Queues a job, which must not raise. Once stopped, it is dropped."""
+        if self._stopped:
+            return
         self._jobs.put(job)
         with self._lock:
             if len(self._threads) < self.size and not self._stopped:
@@ -321,8 +327,10 @@ class Crew:
 
     def _work_off(self) -> None:
         """Runs jobs until told to stop. A thread keeps its crew alive, and not the executor, whose end stops it."""
-        while (job := self._jobs.get()) is not None and not self._stopped:
-            job()
+        while (job := self._jobs.get()) is not None:
+            # Jobs dropped are taken out all the same: they refer to the crew, and would keep it.
+            if not self._stopped:
+                job()
             del job
         self._jobs.put(None)
 

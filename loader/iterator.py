@@ -207,11 +207,7 @@ class DataLoaderIterator:
         if self._run is not None and self._run.error is not None:
             error = self._run.error
             self._settle()
-            try:
-                raise error
-            finally:
-                # The traceback refers to this frame: without this, the frame and the error would keep each other.
-                del error
+            raise error
         self._start, self._run = self._place(), None
         try:
             run = executor.next_run()

@@ -27,6 +27,7 @@ from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
 from millstream.loader.pool import Died, Event, Pool, WarmPools, Worker, ZygoteDied
 from millstream.loader.process_state import describe_exit, describe_process
+from millstream.loader.recycled_memory import RecycledMemory
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
 from millstream.loader.transport import unpack, unpack_failure
 from millstream.loader.worker import nothing
@@ -73,6 +74,7 @@ class PoolExecutor(Executor):
     ) -> None:
         self._plan = plan
         self._schedule = Schedule(plan, cursor)
+        self._memory = RecycledMemory()
         self._pools = pools
         self._pool = pools.take(plan, workers, reading)
         self._options = workers
@@ -131,7 +133,7 @@ class PoolExecutor(Executor):
     def _make_here(self) -> None:
         call = self._schedule.take()
         if call is not None:
-            run_here(self._plan, self._schedule, call)
+            run_here(self._plan, self._schedule, call, self._memory.allocate)
 
     @property
     def _most_calls(self) -> int:

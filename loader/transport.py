@@ -16,6 +16,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.errors import WorkerError
 from millstream.loader.arena import Allocator, ArenaView
 from millstream.loader.elements import Elements, Origins
 
@@ -67,11 +68,6 @@ class Failure:
     text: str
     notes: tuple[str, ...]
     traceback: str
-
-
-@final
-class WorkerError(RuntimeError):
-    """An exception of a worker that could not be brought over as it was: its type, message and traceback as text."""
 
 
 @final

@@ -16,7 +16,14 @@ import importlib
 from types import ModuleType
 
 from millstream import samplers, sharding, sources, transforms
-from millstream.errors import CheckpointError, DataSourceError, StackError
+from millstream.errors import (
+    CheckpointError,
+    DataSourceError,
+    StackError,
+    WorkerDiedError,
+    WorkerError,
+    WorkerStalledError,
+)
 from millstream.loader import DataLoader, DataLoaderIterator, MultiprocessingOptions, ReadOptions, load
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
@@ -56,6 +63,9 @@ __all__ = [
     "ShardByJaxProcess",
     "ShardOptions",
     "StackError",
+    "WorkerDiedError",
+    "WorkerError",
+    "WorkerStalledError",
     "__version__",
     "checkpoint",
     "load",

@@ -5,6 +5,10 @@
     └── StackError        elements that cannot be stacked into one batch
     OSError
     └── DataSourceError   a record that could not be read, with its file and place
+    RuntimeError
+    ├── WorkerDiedError     worker processes die again and again at the same place
+    ├── WorkerError         an exception of a worker process that could not be brought over as it was
+    └── WorkerStalledError  a worker process makes no progress
 
 Everything else that millstream raises is a plain builtin: `ValueError` and `TypeError` for arguments, `IndexError`
 for positions beyond the end. An exception of the user's own code keeps its type; a note says which operation and
@@ -43,3 +47,21 @@ class StackError(ValueError):
 @final
 class DataSourceError(OSError):
     """A record could not be read: the message names the file, the record in it, and what was wrong."""
+
+
+@final
+class WorkerDiedError(RuntimeError):
+    """Worker processes die again and again at the same place: the message names the records and the likely cause."""
+
+
+@final
+class WorkerError(RuntimeError):
+    """An exception of a worker that could not be brought over as it was: its type, message and traceback as text."""
+
+
+@final
+class WorkerStalledError(RuntimeError):
+    """A worker process has been making the same call for longer than the stall timeout.
+
+    The message names the records, the state of the process and what it was executing.
+    """
