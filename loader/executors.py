@@ -22,7 +22,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, final
 
-import numpy as np
 
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.options import ReadOptions
@@ -56,7 +55,7 @@ class Executor(abc.ABC):
         """Begins to work ahead, where the executor can."""
 
     def pause(self) -> None:
-        """Stops working for this iterator, but keeps what can serve the next one. By default, there is no such thing."""
+        """Stops working for this iterator, but keeps what can serve the next one: by default, nothing can."""
         self.close()
 
     @abc.abstractmethod
@@ -340,7 +339,7 @@ _crews: "weakref.WeakSet[Crew]" = weakref.WeakSet()
 
 @functools.cache
 def _end_crews_at_exit() -> None:
-    """Makes the end of the interpreter wait for the crews; once, when there is a crew, since nothing is done at import."""
+    """Makes the end of the interpreter wait for the crews. Done once, when there is a crew: not at import."""
     atexit.register(_end_crews)
 
 

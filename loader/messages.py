@@ -61,10 +61,17 @@ class Forked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Exited:
-    """A worker is gone: its status is as `os.waitstatus_to_exitcode` gives it, negative for a signal."""
+    """A worker is gone.
+
+    Attributes:
+        pid: its number.
+        status: as `os.waitstatus_to_exitcode` gives it, negative for a signal.
+        peak_bytes: the most memory it ever had.
+    """
 
     pid: int
     status: int
+    peak_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

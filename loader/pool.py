@@ -7,21 +7,24 @@ Guarantees:
       still counts. The pool reports deaths and forks replacements; what is done about lost calls is the executor's.
     * `stop()` takes at most CLOSE_SECONDS, and so does the end of the pool's life; nothing is left then.
 
-The pool costs four descriptors a worker (channel, process handle, arena, stack file) and three for itself.
+The pool costs four descriptors a worker (channel, process handle, arena, stack file) and two for itself.
 """
 
 import contextlib
 import dataclasses
+import errno
 import io
 import itertools
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -35,12 +38,16 @@ from millstream.loader.memory_budget import memory_budget
 from millstream.loader.messages import Broken, Exited, Fork, Group, Kill, Made, Make, PipelineFile, Ready, Units
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
+from millstream.loader.process_state import kill_session
 
 CLOSE_SECONDS = 2.0
 """How long stopping may take: the zygote gives workers a quarter of it to leave, then kills them."""
 
 LARGE_BUFFER_BYTES = 1 << 16
 """Arrays of the pipeline from this size on lie in the pipeline file as they are, and all workers share their pages."""
+
+DESCRIPTORS_PER_WORKER = 4
+"""What a worker costs the parent: its channel, process handle, arena and stack file."""
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from millstream.loader.zygote import main; main()"
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
@@ -59,6 +66,7 @@ class Worker:
         stacks: the file that it dumps its stacks into.
         pid: its process; None until the zygote has said.
         handle: the process's handle (pidfd), where there are such.
+        exited: how it ended; None until the zygote has said.
         is_ready: whether it has the pipeline.
         calls: the numbers of the calls it was given and has not answered, in order.
         busy_since: when it began with the first of them, `time.monotonic`.
@@ -71,6 +79,7 @@ class Worker:
         self.stacks = stacks
         self.pid: int | None = None
         self.handle: int | None = None
+        self.exited: Exited | None = None
         self.is_ready = False
         self.calls: list[int] = []
         self.busy_since = 0.0
@@ -89,6 +98,14 @@ class Worker:
         self.busy_since = time.monotonic()
         self.warned = False
 
+    def ask_for_stacks(self) -> None:
+        """Makes a worker that is ready write its stacks, even from inside C code."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.handle is not None:
+                signal.pidfd_send_signal(self.handle, signal.SIGUSR1)
+            elif self.pid is not None:
+                os.kill(self.pid, signal.SIGUSR1)
+
     def read_stacks(self) -> str:
         """Returns what the worker has written about its stacks: in a fatal signal, or when asked."""
         size = os.fstat(self.stacks).st_size
@@ -104,7 +121,9 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Died:
-    """A worker is gone."""
+    """A worker is gone; None where the zygote did not say how."""
+
+    exited: Exited | None
 
 
 Event = Made | Broken | Died
@@ -117,13 +136,12 @@ class Pool:
     def __init__(self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions) -> None:
         self._options = workers
         self._num_threads = reading.num_threads
-        self._pipeline, self._pipeline_file = write_pipeline(plan)
+        pipeline, self._pipeline_file = write_pipeline(plan)
         self._arena_bytes = memory_budget() // workers.num_workers
         self._numbers = itertools.count()
         self.call_numbers = itertools.count()
-        self._exits: dict[int, int] = {}
-        self._state = _Processes()
-        self._finalizer = weakref.finalize(self, _Processes.stop, self._state)
+        self._state = _Processes(pipeline)
+        self._finalizer = weakref.finalize(self, _Processes.end, self._state)
         try:
             self.restart()
         except BaseException:
@@ -135,20 +153,26 @@ class Pool:
         """The workers, dead ones not counted."""
         return self._state.workers
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has made it: a forked one has only a copy, which it must not use."""
+        return self._state.owner == os.getpid()
+
     def restart(self) -> None:
         """Starts a new zygote and all workers; what is left of the old ones goes."""
         self._state.stop()
-        self._state.start_zygote()
-        for _ in range(self._options.num_workers):
-            self._fork()
+        with self._explained_limits():
+            self._state.start_zygote()
+            for _ in range(self._options.num_workers):
+                self._fork()
 
     def replace(self, worker: Worker) -> None:
-        """Forks a worker in the place of a dead one."""
+        """Forks a worker in the place of a dead one, or of one to be killed."""
+        self.kill(worker)
         self._state.workers.remove(worker)
-        if worker.pid is not None:
-            self._control.send(Kill(worker.pid))
         worker.close()
-        self._fork()
+        with self._explained_limits():
+            self._fork()
 
     def wait(self, seconds: float | None) -> Iterator[tuple[Worker, Event]]:
         """Yields what has happened, having waited for something to happen for at most so long; None: for ever.
@@ -165,30 +189,22 @@ class Pool:
             if worker.handle is not None:
                 poll.register(worker.handle, select.POLLIN)
         ready = dict(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
-        control.flush()
-        if ready.get(control.fileno(), 0) & ~select.POLLOUT:
+        # Which worker is meant is settled now: what follows closes descriptors, and opens others with their numbers.
+        news = [(worker, ready.get(worker.channel.fileno(), 0), worker.handle in ready) for worker in self.workers]
+        if ready.get(self._control.fileno(), 0) & ~select.POLLOUT:
             self._listen_to_zygote()
-        for worker in list(self.workers):
-            flags = ready.get(worker.channel.fileno(), 0)
+        control.flush()
+        for worker, flags, handle_says_so in news:
             if flags & select.POLLOUT:
                 worker.channel.flush()
-            has_exited = worker.handle is not None and worker.handle in ready
+            # Without a handle: something that it has started may still hold its end of the channel.
+            has_exited = handle_says_so or worker.exited is not None
             if flags & ~select.POLLOUT or has_exited:
                 yield from self._listen_to(worker, has_exited=has_exited)
         if not control.is_open:
             for worker in list(self.workers):
                 yield from self._answers(worker, worker.channel.receive_rest())
             raise ZygoteDied
-
-    def exit_status(self, worker: Worker, seconds: float) -> int | None:
-        """Returns the status of a dead worker, having waited for it for at most so long."""
-        deadline = time.monotonic() + seconds
-        while worker.pid not in self._exits and (left := deadline - time.monotonic()) > 0 and self._control.is_open:
-            poll = select.poll()
-            poll.register(self._control.fileno(), select.POLLIN)
-            poll.poll(left * 1000)
-            self._listen_to_zygote()
-        return None if worker.pid is None else self._exits.get(worker.pid)
 
     def kill(self, worker: Worker) -> None:
         """Kills a worker and what it has started."""
@@ -198,30 +214,29 @@ class Pool:
     def stop(self) -> None:
         """Ends all processes. Idempotent."""
         self._finalizer()
-        if self._pipeline >= 0:
-            os.close(self._pipeline)
-            self._pipeline = -1
 
     @property
     def _control(self) -> Channel:
         control = self._state.control
         if control is None:
-            raise ValueError("The worker pool is stopped.")
+            raise ValueError("The worker processes are stopped: the iterator was closed, perhaps by another thread.")
         return control
 
     def _fork(self) -> None:
-        number = next(self._numbers)
-        ours, theirs = socket.socketpair()
-        arena = create_arena_file(self._arena_bytes)
-        stacks = create_stack_file()
-        try:
-            worker = Worker(number, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), stacks)
+        number, control = next(self._numbers), self._control
+        with contextlib.ExitStack() as undo:
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
+            with theirs:
+                arena = create_arena_file(self._arena_bytes)
+                with contextlib.closing(Descriptor(arena)):
+                    stacks = create_stack_file()
+                    undo.callback(os.close, stacks)
+                    worker = Worker(number, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), stacks)
+                    fork = Fork(number, self._arena_bytes, self._num_threads, self._pipeline_file)
+                    control.send(fork, [theirs.fileno(), arena, stacks, self._state.pipeline])
             self._state.workers.append(worker)
-            fork = Fork(number, self._arena_bytes, self._num_threads, self._pipeline_file)
-            self._control.send(fork, [theirs.fileno(), arena, stacks, self._pipeline])
-        finally:
-            theirs.close()
-            os.close(arena)
+            undo.pop_all()
 
     def _listen_to(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         received = worker.channel.receive_rest() if has_exited else worker.channel.receive()
@@ -229,7 +244,19 @@ class Pool:
         if has_exited or not worker.channel.is_open:
             # A process may close its channel and live on: it is of no use any more.
             self.kill(worker)
-            yield worker, Died()
+            self._wait_for_exit(worker)
+            # Where the zygote has died as well, it took the worker with it: it is the pool that died.
+            if self._control.is_open:
+                yield worker, Died(worker.exited)
+
+    def _wait_for_exit(self, worker: Worker) -> None:
+        """Waits until the zygote has said how a worker ended, for at most EXIT_SECONDS."""
+        deadline = time.monotonic() + EXIT_SECONDS
+        while worker.exited is None and self._control.is_open and (left := deadline - time.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(self._control.fileno(), select.POLLIN)
+            poll.poll(left * 1000)
+            self._listen_to_zygote()
 
     def _answers(self, worker: Worker, messages: Iterator[Any]) -> Iterator[tuple[Worker, Event]]:
         for message in messages:

@@ -46,7 +46,8 @@ class RecycledMemory:
             memory = idle.pop()
         except IndexError:
             memory = np.empty(size, dtype=np.uint8)
-        base = np.frombuffer(memory, dtype=np.uint8)
+        # Of a memoryview: NumPy lets a view of a view refer to the first array in the chain, which must be this one.
+        base = np.frombuffer(memoryview(memory), dtype=np.uint8)
         weakref.finalize(base, idle.append, memory).atexit = False
         start = -int(base.__array_interface__["data"][0]) % ALIGNMENT
         return base[start : start + num_bytes].view(dtype).reshape(shape)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.loader.recycled_memory import ALIGNMENT, SMALLEST_BYTES, RecycledMemory, round_up
-from millstream.transforms import Batch
 
 
 def address_of(array: np.ndarray) -> int:

@@ -1,0 +1,440 @@
+"""Threads really work at once, never further ahead than allowed, in order, and always come to an end."""
+
+import functools
+import itertools
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import oracle
+from strategies import Pipeline, pipelines
+from streams import comparable, drain
+
+import millstream
+from millstream.loader import executors
+from millstream.loader.executors import Crew, perform
+from millstream.loader.schedule import Call, Cursor, Schedule
+from millstream.transforms import Batch, Filter, Map
+
+WAIT_SECONDS = 20.0
+"""How long a test waits for what must happen; it does at once, so that only a failing test waits."""
+
+
+def loader_of(num_threads: int, *operations: Any, source: Any, prefetch_buffer_size: int = 500) -> Any:
+    """Returns a loader of all records in order, read by threads."""
+    return millstream.DataLoader(
+        data_source=source,
+        sampler=millstream.SequentialSampler(len(source)),
+        operations=operations,
+        read_options=millstream.ReadOptions(num_threads, prefetch_buffer_size),
+    )
+
+
+class Source:
+    """Numbers, read one by one by a function that may wait."""
+
+    def __init__(self, size: int, read: Callable[[int], object] = bool) -> None:
+        self.size = size
+        self.read = read
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: int) -> int:
+        self.read(key)
+        return key
+
+
+class BatchedSource(Source):
+    """Numbers, read many at a time: the function gets the first of them."""
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Returns the numbers."""
+        self.read(keys[0])
+        return list(keys)
+
+
+@pytest.fixture
+def all_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every call worth handing over, and every block worth cutting, however short."""
+    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(executors, "SLICE_SECONDS", 1e-12)
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_records_of_one_block_are_read_at_once() -> None:
+    """With a source that reads one by one, all threads share a single block: each read waits for the others."""
+    barrier = threading.Barrier(4, timeout=WAIT_SECONDS)
+    source = Source(21, lambda key: key and barrier.wait())
+
+    (batch,) = loader_of(4, Batch(21), source=source)
+    assert batch.tolist() == list(range(21))
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_blocks_of_a_batched_source_are_read_at_once() -> None:
+    """With a source that reads many at once, each thread has a block, as soon as the consumer had to wait."""
+    barrier = threading.Barrier(8, timeout=WAIT_SECONDS)
+    source = BatchedSource(3 * 20, lambda key: key >= 3 * 4 and barrier.wait())
+
+    batches = [batch.tolist() for batch in loader_of(8, Batch(3), source=source)]
+    assert batches == [[key, key + 1, key + 2] for key in range(0, 60, 3)]
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_operations_behind_a_regrouping_run_at_once() -> None:
+    """Behind Filter and Batch, too, several groups are worked on by several threads."""
+    barrier = threading.Barrier(3, timeout=WAIT_SECONDS)
+    wait = Map(lambda batch: (barrier.wait(), batch.tolist())[1])
+    loader = loader_of(4, Filter(lambda key: key % 2), Batch(2), wait, source=range(24))
+
+    assert list(loader) == [[key, key + 2] for key in range(1, 24, 4)]
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_order_is_kept_when_later_blocks_finish_first() -> None:
+    """A block that is ready waits for those before it: here each of the first four ends only after the next one."""
+    ready = [threading.Event() for _ in range(5)]
+    ready[4].set()
+
+    def wait_for_the_next(batch: list[int]) -> int:
+        number = batch[0] // 2
+        assert ready[min(number + 1, 4)].wait(WAIT_SECONDS)
+        ready[min(number, 4)].set()
+        return number
+
+    loader = loader_of(4, Batch(2, batch_fn=list), Map(wait_for_the_next), source=BatchedSource(16))
+    assert list(loader) == list(range(8))
+
+
+class Meter:
+    """Counts the records read, and lets a test wait for a number of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.changed = threading.Condition()
+
+    def read(self, _: int) -> None:
+        """Counts one record."""
+        with self.changed:
+            self.count += 1
+            self.changed.notify_all()
+
+    def reaches(self, count: int) -> bool:
+        """Returns whether so many records are read, soon."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.count >= count, WAIT_SECONDS)
+
+
+class CountedBatches(Source):
+    """Numbers read many at a time, each of which is counted."""
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Returns the numbers."""
+        return list(map(self.__getitem__, keys))
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("prefetch_buffer_size", [1, 4, 10, 23])
+@pytest.mark.parametrize("kind", [Source, CountedBatches])
+def test_no_more_is_read_ahead_than_allowed(
+    kind: type[Source], prefetch_buffer_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the consumer takes its time, exactly `prefetch_buffer_size` records, in whole batches, are ready or in work.
+
+    A source that reads many at once may have a batch a thread in any case.
+    """
+    monkeypatch.setattr(executors, "FIRST_CALLS", 1000)
+    meter, num_threads, size = Meter(), 3, 4
+    blocks = math.ceil(prefetch_buffer_size / size)
+    ahead = size * (max(blocks, num_threads) if kind is CountedBatches else blocks)
+    source = kind(size * 40, meter.read)
+
+    with iter(loader_of(num_threads, Batch(size), source=source, prefetch_buffer_size=prefetch_buffer_size)) as iterator:
+        iterator.start_prefetch()
+        for step in range(10):
+            assert meter.reaches(step * size + ahead)
+            assert meter.count == step * size + ahead
+            assert next(iterator)[0] == step * size
+    assert meter.count <= 10 * size + ahead
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_a_consumer_that_never_waits_has_few_batches_ready() -> None:
+    """How far threads read ahead grows only when the consumer had to wait: memory is not filled for nothing."""
+    meter = Meter()
+    with iter(loader_of(2, Batch(4), source=BatchedSource(400, meter.read))) as iterator:
+        iterator.start_prefetch()
+        for step in range(20):
+            assert meter.reaches(executors.FIRST_CALLS + step)
+            next(iterator)
+        assert meter.reaches(executors.FIRST_CALLS + 20)
+    assert meter.count == executors.FIRST_CALLS + 20
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_reading_ahead_grows_no_further_than_its_bound() -> None:
+    """A consumer that always waits does not make the bound grow for ever."""
+    with iter(loader_of(2, Batch(1), source=Source(400), prefetch_buffer_size=7)) as iterator:
+        for _ in range(400):
+            next(iterator)
+            executor = iterator._executor
+            assert isinstance(executor, executors.ThreadExecutor)
+            assert executor._calls_ahead <= 7
+
+
+def readers_of(num_blocks: int) -> list[bool]:
+    """Returns for each of a stream's blocks whether the consumer's own thread read it."""
+    names: dict[int, str] = {}
+
+    def note_reader(key: int) -> None:
+        names[key] = threading.current_thread().name
+
+    list(loader_of(4, Batch(5), source=BatchedSource(5 * num_blocks, note_reader)))
+    return [names[5 * block] == threading.current_thread().name for block in range(num_blocks)]
+
+
+def test_short_calls_are_left_to_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks too short to be worth handing over are made by the consumer's thread, once it is known; others never."""
+    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 1000.0)
+    cheap = readers_of(50)
+    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    dear = readers_of(50)
+
+    assert cheap[executors.FIRST_CALLS :] == [True] * (50 - executors.FIRST_CALLS)
+    assert not any(dear)
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("leave", ["close", "with", "error"])
+def test_leaving_does_not_wait_for_a_stuck_read(leave: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that hangs in user code delays the consumer by a bounded time, and ends when its call does."""
+    monkeypatch.setattr(executors, "CLOSE_SECONDS", 0.1)
+    stuck, release = threading.Event(), threading.Event()
+
+    def hang(key: int) -> None:
+        if key == 5:
+            stuck.set()
+            release.wait(WAIT_SECONDS)
+        if key == 0 and leave == "error":
+            assert stuck.wait(WAIT_SECONDS)
+            raise LookupError
+
+    iterator = iter(loader_of(3, Batch(5), source=BatchedSource(40, hang)))
+    iterator.start_prefetch()
+    assert stuck.wait(WAIT_SECONDS)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+    start = time.monotonic()
+    try:
+        if leave == "close":
+            iterator.close()
+        elif leave == "with":
+            with iterator:
+                assert next(iterator).tolist() == [0, 1, 2, 3, 4]
+        else:
+            with pytest.raises(LookupError):
+                next(iterator)
+        seconds = time.monotonic() - start
+    finally:
+        release.set()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+
+    assert seconds < WAIT_SECONDS / 4
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, LookupError, RecursionError])
+@pytest.mark.parametrize("source", [range(20), BatchedSource(20)])
+def test_whatever_a_thread_raises_arrives_at_its_turn(kind: type[BaseException], source: Any) -> None:
+    """An exit or interrupt that ends a call in a thread ends no thread: it reaches the consumer after what precedes."""
+
+    def fail(key: int) -> int:
+        if key == 9:
+            raise kind
+        return key
+
+    with iter(loader_of(3, Map(fail), Batch(4), source=source)) as iterator:
+        assert [next(iterator).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(kind):
+            next(iterator)
+        iterator.seek(3)
+        assert [batch.tolist() for batch in iterator] == [[12, 13, 14, 15], [16, 17, 18, 19]]
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_nothing_is_read_behind_a_failure() -> None:
+    """A block of which the first record fails is not read on: a broken disk is not asked a thousand times."""
+    meter = Meter()
+
+    def fail(key: int) -> None:
+        meter.read(key)
+        raise OSError(key)
+
+    iterator = iter(loader_of(2, Batch(100), source=Source(100, fail)))
+    with pytest.raises(OSError, match="0"):
+        next(iterator)
+    assert meter.count == 1
+
+
+def test_a_thread_that_cannot_start_is_done_without() -> None:
+    """Where the system has no more threads, those that run do the work; without any, the error is the consumer's."""
+    crew, done = Crew(3), threading.Semaphore(0)
+    crew.submit(done.release)
+    previous = threading.stack_size()
+    try:
+        threading.stack_size(1 << 46)  # More than there is: no thread can start.
+        for _ in range(5):
+            crew.submit(done.release)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            Crew(3).submit(done.release)
+    finally:
+        threading.stack_size(previous)
+    try:
+        assert all(done.acquire(timeout=WAIT_SECONDS) for _ in range(6))
+        assert crew.size == 1
+    finally:
+        crew.stop()
+        crew.join(WAIT_SECONDS)
+
+
+def test_a_stopped_crew_drops_what_it_has_not_begun() -> None:
+    """After `stop`, the job at hand is the last, jobs in line and new ones are dropped, and all threads end."""
+    crew, begun, release, late = Crew(2), threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.release()
+        release.wait(WAIT_SECONDS)
+
+    for _ in range(2):
+        crew.submit(hold)
+    assert all(begun.acquire(timeout=WAIT_SECONDS) for _ in range(2))
+    crew.submit(late.set)
+    crew.stop()
+    crew.stop()
+    crew.submit(late.set)
+    release.set()
+    crew.join(WAIT_SECONDS)
+
+    assert not late.is_set()
+    assert not any(thread.name.startswith("millstream") for thread in threading.enumerate())
+
+
+LEAVING_SCRIPT = """
+import atexit, os, threading
+import millstream
+
+begun, leaving = threading.Event(), threading.Event()
+
+class Slow:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, key):
+        begun.set()
+        leaving.wait()
+        for _ in range(500_000):
+            pass
+        os.write(1, b"read to its end\\n")
+        return key
+
+iterator = iter(millstream.load(Slow(), batch_size=4, read_options=millstream.ReadOptions(num_threads=1)))
+iterator.start_prefetch()
+begun.wait()
+atexit.register(leaving.set)
+{last_line}
+"""
+
+
+@pytest.mark.parametrize("last_line", ["", "del iterator", "raise SystemExit(0)"])
+def test_the_interpreter_waits_for_a_read_before_it_ends(last_line: str, tmp_path: Path) -> None:
+    """A script may just end, with or without its iterator: threads finish their call and are gone before Python is.
+
+    A thread that comes back from C++ code into an interpreter that has ended would abort the process.
+    """
+    code = LEAVING_SCRIPT.format(last_line=last_line)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == ("read to its end\n", "")
+
+
+def run_in_any_order(schedule: Schedule, work: Callable[[Call], Any], random: Random) -> Iterator[Any]:
+    """Yields a schedule's outputs, its calls being taken, and finished, in a random order, some at the same time."""
+    taken: list[Call] = []
+    while not schedule.exhausted:
+        while (run := schedule.pop()) is not None:
+            yield from run.values[run.first :]
+            if run.error is not None:
+                raise run.error
+        call = schedule.take() if len(taken) < random.randint(1, 6) else None
+        if call is not None:
+            taken.append(call)
+        elif taken:
+            call = taken.pop(random.randrange(len(taken)))
+            schedule.complete(call, work(call), random.choice([0.0, 1.0]))
+        else:
+            assert schedule.exhausted or schedule.next_phase is not None
+
+
+@given(pipeline=pipelines(), random=st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=300)
+def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipeline, random: Random) -> None:
+    """However many calls are under way and in which order they finish, the outputs are those of the oracle."""
+    plan = millstream.DataLoader(
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
+    )._plan
+    schedule = Schedule(plan, Cursor(0, (0,) * len(plan.phases)))
+    expected = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
+
+    assert drain(run_in_any_order(schedule, functools.partial(perform, plan), random)) == expected
+    assert schedule.take() is None
+
+
+@given(pipeline=pipelines(), random=st.randoms(use_true_random=False), data=st.data())
+@settings(deadline=None, max_examples=100)
+def test_the_place_behind_each_output_is_where_the_rest_begins(
+    pipeline: Pipeline, random: Random, data: st.DataObject
+) -> None:
+    """A schedule begun at the place behind output k, whoever says that place, gives the outputs from k on."""
+    plan = millstream.DataLoader(
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
+    )._plan
+    start = Cursor(0, (0,) * len(plan.phases))
+    places, outputs = [start], []
+    schedule = Schedule(plan, start)
+    while not schedule.exhausted:
+        while (run := schedule.pop()) is not None:
+            outputs += [comparable(value) for value in run.values[run.first :]]
+            places += [run.after(row) for row in range(run.first, len(run.values))]
+        if (call := schedule.take()) is not None:
+            schedule.complete(call, perform(plan, call), 0.0)
+    step = data.draw(st.integers(0, len(outputs)))
+
+    rest, _ = drain(run_in_any_order(Schedule(plan, places[step]), functools.partial(perform, plan), random))
+    assert rest == outputs[step:]
+
+
+def test_an_empty_schedule_is_exhausted_at_once() -> None:
+    """Where nothing is left to do, nothing is taken, and both executors end."""
+    for threads in (0, 2):
+        loader = loader_of(threads, Batch(8, drop_remainder=True), source=range(5))
+        assert list(loader) == []
+        with iter(loader) as iterator:
+            iterator.start_prefetch()
+            assert list(itertools.islice(iterator, 3)) == []
