@@ -11,7 +11,7 @@ demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the
 	$(BIN)/python examples/train_digits.py
 
 test: $(VENV)/.installed ## Run all tests.
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 # From inside .venv, mypy sees the installed package, and not the root folder that happens to have its name.
 check: $(VENV)/.installed ## Check format, lint and types.

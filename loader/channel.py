@@ -5,6 +5,7 @@ one `socketpair` that only they hold, so what arrives is what this library wrote
 a frame leaves an incomplete one, which is dropped: it can harm nobody's channel but its own.
 """
 
+import contextlib
 import errno
 import os
 import pickle
@@ -17,8 +18,6 @@ from typing import Any, final
 _HEADER = struct.Struct("<QB")
 _RECEIVE_BYTES = 1 << 18
 _MOST_DESCRIPTORS = 8
-# Programs that user code starts must not hold on to what a worker has.
-_RECEIVE_FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 @final
@@ -82,13 +81,14 @@ class Channel:
             OSError: descriptors that came along were lost, because this process may not open more.
         """
         try:
-            data, descriptors, flags, _ = socket.recv_fds(
-                self._socket, _RECEIVE_BYTES, _MOST_DESCRIPTORS, _RECEIVE_FLAGS
-            )
+            data, descriptors, flags, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MOST_DESCRIPTORS)
         except BlockingIOError:
             return
         except ConnectionResetError:
             data, descriptors, flags = b"", [], 0
+        for descriptor in descriptors:
+            # Programs that user code starts must not hold on to what a worker has.
+            os.set_inheritable(descriptor, False)
         self._received.extend(descriptors)
         if flags & socket.MSG_CTRUNC:
             raise OSError(errno.EMFILE, "Too many open files: raise the limit (`ulimit -n`) or use fewer workers")
@@ -121,8 +121,14 @@ class Channel:
         taken, self._arrived = self._arrived, []
         return taken
 
+    def hang_up(self) -> None:
+        """Closes this end for good: the other side hears of it even if a forked process has a copy of this end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.close()
+
     def close(self) -> None:
-        """Closes this end, and the descriptors that nobody took. Idempotent."""
+        """Closes this process's copy of this end, and the descriptors that nobody took. Idempotent."""
         self.is_open = False
         self._socket.close()
         self._empty_outbox()

@@ -71,7 +71,7 @@ class Elements:
         error: what was raised instead of the next element.
     """
 
-    values: list[Any]
+    values: Sequence[Any]
     origins: Origins
     error: BaseException | None = None
 

@@ -23,12 +23,12 @@ from collections.abc import Callable
 from typing import Any, final
 
 
+from millstream.columnar import Allocate
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.options import ReadOptions
 from millstream.loader.plan import Plan
 from millstream.loader.recycled_memory import RecycledMemory
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
-from millstream.transforms.stack import Allocate
 
 CLOSE_SECONDS = 2.0
 """How long `close()`, and the interpreter at its end, wait for threads that are inside user code."""
@@ -39,8 +39,9 @@ HAND_OVER_SECONDS = 0.001
 SLICE_SECONDS = 0.002
 """Reading record by record, a block is cut into slices of at least this length, for several threads to work on."""
 
-FIRST_CALLS = 4
-"""How many calls are begun before it is known whether the consumer ever waits."""
+SOLO_SECONDS = 0.004
+SOLO_CALLS = 3
+"""How many calls are made one at a time, to learn what one takes: side by side, threads wait for each other, too."""
 
 
 class Executor(abc.ABC):
@@ -115,8 +116,9 @@ class ThreadExecutor(Executor):
         self._options = options
         self._crew = Crew(options.num_threads)
         self._results: queue.SimpleQueue[tuple[Call, Elements, float]] = queue.SimpleQueue()
-        self._calls_ahead = FIRST_CALLS
-        self._most_calls = max(options.prefetch_buffer_size, options.num_threads, FIRST_CALLS)
+        self._solo_calls = SOLO_CALLS
+        self._calls_ahead = 1
+        self._most_calls = max(options.prefetch_buffer_size, options.num_threads)
         self._seconds = [math.inf for _ in plan.phases]
         self._finalizer = weakref.finalize(self, Crew.stop, self._crew)
 
@@ -133,7 +135,8 @@ class ThreadExecutor(Executor):
             self.start()
             self._receive(*self._results.get())
             # The consumer waited: more has to be in work at once.
-            self._calls_ahead = min(4 * self._calls_ahead, self._most_calls)
+            if self._solo_calls <= 0:
+                self._calls_ahead = min(4 * self._calls_ahead, self._most_calls)
             self._receive_finished()
         self.start()
         return run
@@ -167,54 +170,56 @@ class ThreadExecutor(Executor):
     def _run_one_here(self) -> None:
         call = self._schedule.take()
         if call is not None:
-            self._note_seconds(call, run_here(self._plan, self._schedule, call, self._memory.allocate))
+            seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
+            self._note_seconds(call, seconds, made_here=True)
 
     def _receive_finished(self) -> None:
         while not self._results.empty():
             self._receive(*self._results.get())
 
     def _receive(self, call: Call, elements: Elements, seconds: float) -> None:
-        self._note_seconds(call, seconds)
+        self._note_seconds(call, seconds, made_here=False)
         self._schedule.complete(call, elements, seconds)
 
-    def _note_seconds(self, call: Call, seconds: float) -> None:
-        """Keeps each phase's mean seconds a unit or group, so slow that one late block does not change who works."""
+    def _note_seconds(self, call: Call, seconds: float, *, made_here: bool) -> None:
+        """Keeps an estimate of the seconds that a unit or group of each phase takes.
+
+        It follows slowly, so that one late block does not change who works. What a thread measures can only be too
+        long, by its waits for the lock and for a core: there, short times count for more than long ones.
+        """
         phase, latest = 0, seconds
         if isinstance(call, UnitCall):
             latest = seconds / (call.stop - call.start)
         else:
             phase = call.phase
         known = self._seconds[phase]
-        self._seconds[phase] = latest if math.isinf(known) else known + 0.1 * (latest - known)
+        if self._solo_calls > 0 or math.isinf(known):
+            self._seconds[phase] = min(known, latest)
+            # The first calls find nothing ready, so they take longer than most. But what takes that long is not cheap.
+            self._solo_calls = 0 if seconds > SOLO_SECONDS else self._solo_calls - 1
+            return
+        weight = 0.1 if made_here else 0.25 if latest < known else 0.05
+        self._seconds[phase] = known + weight * (min(latest, known + HAND_OVER_SECONDS) - known)
 
     def _hand_out(self, call: Call) -> None:
         results, plan, crew, allocate = self._results, self._plan, self._crew, self._memory.allocate
         if plan.batched_source or not isinstance(call, UnitCall):
-            crew.submit(lambda: results.put((call, *timed(lambda: perform(plan, call, allocate)))))
+            crew.submit(lambda: results.put((call, *crew.timed(lambda: perform(plan, call, allocate)))))
             return
 
         def finish(prepared: tuple[Elements, float]) -> None:
-            elements, seconds = timed(lambda: plan.finish(prepared[0], allocate))
+            elements, seconds = crew.timed(lambda: plan.finish(prepared[0], allocate))
             results.put((call, elements, prepared[1] + seconds))
 
         def begin() -> None:
             try:
                 origins = plan.locate(call.start, call.stop)
             except BaseException:  # noqa: BLE001  (the plan finds out at which unit, and makes it the outcome)
-                finish(timed(lambda: plan.prepare_units(call.start, call.stop)))
+                finish(crew.timed(lambda: plan.prepare_units(call.start, call.stop)))
             else:
                 SlicedPreparation(plan, origins, crew, finish).begin()
 
         crew.submit(begin)
-
-
-def timed(work: Callable[[], Elements]) -> tuple[Elements, float]:
-    """Returns the outcome of some work and its seconds; what it raises becomes the outcome's error."""
-    start = time.perf_counter()
-    try:
-        return work(), time.perf_counter() - start
-    except BaseException as error:  # noqa: BLE001  (a thread has no one to raise to: the consumer gets it at its turn)
-        return Elements.failed(error), time.perf_counter() - start
 
 
 @final
@@ -245,7 +250,7 @@ class SlicedPreparation:
     def begin(self) -> None:
         """Reads the first record, and gets the rest read."""
         origins = self._origins
-        first = timed(lambda: self._plan.prepare(origins.take(slice(1))))
+        first = self._crew.timed(lambda: self._plan.prepare(origins.take(slice(1))))
         rest = 0 if first[0].error is not None else len(origins.position) - 1
         count = min(self._crew.size, rest, max(1, math.ceil(first[1] * rest / SLICE_SECONDS)))
         bounds = [1 + rest * i // max(1, count) for i in range(count + 1)]
@@ -260,7 +265,7 @@ class SlicedPreparation:
             self._put_together()
 
     def _read(self, number: int, origins: Origins) -> None:
-        self._outcomes[number] = timed(lambda: self._plan.prepare(origins))
+        self._outcomes[number] = self._crew.timed(lambda: self._plan.prepare(origins))
         with self._lock:
             self._left -= 1
             if self._left:
@@ -282,6 +287,7 @@ class Crew:
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._stopped = False
+        self._busy: set[int] = set()
         self._lock = threading.Lock()
         _end_crews_at_exit()
         _crews.add(self)
@@ -294,6 +300,21 @@ class Crew:
         with self._lock:
             if len(self._threads) < self.size and not self._stopped:
                 self._add_thread()
+
+    def timed(self, work: Callable[[], Elements]) -> tuple[Elements, float]:
+        """Returns the outcome of some work, and the seconds that it would take alone; what it raises is its error.
+
+        The more threads work, the longer each of them waits for the interpreter's lock and for a core. That wait is no
+        property of the work: only what exceeds the work of all of them, one after the other, is waiting for something
+        else, a disk or a network.
+        """
+        start, start_work = time.perf_counter(), time.thread_time()
+        try:
+            elements = work()
+        except BaseException as error:  # noqa: BLE001  (a thread has no one to raise to: the consumer gets it)
+            elements = Elements.failed(error)
+        seconds, working = time.perf_counter() - start, time.thread_time() - start_work
+        return elements, working + max(0.0, seconds - working * max(1, len(self._busy)))
 
     def stop(self) -> None:
         """Tells the threads to end after the job at hand; jobs not begun are dropped. Idempotent.
@@ -329,7 +350,9 @@ class Crew:
         while (job := self._jobs.get()) is not None:
             # Jobs dropped are taken out all the same: they refer to the crew, and would keep it.
             if not self._stopped:
+                self._busy.add(threading.get_ident())
                 job()
+                self._busy.discard(threading.get_ident())
             del job
         self._jobs.put(None)
 

@@ -1,5 +1,6 @@
 """How much shared memory all arenas together may take."""
 
+import sys
 from pathlib import Path
 
 MEMORY_SHARE = 0.5
@@ -14,11 +15,15 @@ def memory_budget() -> int:
 
     The container's limit counts as well as the machine's memory: beyond it the system does not refuse, it kills.
     """
-    available = [_available_memory(), *_container_limits()]
-    return max(_SMALLEST_BUDGET, int(MEMORY_SHARE * min(available)))
+    return max(_SMALLEST_BUDGET, int(MEMORY_SHARE * memory_available()))
 
 
-def _available_memory() -> int:
+def memory_available() -> int:
+    """Returns how many bytes this process may use, as far as the system tells."""
+    return min(_machine_memory(), *_container_limits())
+
+
+def _machine_memory() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -28,7 +33,7 @@ def _available_memory() -> int:
 
 
 def _container_limits() -> list[int]:
-    limits = []
+    limits = [sys.maxsize]
     for path in _CGROUP_LIMITS:
         try:
             limits.append(int(Path(path).read_text()))

@@ -29,7 +29,7 @@ class PipelineFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fork:
-    """Make a worker. Its channel, arena, stack file and pipeline file come along as descriptors.
+    """Make a worker. Its channel, arena, last words and pipeline file come along as descriptors.
 
     Attributes:
         number: which worker, for its name and for the answer.

@@ -11,11 +11,13 @@ Nothing here knows of threads, processes or time: an executor decides who calls 
 import dataclasses
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from millstream.columnar import Allocate, ColumnarRecords
 from millstream.loader.deal import Deal
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.steps import Step, annotated, collect, compile_step, describe_origin
@@ -24,7 +26,6 @@ from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedS
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
-from millstream.transforms.stack import Allocate
 
 LOOK_AHEAD_KEYS = 16_384
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call."""
@@ -98,6 +99,7 @@ class Plan:
         self.phases = _compile(groups, names, functools.partial(_streams, sampler))
         # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
         self._locate = functools.partial(_locate, self.deal, sampler)
+        self._look_ahead_lock = threading.Lock()
         self._look_ahead = functools.lru_cache(maxsize=4)(functools.partial(_locate_chunk, self.deal, sampler))
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
@@ -119,7 +121,9 @@ class Plan:
         if start // chunk != (stop - 1) // chunk:
             middle = (start // chunk + 1) * chunk
             return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])
-        ahead = self._look_ahead(start // chunk, chunk)
+        with self._look_ahead_lock:
+            # One thread makes the keys, and the others, which need them as well, wait for it.
+            ahead = self._look_ahead(start // chunk, chunk)
         first = (start // chunk) * chunk
         return ahead.take(slice((start - first) * self.deal.unit, (stop - first) * self.deal.unit))
 
@@ -224,7 +228,8 @@ def _compile(
 def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     """Returns the function that reads records: in one call where the source can."""
     where = f"reading from {type(source).__name__}"
-    read_many: Callable[[list[int]], Sequence[Any]] | None = getattr(source, "__getitems__", None)
+    read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
+    takes_arrays = bool(getattr(source, "takes_key_arrays", False))
 
     def read_singly(origins: Origins) -> Elements:
         keys = origins.record_key.tolist()
@@ -234,9 +239,10 @@ def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     def read(origins: Origins) -> Elements:
         if read_many is None:
             return read_singly(origins)
-        keys = origins.record_key.tolist()
+        keys = origins.record_key if takes_arrays else origins.record_key.tolist()
         try:
-            values = list(read_many(keys))
+            records = read_many(keys)
+            values = records if isinstance(records, ColumnarRecords) else list(records)
             if len(values) != len(keys):
                 raise ValueError(  # noqa: TRY301  (handled as any other failure of the source's method)
                     f"__getitems__ of {type(source).__name__} was asked for {len(keys)} records and gave {len(values)}."

@@ -7,7 +7,7 @@ Guarantees:
       still counts. The pool reports deaths and forks replacements; what is done about lost calls is the executor's.
     * `stop()` takes at most CLOSE_SECONDS, and so does the end of the pool's life; nothing is left then.
 
-The pool costs four descriptors a worker (channel, process handle, arena, stack file) and two for itself.
+The pool costs four descriptors a worker (channel, process handle, arena, last words) and two for itself.
 """
 
 import contextlib
@@ -33,21 +33,26 @@ from typing import Any, final
 import cloudpickle
 
 from millstream.loader.arena import ArenaView, create_arena_file
-from millstream.loader.channel import Channel
+from millstream.loader.channel import Channel, close_all
+from millstream.loader.class_table import ClassTable, dump_with_classes
+from millstream.loader.last_words import create_last_words
 from millstream.loader.memory_budget import memory_budget
-from millstream.loader.messages import Broken, Exited, Fork, Group, Kill, Made, Make, PipelineFile, Ready, Units
+from millstream.loader.messages import Broken, Exited, Fork, Forked, Group, Kill, Made, Make, PipelineFile, Ready, Units
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
-from millstream.loader.process_state import kill_session
+from millstream.loader.processes import kill_session
 
 CLOSE_SECONDS = 2.0
 """How long stopping may take: the zygote gives workers a quarter of it to leave, then kills them."""
+
+EXIT_SECONDS = 2.0
+"""How long to wait for the zygote to tell how a worker ended."""
 
 LARGE_BUFFER_BYTES = 1 << 16
 """Arrays of the pipeline from this size on lie in the pipeline file as they are, and all workers share their pages."""
 
 DESCRIPTORS_PER_WORKER = 4
-"""What a worker costs the parent: its channel, process handle, arena and stack file."""
+"""What a worker costs the parent: its channel, process handle, arena and last words."""
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from millstream.loader.zygote import main; main()"
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
@@ -63,7 +68,7 @@ class Worker:
         number: which worker.
         channel: the conversation with it.
         arena: the memory that it writes.
-        stacks: the file that it dumps its stacks into.
+        last_words: the file with the call that it has begun, and its stacks.
         pid: its process; None until the zygote has said.
         handle: the process's handle (pidfd), where there are such.
         exited: how it ended; None until the zygote has said.
@@ -72,11 +77,11 @@ class Worker:
         busy_since: when it began with the first of them, `time.monotonic`.
     """
 
-    def __init__(self, number: int, channel: Channel, arena: ArenaView, stacks: int) -> None:
+    def __init__(self, number: int, channel: Channel, arena: ArenaView, last_words: int) -> None:
         self.number = number
         self.channel = channel
         self.arena = arena
-        self.stacks = stacks
+        self.last_words = last_words
         self.pid: int | None = None
         self.handle: int | None = None
         self.exited: Exited | None = None
@@ -106,15 +111,10 @@ class Worker:
             elif self.pid is not None:
                 os.kill(self.pid, signal.SIGUSR1)
 
-    def read_stacks(self) -> str:
-        """Returns what the worker has written about its stacks: in a fatal signal, or when asked."""
-        size = os.fstat(self.stacks).st_size
-        return os.pread(self.stacks, size, 0).decode(errors="replace")
-
     def close(self) -> None:
         """Closes what the parent holds of it; arrays on its arena live on."""
-        self.channel.close()
-        os.close(self.stacks)
+        self.channel.hang_up()
+        os.close(self.last_words)
         if self.handle is not None:
             os.close(self.handle)
 
@@ -136,7 +136,7 @@ class Pool:
     def __init__(self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions) -> None:
         self._options = workers
         self._num_threads = reading.num_threads
-        pipeline, self._pipeline_file = write_pipeline(plan)
+        pipeline, self._pipeline_file, self.classes = write_pipeline(plan)
         self._arena_bytes = memory_budget() // workers.num_workers
         self._numbers = itertools.count()
         self.call_numbers = itertools.count()
@@ -224,26 +224,27 @@ class Pool:
 
     def _fork(self) -> None:
         number, control = next(self._numbers), self._control
-        with contextlib.ExitStack() as undo:
+        with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
             ours, theirs = socket.socketpair()
-            undo.callback(ours.close)
-            with theirs:
-                arena = create_arena_file(self._arena_bytes)
-                with contextlib.closing(Descriptor(arena)):
-                    stacks = create_stack_file()
-                    undo.callback(os.close, stacks)
-                    worker = Worker(number, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), stacks)
-                    fork = Fork(number, self._arena_bytes, self._num_threads, self._pipeline_file)
-                    control.send(fork, [theirs.fileno(), arena, stacks, self._state.pipeline])
+            kept.callback(ours.close)
+            sent.callback(theirs.close)
+            arena = create_arena_file(self._arena_bytes)
+            sent.callback(os.close, arena)
+            last_words = create_last_words()
+            kept.callback(os.close, last_words)
+            worker = Worker(number, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), last_words)
+            fork = Fork(number, self._arena_bytes, self._num_threads, self._pipeline_file)
+            control.send(fork, [theirs.fileno(), arena, last_words, self._state.pipeline])
             self._state.workers.append(worker)
-            undo.pop_all()
+            kept.pop_all()
 
     def _listen_to(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         received = worker.channel.receive_rest() if has_exited else worker.channel.receive()
+        # Part of a message is progress too: a long one, or a consumer that was away for long, is no stall.
+        worker.busy_since = time.monotonic()
         yield from self._answers(worker, received)
         if has_exited or not worker.channel.is_open:
-            # A process may close its channel and live on: it is of no use any more.
-            self.kill(worker)
+            # Not killed before it is known how it ends. Should it live on without its channel, replacing it kills it.
             self._wait_for_exit(worker)
             # Where the zygote has died as well, it took the worker with it: it is the pool that died.
             if self._control.is_open:
@@ -272,16 +273,36 @@ class Pool:
     def _listen_to_zygote(self) -> None:
         for message in self._control.receive():
             if isinstance(message, Exited):
-                self._exits[message.pid] = message.status
-                continue
-            handles = self._control.take_descriptors()
-            worker = next((worker for worker in self.workers if worker.number == message.number), None)
-            if worker is None:
-                for handle in handles:
-                    os.close(handle)
-                continue
-            worker.pid = message.pid
+                for worker in self.workers:
+                    if worker.pid == message.pid:
+                        worker.exited = message
+            else:
+                self._take_forked(message, self._control.take_descriptors())
+
+    def _take_forked(self, forked: Forked, handles: list[int]) -> None:
+        worker = next((worker for worker in self.workers if worker.number == forked.number), None)
+        if worker is None:
+            # It was replaced before it was there.
+            self._control.send(Kill(forked.pid))
+            close_all(handles)
+        else:
+            worker.pid = forked.pid
             worker.handle = handles[0] if handles else None
+
+    @contextlib.contextmanager
+    def _explained_limits(self) -> Iterator[None]:
+        """Adds to an error about too many open files what the pool needs, and what can be done."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                needed = DESCRIPTORS_PER_WORKER * self._options.num_workers
+                error.add_note(
+                    f"millstream: worker_count={self._options.num_workers} needs some {needed} open files of the "
+                    f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} that this process may have. "
+                    "Raise the limit (`ulimit -n`) or use fewer workers."
+                )
+            raise
 
 
 class ZygoteDied(Exception):  # noqa: N818  (an event, not an error: the pool is started again)
@@ -292,42 +313,69 @@ class ZygoteDied(Exception):  # noqa: N818  (an event, not an error: the pool is
 class _Processes:
     """What must end when a pool ends: kept apart from it, so that its finalizer can hold on to this."""
 
-    def __init__(self) -> None:
+    def __init__(self, pipeline: int) -> None:
+        self.pipeline = pipeline
         self.zygote: subprocess.Popen[bytes] | None = None
         self.control: Channel | None = None
         self.workers: list[Worker] = []
-        self._owner = os.getpid()
+        self.owner = os.getpid()
+        # One thread may close an iterator while another waits for its next batch, and finds that it must restart.
+        self._lock = threading.RLock()
+        self._ended = False
 
     def start_zygote(self) -> None:
-        ours, theirs = socket.socketpair()
-        environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **os.environ, "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
-        with theirs:
-            self.zygote = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,
-            )
-        self.control = Channel(ours, blocking=False)
+        with self._lock:
+            if self._ended:
+                return
+            ours, theirs = socket.socketpair()
+            self.control = Channel(ours, blocking=False)
+            environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **os.environ, "JAX_PLATFORMS": "cpu"}
+            command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), str(theirs.fileno()), str(self.owner)]
+            with theirs:
+                self.zygote = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                    start_new_session=True,
+                )
 
     def stop(self) -> None:
-        if self.zygote is None or os.getpid() != self._owner:
+        """Ends the processes; in a forked process, which has copies of all this, it leaves them alone."""
+        if self.owner != os.getpid():
             return
-        workers, self.workers = self.workers, []
+        with self._lock:
+            control, self.control = self.control, None
+            workers, self.workers = self.workers, []
+            zygote, self.zygote = self.zygote, None
+        if control is not None:
+            control.hang_up()
         for worker in workers:
             worker.close()
-        if self.control is not None:
-            self.control.close()
-        try:
-            self.zygote.wait(CLOSE_SECONDS / 2)
-        except subprocess.TimeoutExpired:
-            # Stopped, perhaps. The kernel kills the workers with it.
-            self.zygote.send_signal(signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.zygote.wait(CLOSE_SECONDS / 2)
-        self.zygote = None
+        if zygote is not None:
+            _end_zygote(zygote, [worker.pid for worker in workers if worker.pid is not None])
+
+    def end(self) -> None:
+        """Ends the processes for good."""
+        with self._lock:
+            self._ended = True
+        self.stop()
+        os.close(self.pipeline)
+
+
+def _end_zygote(zygote: subprocess.Popen[bytes], workers: list[int]) -> None:
+    """Waits for the zygote, which knows that it is to end; where it fails to, ends what it should have ended."""
+    try:
+        status = zygote.wait(CLOSE_SECONDS / 2)
+    except subprocess.TimeoutExpired:
+        # Stopped, perhaps.
+        zygote.kill()
+        status = None
+    if status != 0:
+        # The kernel kills the workers with it, on Linux, and nobody what they have started.
+        kill_session(zygote.pid, workers)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        zygote.wait(CLOSE_SECONDS / 2)
 
 
 @final
@@ -339,11 +387,15 @@ class WarmPools:
 
     def take(self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions) -> Pool:
         """Returns a pool: a warm one if there is one."""
-        return self._idle.pop() if self._idle else Pool(plan, workers, reading)
+        for pool in self._idle:
+            if pool.is_ours:
+                self._idle.remove(pool)
+                return pool
+        return Pool(plan, workers, reading)
 
     def give_back(self, pool: Pool) -> None:
         """Keeps a pool for the next iterator; one is enough."""
-        if self._idle:
+        if any(idle.is_ours for idle in self._idle):
             pool.stop()
         else:
             self._idle.append(pool)
@@ -354,13 +406,8 @@ class WarmPools:
             self._idle.pop().stop()
 
 
-def create_stack_file() -> int:
-    """Returns the descriptor of an anonymous file for a worker's stacks."""
-    return create_arena_file(0) if not hasattr(os, "memfd_create") else os.memfd_create("millstream-stacks")
-
-
-def write_pipeline(plan: Plan) -> tuple[int, PipelineFile]:
-    """Returns an anonymous file with the pipeline, and where things are in it.
+def write_pipeline(plan: Plan) -> tuple[int, PipelineFile, ClassTable]:
+    """Returns an anonymous file with the pipeline, where things are in it, and the classes in it by value.
 
     Raises:
         TypeError: something in it cannot be pickled; the text names the operation and the attribute.
@@ -375,7 +422,7 @@ def write_pipeline(plan: Plan) -> tuple[int, PipelineFile]:
 
     file = io.BytesIO()
     try:
-        cloudpickle.Pickler(file, protocol=5, buffer_callback=take_out).dump(plan)
+        classes = dump_with_classes(plan, file, take_out)
     except Exception as error:
         raise TypeError(
             f"worker_count: {unpicklable_part(plan)} cannot be sent to worker processes: {error}\n"
@@ -392,7 +439,7 @@ def write_pipeline(plan: Plan) -> tuple[int, PipelineFile]:
     with os.fdopen(os.dup(descriptor), "wb") as target:
         for piece in pieces:
             target.write(piece)
-    return descriptor, PipelineFile(num_bytes, tuple(buffers), end)
+    return descriptor, PipelineFile(num_bytes, tuple(buffers), end), classes
 
 
 def unpicklable_part(plan: Plan) -> str:

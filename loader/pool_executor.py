@@ -11,45 +11,38 @@ Guarantees:
 
 import dataclasses
 import logging
-import os
-import signal
 import time
 from collections import deque
 from typing import final
 
-import cloudpickle
 import numpy as np
 
+from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.executors import Executor, run_here
-from millstream.loader.messages import Broken, Group, Made, Units
+from millstream.loader.last_words import read_call, read_stacks
+from millstream.loader.messages import Broken, Exited, Group, Made, Units
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
-from millstream.loader.pool import Died, Event, Pool, WarmPools, Worker, ZygoteDied
+from millstream.loader.pool import Event, WarmPools, Worker, ZygoteDied
 from millstream.loader.process_state import describe_exit, describe_process
 from millstream.loader.recycled_memory import RecycledMemory
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
 from millstream.loader.transport import unpack, unpack_failure
-from millstream.loader.worker import nothing
 
 STALL_WARNING_SECONDS = 30.0
 """A worker that makes one call for so long is reported in the log."""
 
-STATUS_SECONDS = 0.5
-"""How long to wait to be told how a worker died, or for its stacks."""
+STACKS_SECONDS = 0.5
+"""How long to wait for a worker's stacks."""
 
 MOST_DEATHS = 2
-"""A call in which so many workers have died is given up, and so is a pool of which so many die while starting."""
+"""A call in which so many workers have died is given up, and so is a pool whose zygote has, with nothing made."""
+
+MOST_DEATHS_AT_START = 8
+"""A pool is given up when so many workers, and as many as it has, in a row, have died without beginning any call."""
 
 logger = logging.getLogger("millstream")
-
-
-class WorkerDiedError(RuntimeError):
-    """Worker processes die again and again at the same place: the message names the records and the likely cause."""
-
-
-class WorkerStalledError(RuntimeError):
-    """A worker process has been making the same call for longer than the stall timeout."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -81,15 +74,11 @@ class PoolExecutor(Executor):
         self._assigned: dict[int, _Assigned] = {}
         self._lost: deque[tuple[int, _Assigned]] = deque()
         self._deaths_at_start = 0
-        self._owner = os.getpid()
+        self._deaths_of_zygote = 0
 
     def next_run(self) -> Run | None:
         """Returns the next outputs in order, None at the end."""
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                "This iterator belongs to the process that made it, and its worker processes too. "
-                "Call iter(loader) in the forked process."
-            )
+        self._check_process()
         self._receive(0.0)
         self._hand_out()
         while (run := self._schedule.pop()) is None:
@@ -104,6 +93,7 @@ class PoolExecutor(Executor):
 
     def start(self) -> None:
         """Gives the workers their first calls: they begin to read at once."""
+        self._check_process()
         self._hand_out()
 
     def pause(self) -> None:
@@ -113,6 +103,13 @@ class PoolExecutor(Executor):
     def close(self) -> None:
         """Ends the worker processes."""
         self._pool.stop()
+
+    def _check_process(self) -> None:
+        if not self._pool.is_ours:
+            raise RuntimeError(
+                "This iterator belongs to the process that made it, and its worker processes too. "
+                "Call iter(loader) in the forked process."
+            )
 
     def _hand_out(self) -> None:
         """Gives calls to the workers that have room for them, lost ones first."""
@@ -151,7 +148,7 @@ class PoolExecutor(Executor):
         if isinstance(call, UnitCall):
             worker.give(number, Units(call.start, call.stop))
         else:
-            worker.give(number, Group(call.phase, cloudpickle.dumps(call.group, protocol=5)))
+            worker.give(number, Group(call.phase, self._pool.classes.dumps(call.group)))
 
     def _receive(self, seconds: float | None) -> None:
         """Takes what has happened, having waited for something for at most so long."""
@@ -160,53 +157,69 @@ class PoolExecutor(Executor):
                 self._take(worker, event)
         except ZygoteDied:
             # No worker is to blame: all their calls are simply made again.
-            if not any(worker.is_ready for worker in self._pool.workers):
-                self._note_death_at_start("the process that forks them ended, and its errors are above.")
+            self._deaths_of_zygote += 1
+            if self._deaths_of_zygote >= MOST_DEATHS:
+                raise WorkerDiedError(
+                    f"{self._deaths_of_zygote} times the process that forks the workers ended, or was killed, before "
+                    "they had made anything. If it failed, its errors are above."
+                ) from None
+            logger.warning("millstream: the process that forks the workers is gone. All of them are started again.")
             lost = [number for worker in self._pool.workers for number in worker.calls]
             self._pool.restart()
             self._lose(lost)
 
     def _take(self, worker: Worker, event: Event) -> None:
         if isinstance(event, Made):
-            self._deaths_at_start = 0
+            self._deaths_at_start = self._deaths_of_zygote = 0
             assigned = self._assigned.pop(event.call, None)
             if assigned is None:
                 for offset, _ in event.parcel.chunks:
                     worker.arena.release(offset)
             else:
-                values, origins = unpack(event.parcel, worker.arena)
-                error = None if event.failure is None else unpack_failure(event.failure)
-                self._schedule.complete(assigned.call, Elements(values, origins, error), event.seconds)
+                self._schedule.complete(assigned.call, self._open(event, worker, assigned.call), event.seconds)
         elif isinstance(event, Broken):
-            raise unpack_failure(event.failure)
+            error = unpack_failure(event.failure, self._pool.classes)
+            error.add_note("millstream: a worker process raised this while it unpickled the pipeline.")
+            raise error
         else:
-            self._take_death(worker)
+            self._take_death(worker, event.exited)
 
-    def _take_death(self, worker: Worker) -> None:
+    def _open(self, made: Made, worker: Worker, call: Call) -> Elements:
+        """Returns what a worker has made; what cannot be unpickled here is an error at its turn, as any other."""
+        try:
+            values, origins = unpack(made.parcel, worker.arena, self._pool.classes)
+        except Exception as error:  # noqa: BLE001  (the user's classes may do anything when unpickled)
+            error.add_note(
+                f"millstream: while an output of a worker process was unpickled, from {self._describe(call)}."
+            )
+            return Elements.failed(error)
+        return Elements(
+            values, origins, None if made.failure is None else unpack_failure(made.failure, self._pool.classes)
+        )
+
+    def _take_death(self, worker: Worker, exited: Exited | None) -> None:
         """Gives the calls of a dead worker to a new one; the call it died in only if it is for the first time."""
-        status = self._pool.exit_status(worker, STATUS_SECONDS)
         lost = list(worker.calls)
-        cause = describe_exit(status, worker.read_stacks())
-        if not worker.is_ready:
-            self._note_death_at_start(f"the last one {cause}")
-        elif lost and lost[0] in self._assigned:
-            assigned = self._assigned[lost[0]]
+        begun = read_call(worker.last_words)
+        cause = describe_exit(exited, read_stacks(worker.last_words))
+        if begun is None:
+            self._deaths_at_start += 1
+            if self._deaths_at_start >= MOST_DEATHS_AT_START + self._options.num_workers:
+                raise WorkerDiedError(f"Worker processes die while they start: the last one {cause}")
+        elif begun in lost and begun in self._assigned:
+            assigned = self._assigned[begun]
             assigned.deaths += 1
             if assigned.deaths >= MOST_DEATHS:
                 error = WorkerDiedError(
                     f"{assigned.deaths} worker processes died while making the same outputs, from "
                     f"{self._describe(assigned.call)}. The last one {cause}"
                 )
-                del self._assigned[lost.pop(0)]
-                self._schedule.complete(assigned.call, nothing(error), 0.0)
+                lost.remove(begun)
+                del self._assigned[begun]
+                self._schedule.complete(assigned.call, Elements.failed(error), 0.0)
         logger.warning("millstream: worker process %s %s It is replaced.", worker.pid, cause)
         self._pool.replace(worker)
         self._lose(lost)
-
-    def _note_death_at_start(self, cause: str) -> None:
-        self._deaths_at_start += 1
-        if self._deaths_at_start >= MOST_DEATHS:
-            raise WorkerDiedError(f"Worker processes die while they start: {cause}")
 
     def _lose(self, numbers: list[int]) -> None:
         """Puts calls back to be given out again, before all others."""
@@ -242,8 +255,8 @@ class PoolExecutor(Executor):
             elif seconds >= self._warning_seconds and not worker.warned:
                 worker.warned = True
                 logger.warning(
-                    "millstream: worker process %s has been busy for %.0f s with %s; it is %s. "
-                    "After %.0f s this becomes an error (stall_timeout).",
+                    "millstream: worker process %s has been busy for %.1f s with %s; it is %s. "
+                    "After %g s this becomes an error (stall_timeout).",
                     worker.pid,
                     seconds,
                     self._describe_number(number),
@@ -254,24 +267,27 @@ class PoolExecutor(Executor):
     def _give_up(self, worker: Worker, seconds: float) -> None:
         state = describe_process(worker.pid)
         error = WorkerStalledError(
-            f"Worker process {worker.pid} has made no progress for {seconds:.0f} s (stall_timeout), with "
+            f"Worker process {worker.pid} has made no progress for {seconds:.1f} s (stall_timeout), with "
             f"{self._describe_number(worker.calls[0])}. It is {state}. Its stacks:\n{self._stacks_of(worker)}"
         )
         lost = list(worker.calls)
         assigned = self._assigned.pop(lost.pop(0), None)
         self._pool.replace(worker)
         if assigned is not None:
-            self._schedule.complete(assigned.call, nothing(error), seconds)
+            self._schedule.complete(assigned.call, Elements.failed(error), seconds)
         self._lose(lost)
 
     def _stacks_of(self, worker: Worker) -> str:
         """Returns the stacks of a living worker: it writes them when signalled, even from inside C code."""
         if worker.pid is None or not worker.is_ready:
             return "(not there yet: it is still starting)"
-        os.kill(worker.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + STATUS_SECONDS
-        while not (stacks := worker.read_stacks()) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        worker.ask_for_stacks()
+        deadline = time.monotonic() + STACKS_SECONDS
+        before, stacks = "", read_stacks(worker.last_words)
+        # They come line by line, without an end.
+        while (not stacks or stacks != before) and time.monotonic() < deadline:
+            time.sleep(0.02)
+            before, stacks = stacks, read_stacks(worker.last_words)
         return stacks or "(it does not answer: it is stopped, or waits for a device)"
 
     def _describe_number(self, number: int) -> str:
@@ -285,4 +301,5 @@ class PoolExecutor(Executor):
         )
         keys = origins.record_key
         shown = ", ".join(map(str, keys[:16].tolist())) + (", …" if len(keys) > 16 else "")
-        return f"the record{'s' if len(keys) > 1 else ''} {shown} (positions {np.min(origins.position)} to {np.max(origins.position)})"
+        first, last = np.min(origins.position), np.max(origins.position)
+        return f"the record{'s' if len(keys) > 1 else ''} {shown} (positions {first} to {last})"

@@ -3,6 +3,9 @@
 import signal
 from pathlib import Path
 
+from millstream.loader.memory_budget import memory_available
+from millstream.loader.messages import Exited
+
 _STATES = {
     "R": "running",
     "S": "waiting",
@@ -14,20 +17,28 @@ _STATES = {
 }
 
 
-def describe_exit(status: int | None, stacks: str) -> str:
+def describe_exit(exited: Exited | None, stacks: str) -> str:
     """Returns how a process ended, with the likely cause, as the end of a sentence about it."""
-    if status is None:
+    if exited is None:
         text = "died; how is not known."
-    elif status < 0:
-        text = f"was killed by {_signal_name(-status)}"
-        text += " (out of memory? or by somebody)." if status == -signal.SIGKILL else "."
+    elif exited.status == -signal.SIGKILL:
+        text = (
+            f"was killed by SIGKILL: by the system, if memory ran out, or by somebody. It had used up to "
+            f"{exited.peak_bytes >> 20} MiB; {memory_available() >> 20} MiB are available."
+        )
+    elif exited.status < 0:
+        text = f"was killed by {_signal_name(-exited.status)}."
     else:
-        text = f"exited with status {status}: an operation or the source called exit(), or something it loaded did."
+        text = (
+            f"exited with status {exited.status}: an operation or the source called exit(), or something it loaded did."
+        )
     return f"{text}\n{stacks}" if stacks else text
 
 
 def describe_process(pid: int | None) -> str:
-    """Returns what a process is doing, as far as the system tells."""
+    """Returns what a process is doing, as far as the system tells; None is one that is still being forked."""
+    if pid is None:
+        return "not there yet"
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

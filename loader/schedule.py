@@ -45,7 +45,7 @@ class Run(abc.ABC):
     """
 
     def __init__(self, elements: Elements, first: int) -> None:
-        self.values = elements.values
+        self.values = list(elements.values)
         self.origins = elements.origins
         self.error = elements.error
         self.first = min(first, len(elements.values))
@@ -227,6 +227,8 @@ class Schedule:
         if run.error is not None:
             self._ended_phases = len(self._pending)
             self._outputs.clear()
+            for untaken in self._untaken:
+                untaken.clear()
         return run
 
     def _forward(self, phase: int, run: Run) -> None:

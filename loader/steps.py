@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from millstream.columnar import Allocate
 from millstream.errors import StackError
 from millstream.loader.elements import Elements, Origins
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.stack import Allocate, stack
+from millstream.transforms.stack import stack
 
 Step = Callable[[Elements, Allocate], Elements]
 Streams = Callable[[Origins, int], "Iterator[np.random.Generator]"]
@@ -61,12 +62,13 @@ def _map_step(results: Callable[[Elements], Iterator[Any]], where: str) -> Step:
 def _filter_step(operation: Filter, where: str) -> Step:
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
-        verdicts = map(bool, map(operation.filter, run.values))
+        values = list(run.values)
+        verdicts = map(bool, map(operation.filter, values))
         keep, error = collect(verdicts, run.origins, where, len(run.values))
         mask = np.zeros(len(run.values), dtype=np.bool_)
         mask[: len(keep)] = keep
         return Elements(
-            list(itertools.compress(run.values, keep)), run.origins.take(mask), run.error if error is None else error
+            list(itertools.compress(values, keep)), run.origins.take(mask), run.error if error is None else error
         )
 
     return step

@@ -2,14 +2,13 @@
 
 Arrays never pass through a socket: pickle's protocol 5 hands out their buffers, which are in the worker's arena already
 (a Batch stacks straight into it) or are copied there. What is small goes along in the message. cloudpickle pickles the
-rest, so that classes and functions of the user's `__main__` cross by value and come back as the very same classes.
+rest, so that classes and functions of the user's `__main__` cross by value, and those of the pipeline come back as the
+very same classes (`ClassTable`).
 """
 
 import dataclasses
-import io
 import pickle
 import traceback
-from collections.abc import Callable
 from typing import Any, final
 
 import cloudpickle
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from millstream.errors import WorkerError
 from millstream.loader.arena import Allocator, ArenaView
+from millstream.loader.class_table import ClassTable
 from millstream.loader.elements import Elements, Origins
 
 INLINE_BYTES = 1 << 10
@@ -25,6 +25,10 @@ INLINE_BYTES = 1 << 10
 
 INLINE_PICKLE_BYTES = 1 << 15
 """Longer pickles travel in the arena: a worker must not wait for the parent to empty a socket."""
+
+
+LONGEST_PATH = 200
+"""Nobody reads where a leaf is, if that takes more characters to say."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,8 +86,9 @@ class WorkerTraceback(Exception):  # noqa: N818  (it is no error of its own, but
 class _Packer:
     """Pickles one message, and puts its buffers into the arena."""
 
-    def __init__(self, allocator: Allocator) -> None:
+    def __init__(self, allocator: Allocator, classes: ClassTable) -> None:
         self._allocator = allocator
+        self._classes = classes
         self._chunks: dict[int, int] = {}
         self._ends: list[int] = []
         self._places: list[Place] = []
@@ -95,7 +100,7 @@ class _Packer:
             Exception: the value cannot be pickled.
         """
         try:
-            body = _pickled(value, self._take_out)
+            body = self._classes.dumps(value, self._take_out)
             place = self._place(np.frombuffer(body, dtype=np.uint8)) if len(body) > INLINE_PICKLE_BYTES else None
         except BaseException:
             for offset in self._chunks:
@@ -135,44 +140,44 @@ class _Packer:
         return Place(chunk, start, len(memory))
 
 
-def pack(run: Elements, allocator: Allocator) -> Parcel:
+def pack(run: Elements, allocator: Allocator, classes: ClassTable) -> Parcel:
     """Returns a run on its way to the parent. An error in it must have been replaced by its `Failure`.
 
     Raises:
         Exception: an element cannot be pickled.
     """
-    return _Packer(allocator).pack((run.values, run.origins))
+    return _Packer(allocator, classes).pack((list(run.values), run.origins))
 
 
-def unpack(parcel: Parcel, arena: ArenaView) -> tuple[list[Any], Origins]:
+def unpack(parcel: Parcel, arena: ArenaView, classes: ClassTable) -> tuple[list[Any], Origins]:
     """Returns the values and origins of a run, the arrays as views of the arena."""
     leases = [arena.lease(offset, used) for offset, used in parcel.chunks]
 
     def at(place: Place) -> NDArray[np.uint8]:
         return leases[place.chunk][place.start : place.start + place.num_bytes]
 
-    body = memoryview(at(parcel.body)) if isinstance(parcel.body, Place) else parcel.body
-    values, origins = pickle.loads(body, buffers=[at(place) for place in parcel.buffers])  # noqa: S301  (our worker's)
+    body = at(parcel.body) if isinstance(parcel.body, Place) else parcel.body
+    values, origins = classes.loads(body, [at(place) for place in parcel.buffers])
     return values, origins
 
 
-def pack_failure(error: BaseException) -> Failure:
+def pack_failure(error: BaseException, classes: ClassTable) -> Failure:
     """Returns an exception on its way to the parent."""
     return Failure(
-        pickled=_survivor(error),
+        pickled=_survivor(error, classes),
         type_name=f"{type(error).__module__}.{type(error).__qualname__}",
         text=_text(error),
-        notes=tuple(map(str, getattr(error, "__notes__", ()))),
+        notes=_notes(error),
         traceback="".join(traceback.format_exception(error)),
     )
 
 
-def unpack_failure(failure: Failure) -> BaseException:
+def unpack_failure(failure: Failure, classes: ClassTable) -> BaseException:
     """Returns the exception to raise in the parent: of the original type where that is possible."""
     error: BaseException | None = None
     if failure.pickled is not None:
         try:
-            error = pickle.loads(failure.pickled)  # noqa: S301  (our worker's)
+            error = classes.loads(failure.pickled)
         except Exception:  # noqa: BLE001  (its class is not to be had here: the text will do)
             error = None
     if error is None:
@@ -184,9 +189,20 @@ def unpack_failure(failure: Failure) -> BaseException:
     return error
 
 
-def unpicklable_parts(value: Any, path: str = "") -> list[str]:
-    """Returns where in a nested structure the leaves are that cannot be pickled, with what is wrong with each."""
-    if isinstance(value, dict):
+def unpicklable_parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> list[str]:
+    """Returns where in a nested structure the leaves are that cannot be pickled, with what is wrong with each.
+
+    Args:
+        value: the structure.
+        path: where it is in the element.
+        above: the identities of what it is in: a structure may contain itself.
+    """
+    if id(value) in above:
+        return []
+    children: list[tuple[str, Any]]
+    if len(path) > LONGEST_PATH:
+        children = []
+    elif isinstance(value, dict):
         children = [(f"{path}[{key!r}]", child) for key, child in value.items()]
     elif isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
@@ -195,7 +211,9 @@ def unpicklable_parts(value: Any, path: str = "") -> list[str]:
         children = [(f"{path}.{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     else:
         children = []
-    found = [part for child_path, child in children for part in unpicklable_parts(child, child_path)]
+    found = [
+        part for child_path, child in children for part in unpicklable_parts(child, child_path, above | {id(value)})
+    ]
     if found:
         return found
     try:
@@ -205,20 +223,39 @@ def unpicklable_parts(value: Any, path: str = "") -> list[str]:
     return []
 
 
-def _pickled(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool] | None) -> bytes:
-    file = io.BytesIO()
-    cloudpickle.Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
-    return file.getvalue()
+def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    """Returns an exception without calling its constructor, whose arguments may be others than `args`."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
-def _survivor(error: BaseException) -> bytes | None:
+class _WithoutConstructor:
+    """Pickles an exception so that it comes back through `rebuild_exception`."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._recipe = type(error), error.args, vars(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_exception, self._recipe
+
+
+def _survivor(error: BaseException, classes: ClassTable) -> bytes | None:
     """Returns the pickle of an exception that comes back as what it was, None if it does not."""
-    try:
-        pickled = cloudpickle.dumps(error)
-        again = pickle.loads(pickled)  # noqa: S301  (made in the line above)
-    except Exception:  # noqa: BLE001  (an exception may do anything when pickled)
-        return None
-    return pickled if type(again) is type(error) and _text(again) == _text(error) else None
+    for value in (error, _WithoutConstructor(error)):
+        try:
+            pickled = classes.dumps(value)
+            again = classes.loads(pickled)
+        except Exception:  # noqa: BLE001, S112  (an exception may do anything when pickled)
+            continue
+        if type(again) is type(error) and _text(again) == _text(error):
+            return pickled
+    return None
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    notes = getattr(error, "__notes__", None)
+    return tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, list) else ()
 
 
 def _text(error: BaseException) -> str:

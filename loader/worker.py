@@ -9,8 +9,8 @@
 
 Guarantees:
     * What a call makes is pickled before anything of it is announced: a worker never says Made and then fails.
-    * Calls are made one after the other, in the order they come. So of the calls a dead worker leaves behind, the first
-      is the one it died in.
+    * Calls are made one after the other, in the order they come, and each is noted when it begins: so it is known which
+      one a dead worker died in, if any.
     * It does not outlive the zygote, which does not outlive the parent: the kernel kills it, whatever it is doing.
 """
 
@@ -24,34 +24,35 @@ import socket
 import time
 from typing import final
 
-import numpy as np
-
 from millstream.loader.arena import Allocator
 from millstream.loader.channel import Channel
-from millstream.loader.elements import Elements, Origins
+from millstream.loader.class_table import ClassTable
+from millstream.loader.elements import Elements
 from millstream.loader.executors import Crew, SlicedPreparation
+from millstream.loader.last_words import note_call
 from millstream.loader.messages import Broken, Fork, Group, Made, Make, PipelineFile, Ready, Units
 from millstream.loader.plan import Plan
 from millstream.loader.transport import pack, pack_failure, unpicklable_parts
 
 
-def work(channel_descriptor: int, arena: int, stacks: int, pipeline: int, fork: Fork) -> None:
+def work(channel_descriptor: int, arena: int, last_words: int, pipeline: int, fork: Fork) -> None:
     """Lives the life of a worker, from its birth in the zygote to the end of its channel."""
-    faulthandler.enable(stacks)
-    faulthandler.register(signal.SIGUSR1, stacks)
+    faulthandler.enable(last_words)
+    faulthandler.register(signal.SIGUSR1, last_words)
     channel = Channel(socket.socket(fileno=channel_descriptor), blocking=True)
     try:
-        plan = read_pipeline(pipeline, fork.pipeline)
+        plan, classes = read_pipeline(pipeline, fork.pipeline)
     except Exception as error:  # noqa: BLE001  (the user's classes may do anything when unpickled)
-        channel.send(Broken(pack_failure(error)))
+        channel.send(Broken(pack_failure(error, ClassTable())))
         return
     finally:
         os.close(pipeline)
     allocator = Allocator(arena, fork.arena_bytes)
-    maker = Maker(plan, allocator, fork.num_threads)
+    maker = Maker(plan, classes, allocator, fork.num_threads)
     channel.send(Ready())
     while channel.is_open:
         for message in channel.receive():
+            note_call(last_words, message.call)
             channel.send(maker.make(message))
             del message
     close = getattr(plan.source, "close", None)
@@ -63,8 +64,9 @@ def work(channel_descriptor: int, arena: int, stacks: int, pipeline: int, fork: 
 class Maker:
     """Makes the outputs of calls in this process."""
 
-    def __init__(self, plan: Plan, allocator: Allocator, num_threads: int) -> None:
+    def __init__(self, plan: Plan, classes: ClassTable, allocator: Allocator, num_threads: int) -> None:
         self._plan = plan
+        self._classes = classes
         self._allocator = allocator
         self._crew = Crew(num_threads)
 
@@ -76,30 +78,27 @@ class Maker:
         try:
             run = self._perform(message.work)
         except Exception as error:  # noqa: BLE001  (whatever it is, the consumer gets it at its turn)
-            run = nothing(error)
+            run = Elements.failed(error)
+        if run.error is not None and not isinstance(run.error, Exception):
+            # SystemExit, caught in a read thread: to leave is to leave, whichever thread runs the user's code.
+            raise run.error
         try:
-            parcel = pack(run, self._allocator)
+            parcel = pack(run, self._allocator, self._classes)
         except Exception as error:  # noqa: BLE001  (user objects may do anything when pickled)
             run = without_unpicklable(run, error)
-            parcel = pack(run, self._allocator)
-        failure = None if run.error is None else pack_failure(run.error)
+            parcel = pack(run, self._allocator, self._classes)
+        failure = None if run.error is None else pack_failure(run.error, self._classes)
         return Made(message.call, parcel, failure, time.perf_counter() - start)
 
     def _perform(self, call: Units | Group) -> Elements:
         if isinstance(call, Group):
-            return self._plan.follow(call.phase, pickle.loads(call.elements), self._allocator.allocate)  # noqa: S301
+            return self._plan.follow(call.phase, self._classes.loads(call.elements), self._allocator.allocate)
         if self._crew.size == 0 or self._plan.batched_source:
             return self._plan.finish(self._plan.prepare_units(call.start, call.stop), self._allocator.allocate)
         origins = self._plan.locate(call.start, call.stop)
         prepared: queue.SimpleQueue[tuple[Elements, float]] = queue.SimpleQueue()
         SlicedPreparation(self._plan, origins, self._crew, prepared.put).begin()
         return self._plan.finish(prepared.get()[0], self._allocator.allocate)
-
-
-def nothing(error: BaseException) -> Elements:
-    """Returns a run without elements that ends in an error."""
-    none = np.empty(0, dtype=np.int64)
-    return Elements([], Origins(none, none, none), error)
 
 
 def without_unpicklable(run: Elements, error: BaseException) -> Elements:
@@ -113,16 +112,18 @@ def without_unpicklable(run: Elements, error: BaseException) -> Elements:
             key, position = run.origins.record_key[row], run.origins.position[row]
             refusal.add_note(f"millstream: at record key {key} (position {position}).")
             return Elements(run.values[:row], run.origins.take(slice(row)), refusal)
-    return nothing(error)
+    return Elements.failed(error)
 
 
-def read_pipeline(descriptor: int, file: PipelineFile) -> Plan:
-    """Returns the plan that the parent has written, its large arrays as private views of pages that all workers share.
+def read_pipeline(descriptor: int, file: PipelineFile) -> tuple[Plan, ClassTable]:
+    """Returns the plan that the parent has written, and the classes that came along by value.
+
+    The plan's large arrays are private views of pages that all workers share.
 
     Raises:
         Exception: whatever the user's classes raise when unpickled.
     """
     whole = memoryview(mmap.mmap(descriptor, file.file_bytes, access=mmap.ACCESS_COPY))
     buffers = [whole[offset : offset + length] for offset, length in file.buffers]
-    plan: Plan = pickle.loads(whole[: file.num_bytes], buffers=buffers)  # noqa: S301  (written by the parent)
-    return plan
+    plan, classes = pickle.loads(whole[: file.num_bytes], buffers=buffers)  # noqa: S301  (written by the parent)
+    return plan, ClassTable(classes)

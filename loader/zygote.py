@@ -10,7 +10,6 @@ Guarantees:
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -22,19 +21,21 @@ from typing import NoReturn, final
 
 from millstream.loader.channel import Channel
 from millstream.loader.messages import Exited, Fork, Forked, Kill
+from millstream.loader.processes import die_with_parent, kill_group, name_process, open_handle
 from millstream.loader.worker import work
 
 GRACE_SECONDS = 0.5
 """How long workers may take to leave when the parent says so, or is gone."""
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
+PARENT_SECONDS = 0.25
+"""How often to look for the parent where it has no handle: its end of the channel may live on in a forked process."""
 
 
 def main() -> NoReturn:
     """Runs the zygote. The last two command-line arguments are its channel's descriptor and the parent's number."""
     control, parent_pid = int(sys.argv[-2]), int(sys.argv[-1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     name_process("millstream")
     gc.collect()
     gc.freeze()
@@ -51,12 +52,10 @@ class Zygote:
         self._workers: set[int] = set()
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
-        self._parent: int | None = None
-        if hasattr(os, "pidfd_open"):
-            with contextlib.suppress(ProcessLookupError):
-                self._parent = os.pidfd_open(parent_pid)
-                self._poll.register(self._parent, select.POLLIN)
-        self._parent_is_there = os.getppid() == parent_pid
+        self._parent_pid = parent_pid
+        self._parent = open_handle(parent_pid)
+        if self._parent is not None:
+            self._poll.register(self._parent, select.POLLIN)
         # A signal's arrival makes this socket readable, so that the loop can wait for children and for the parent.
         self._wakeup, wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)
@@ -68,8 +67,9 @@ class Zygote:
 
     def run(self) -> None:
         """Serves the parent until it closes the channel or dies, then ends all workers."""
-        while self._parent_is_there:
-            ready = {descriptor for descriptor, _ in self._poll.poll()}
+        milliseconds = None if self._parent is not None else PARENT_SECONDS * 1000
+        while self._control.is_open and os.getppid() == self._parent_pid:
+            ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
             if self._wakeup.fileno() in ready:
                 self._reap()
             if self._parent in ready:
@@ -77,7 +77,6 @@ class Zygote:
             if self._control.fileno() in ready:
                 for request in self._control.receive():
                     self._serve(request)
-                self._parent_is_there = self._control.is_open
         self._end_workers()
 
     def _serve(self, request: Fork | Kill) -> None:
@@ -92,10 +91,10 @@ class Zygote:
         self._workers.add(pid)
         for descriptor in descriptors:
             os.close(descriptor)
-        handle = [os.pidfd_open(pid)] if hasattr(os, "pidfd_open") else []
-        self._control.send(Forked(request.number, pid), handle)
-        for descriptor in handle:
-            os.close(descriptor)
+        handle = open_handle(pid)
+        self._control.send(Forked(request.number, pid), [] if handle is None else [handle])
+        if handle is not None:
+            os.close(handle)
 
     def _become_worker(self, request: Fork, descriptors: list[int]) -> NoReturn:
         """Lives as a worker in the forked process, and never returns into the zygote's loop."""
@@ -113,8 +112,8 @@ class Zygote:
             if self._parent is not None:
                 os.close(self._parent)
             gc.unfreeze()
-            channel, arena, stacks, pipeline = descriptors
-            work(channel, arena, stacks, pipeline, request)
+            channel, arena, last_words, pipeline = descriptors
+            work(channel, arena, last_words, pipeline, request)
             status = 0
         except SystemExit as leaving:
             status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
@@ -135,9 +134,10 @@ class Zygote:
             if found is None:
                 return
             kill_group(found.si_pid)
-            _, status = os.waitpid(found.si_pid, 0)
+            _, status, usage = os.wait4(found.si_pid, 0)
             self._workers.discard(found.si_pid)
-            self._control.send(Exited(found.si_pid, os.waitstatus_to_exitcode(status)))
+            peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            self._control.send(Exited(found.si_pid, os.waitstatus_to_exitcode(status), peak_bytes))
 
     def _end_workers(self) -> None:
         """Lets idle workers leave, then kills what is left."""
@@ -152,25 +152,3 @@ class Zygote:
         waiter = select.poll()
         waiter.register(self._wakeup.fileno(), select.POLLIN)
         waiter.poll(seconds * 1000)
-
-
-def kill_group(pid: int) -> None:
-    """Kills a worker and what it has started; before it has a group of its own, just the worker."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Asks the kernel to kill this process when its parent, a process of one thread, dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
-
-
-def name_process(name: str) -> None:
-    """Sets the name that `ps` and `top` show."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])

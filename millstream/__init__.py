@@ -13,7 +13,12 @@ names of their own: `millstream.transforms.Map` is `millstream.MapTransform`.
 """
 
 import importlib
+import os.path
 from types import ModuleType
+
+if not os.path.isdir(os.path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118  (pathlib takes longer than the rest)
+    # A checkout, entered by running Python in its root: the parts lie beside this folder, not in it (see setup.cfg).
+    __path__.append(os.path.dirname(__path__[0]))  # noqa: PTH120
 
 from millstream import samplers, sharding, sources, transforms
 from millstream.errors import (

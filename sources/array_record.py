@@ -15,7 +15,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, SupportsIndex, final
+from typing import Any, ClassVar, Self, SupportsIndex, final
 
 import numpy as np
 
@@ -58,6 +58,8 @@ class ArrayRecordDataSource:
     Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
     truncated, removed or changed, or has fewer records than a range of it asks for.
     """
+
+    takes_key_arrays: ClassVar[bool] = True
 
     def __init__(self, paths: Any, reader_options: Mapping[str, str] | None = None) -> None:
         self._reader_options = dict(reader_options or {})

@@ -19,11 +19,13 @@ class DataSource(Protocol[T_co]):
     Reading the same key gives an equal record each time, in every process and thread. A source goes to worker
     processes by pickle, and is read by several threads at once.
 
-    Three more members are optional; what is there is used:
+    Four more members are optional; what is there is used:
 
     `__getitems__(record_keys: Sequence[int]) -> Sequence[T]`
         The batched read: the records of all keys, in the order of the keys, which may repeat. It is used instead of
         `__getitem__` whenever it is there, and is where most reading speed comes from. It fails as a whole.
+    `takes_key_arrays: bool`
+        Whether `__getitems__` takes an int64 array as well as a list; a list of many keys takes time to make.
     `close()`, and the context manager that calls it
         Releases files and connections. The owner calls it, which is whoever constructed the source; a loader does
         not. A worker process has its own copy and closes that one.

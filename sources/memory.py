@@ -1,12 +1,13 @@
 """Sources whose records are computed, or are in memory already."""
 
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, SupportsIndex, cast, final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol, SupportsIndex, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 
 FINGERPRINT_RECORDS = 16
@@ -36,6 +37,8 @@ class RangeDataSource:
     Raises:
         ValueError: the step is 0, or the range is empty.
     """
+
+    takes_key_arrays: ClassVar[bool] = True
 
     def __init__(self, start: int, stop: int, step: int = 1) -> None:
         if step == 0:
@@ -86,6 +89,8 @@ class InMemoryDataSource:
         ValueError: there is no record, an array is 0-dimensional, or arrays differ in length.
     """
 
+    takes_key_arrays: ClassVar[bool] = True
+
     def __init__(self, records: Any) -> None:
         self._is_columns = _is_columns(records)
         if self._is_columns:
@@ -94,6 +99,11 @@ class InMemoryDataSource:
         else:
             self._records = records
             self._num_records = _sequence_length(records)
+        # One-dimensional columns of text, bytes or objects stack to other dtypes than the column's.
+        self._stacks = self._is_columns and all(
+            not column.dtype.hasobject and (column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS)
+            for _, column in _named_columns(self._records)
+        )
         if self._num_records == 0:
             raise ValueError(f"A source must hold at least one record, got an empty {type(records).__name__}.")
         self._fingerprint: str | None = None
@@ -104,14 +114,14 @@ class InMemoryDataSource:
     def __getitem__(self, record_key: SupportsIndex) -> Any:
         key = checked_record_key(record_key, self._num_records)
         if self._is_columns:
-            return _map_columns(lambda column: np.take(column, key, axis=0), self._records)
+            return _take(self._records, key)
         return self._records[key]
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
         """Returns the records of the keys, in their order."""
         keys = checked_record_keys(record_keys, self._num_records)
         if self._is_columns:
-            return _rows(self._take(keys))
+            return _ColumnRecords(self._records, keys) if self._stacks else _rows(_take(self._records, keys))
         if hasattr(self._records, "__getitems__"):
             return cast("Sequence[Any]", self._records.__getitems__(keys.tolist()))
         return list(map(self._records.__getitem__, keys.tolist()))
@@ -119,28 +129,6 @@ class InMemoryDataSource:
     def __repr__(self) -> str:
         kind = "columns" if self._is_columns else f"a {type(self._records).__name__}"
         return f"InMemoryDataSource({self._num_records} records in {kind})"
-
-    @property
-    def can_read_batch(self) -> bool:
-        """Whether `read_batch` works here: columns, none of them a one-dimensional array of text, bytes or objects."""
-        return self._is_columns and all(
-            column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS for _, column in _named_columns(self._records)
-        )
-
-    def read_batch(self, record_keys: RecordKeys) -> Any:
-        """Returns the records of the keys as one batch: the same structure with arrays of shape (n, …).
-
-        This is what stacking the records gives, with one fancy index per array and no records in between.
-
-        Raises:
-            TypeError: `can_read_batch` is false, so that stacking would not give arrays of the columns' dtypes.
-        """
-        if not self.can_read_batch:
-            raise TypeError(
-                f"read_batch needs columns of numbers (or of arrays), and {self!r} is something else: "
-                "read the records with __getitems__ and stack them."
-            )
-        return self._take(checked_record_keys(record_keys, self._num_records))
 
     def fingerprint(self) -> str:
         """Returns the number of records, the columns' dtypes and shapes, and a CRC over up to 16 records.
@@ -159,8 +147,40 @@ class InMemoryDataSource:
             self._fingerprint = " ".join([*words, f"crc32={crc:08x}"])
         return self._fingerprint
 
-    def _take(self, keys: NDArray[np.int64]) -> Any:
-        return _map_columns(lambda column: np.take(column, keys, axis=0), self._records)
+
+@final
+class _ColumnRecords(ColumnarRecords):
+    """The records of some keys, taken from the columns when they are looked at: as records, or as one batch."""
+
+    def __init__(self, columns: Any, keys: NDArray[np.int64]) -> None:
+        self._columns = columns
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return _ColumnRecords(self._columns, self._keys[place])
+        return _take(self._columns, self._keys[place])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(_rows(_take(self._columns, self._keys)))
+
+    def stack(self, allocate: Allocate) -> Any:
+        """Returns the batch: the columns' structure, arrays of shape (n, …), by one fancy index each."""
+
+        def take(column: NDArray[Any]) -> NDArray[Any]:
+            batch = allocate((len(self._keys), *column.shape[1:]), column.dtype)
+            # The keys are checked: with any other mode than "raise", NumPy writes to `out` without a second copy.
+            return np.take(column, self._keys, axis=0, out=batch, mode="clip")
+
+        return _map_columns(take, self._columns)
+
+
+def _take(columns: Any, keys: Any) -> Any:
+    """Returns the rows of a key, or of an array of keys, of every column; copied."""
+    return _map_columns(lambda column: np.take(column, keys, axis=0), columns)
 
 
 def _is_columns(records: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import inspect
+import shutil
 import subprocess
 import sys
 import types
@@ -15,7 +16,39 @@ import millstream
 import millstream.loader
 from millstream import samplers, sources, transforms
 
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"millstream": "millstream"} | {
+    f"millstream.{part}": part for part in ("loader", "samplers", "sources", "transforms")
+}
 PARTS = [millstream, millstream.loader, samplers, sources, transforms]
+GRAIN_NAMES = [
+    "ArrayRecordDataSource",
+    "Batch",
+    "DataLoader",
+    "DataLoaderIterator",
+    "FilterTransform",
+    "FlatMapTransform",
+    "InMemoryDataSource",
+    "IndexSampler",
+    "MapTransform",
+    "MapWithIndexTransform",
+    "MultiprocessingOptions",
+    "NoSharding",
+    "RandomMapTransform",
+    "RangeDataSource",
+    "ReadOptions",
+    "RecordMetadata",
+    "SequentialSampler",
+    "ShardByJaxProcess",
+    "ShardOptions",
+    "checkpoint",
+    "load",
+    "samplers",
+    "shard_by_jax_process",
+    "sharding",
+    "sources",
+    "transforms",
+]
 TIMED_IMPORT = """
 import time
 start = time.perf_counter()
@@ -112,12 +145,7 @@ def test_the_facade_and_the_parts_share_their_classes(module: types.ModuleType) 
 
 def test_names_that_loaders_written_for_grain_use() -> None:
     """`import millstream as grain` finds every name of Grain's DataLoader interface."""
-    names = """ArrayRecordDataSource Batch DataLoader DataLoaderIterator FilterTransform FlatMapTransform
-    InMemoryDataSource IndexSampler MapTransform MapWithIndexTransform MultiprocessingOptions NoSharding
-    RandomMapTransform RangeDataSource ReadOptions RecordMetadata SequentialSampler ShardByJaxProcess ShardOptions
-    checkpoint load samplers shard_by_jax_process sharding sources transforms""".split()
-
-    assert set(names) <= set(millstream.__all__)
+    assert set(GRAIN_NAMES) <= set(millstream.__all__)
 
 
 def test_version_is_the_installed_one() -> None:
@@ -139,10 +167,13 @@ print(threading.active_count(), len(os.listdir("/proc/self/fd")) - opened)
 
 
 def test_import_costs_less_than_half_of_numpys(tmp_path: Path) -> None:
-    """Importing millstream takes under 1.5 times the time of importing numpy: the best of several fresh interpreters.
+    """Importing numpy and millstream takes under 1.5 times the time of importing numpy.
 
-    Both are timed in the same processes, and noise only ever adds: the least of each is close to its true cost.
+    Both are timed in the same fresh interpreters, and noise only ever adds: the least of several is close to the true
+    cost. A copy is timed that lies as an installed package does, because an editable install is slower to import.
     """
+    for package, folder in PACKAGES.items():
+        shutil.copytree(ROOT / folder, tmp_path / package.replace(".", "/"), dirs_exist_ok=True)
     times = [tuple(map(float, run_python(TIMED_IMPORT, tmp_path).split())) for _ in range(9)]
     numpy_seconds, own_seconds = (min(column) for column in zip(*times, strict=True))
 

@@ -127,11 +127,7 @@ def test_generators_from_parents_are_keyed_by_them(seed: int, indices: list[int]
     keys = [np.random.default_rng([seed, index]).integers(0, WORD, size=2, dtype=np.uint64) for index in indices]
 
     assert derived == [
-        [
-            word
-            for block in (1, 2)
-            for word in philox((int(key[0]), int(key[1])), (block, 0, index, operation))
-        ]
+        [word for block in (1, 2) for word in philox((int(key[0]), int(key[1])), (block, 0, index, operation))]
         for key, index in zip(keys, indices, strict=True)
     ]
 

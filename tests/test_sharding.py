@@ -55,7 +55,7 @@ def test_wrong_options_are_refused(arguments: tuple[Any, ...], kind: type[Except
 
 
 def test_options_are_plain_frozen_values() -> None:
-    """numpy's integers become Python's, equal options are equal and hash alike, and nothing can be changed."""
+    """Integers of numpy's become Python's, equal options are equal and hash alike, and nothing can be changed."""
     options = ShardOptions(np.int32(1), np.uint8(4), drop_remainder=True)  # type: ignore[arg-type]  # what users pass
 
     assert (type(options.shard_index), type(options.shard_count)) == (int, int)
@@ -113,7 +113,9 @@ def test_two_jax_processes_are_warned_or_sharded(tmp_path: Path) -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     command = [sys.executable, "-c", JAX_PROCESS, address]
     processes = [
-        subprocess.Popen([*command, str(index)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, str(index)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for index in range(2)
     ]
     try:

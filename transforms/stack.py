@@ -27,12 +27,10 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
+from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import StackError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-
-Allocate: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-"""Returns uninitialised, C-contiguous memory of a shape and a dtype that holds no Python objects."""
 
 _ADVICE = "in a Map before Batch, or give Batch a batch_fn that makes the batch."
 
@@ -51,6 +49,8 @@ def stack(elements: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     """
     if not elements:
         raise StackError("A batch needs at least one element, got none.")
+    if isinstance(elements, ColumnarRecords):
+        return elements.stack(allocate)
     return _stack(list(elements), "", allocate)
 
 

@@ -1,4 +1,4 @@
-"""What a DataLoader accepts, what it says of itself, and that every kind of source and sampler gives the same stream."""
+"""What a DataLoader accepts, what it says of itself, and that every kind of source and sampler gives one stream."""
 
 import dataclasses
 import io
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from strategies import AddIndex, DropMultiples, Jitter, Scale
+from strategies import AddIndex, DropMultiples, Jitter, Pipeline, Scale, pipelines
 from streams import comparable, drain
 from tqdm import tqdm
 
@@ -188,25 +188,15 @@ def flattened(values: Sequence[Any]) -> NDArray[np.int64]:
     return np.concatenate([np.ravel(value) for value in values])
 
 
-@given(
-    size=st.integers(1, 40),
-    epochs=st.integers(1, 3),
-    batches=st.lists(st.builds(Batch, st.integers(1, 6), st.booleans(), st.just(flattened)), max_size=3),
-    shard_count=st.integers(1, 4),
-    drop_remainder=st.booleans(),
-    data=st.data(),
-)
+@given(pipelines(st.builds(Batch, st.integers(1, 6), st.booleans(), st.just(flattened))))
 @settings(deadline=None, max_examples=200)
-def test_record_keys_are_those_of_the_batch(
-    size: int, epochs: int, batches: list[Batch], shard_count: int, drop_remainder: bool, data: st.DataObject
-) -> None:
+def test_record_keys_are_those_of_the_batch(pipeline: Pipeline) -> None:
     """`record_keys(step)` of every step, the tail of every shard included, is what an identity pipeline delivers."""
-    shard = ShardOptions(data.draw(st.integers(0, shard_count - 1)), shard_count, drop_remainder)
     loader = loader_with(
-        data_source=range(size),
-        sampler=IndexSampler(size, shuffle=True, num_epochs=epochs, seed=size),
-        operations=batches,
-        shard_options=shard,
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
     )
     delivered = [np.ravel(batch).tolist() for batch in loader]
 
@@ -241,7 +231,6 @@ def test_record_keys_are_the_callers_own() -> None:
 
 @given(
     size=st.integers(1, 30),
-    epochs=st.integers(1, 2),
     shuffle=st.booleans(),
     batch_size=st.one_of(st.none(), st.integers(1, 7)),
     drop_remainder=st.booleans(),
@@ -250,7 +239,6 @@ def test_record_keys_are_the_callers_own() -> None:
 @settings(deadline=None, max_examples=100)
 def test_load_is_the_long_form(
     size: int,
-    epochs: int,
     shuffle: bool,
     batch_size: int | None,
     drop_remainder: bool,
@@ -259,7 +247,7 @@ def test_load_is_the_long_form(
     """`load` is a DataLoader with an IndexSampler and a Batch at the end: the same batches and the same states."""
     short = millstream.load(
         range(size),
-        num_epochs=epochs,
+        num_epochs=2,
         shuffle=shuffle,
         seed=5,
         transformations=transformations,
@@ -269,7 +257,7 @@ def test_load_is_the_long_form(
     )
     long = loader_with(
         data_source=range(size),
-        sampler=IndexSampler(size, shuffle=shuffle, num_epochs=epochs, seed=5),
+        sampler=IndexSampler(size, shuffle=shuffle, num_epochs=2, seed=5),
         operations=[*transformations, *([] if batch_size is None else [Batch(batch_size, drop_remainder)])],
     )
     one, other = iter(short), iter(long)
@@ -359,8 +347,9 @@ def test_a_custom_sampler_without_length_is_endless() -> None:
 
 
 def test_a_custom_sampler_brings_its_own_randomness() -> None:
-    """Draws come from the sampler's generators: the same on every pass, after a seek and in threads; each operation's
-    are its own.
+    """Draws come from the sampler's generators: the same on every pass, after a seek and in threads.
+
+    Each operation's draws are its own.
     """
 
     def draw(element: Any, rng: np.random.Generator) -> tuple[Any, int]:

@@ -60,8 +60,9 @@ def test_elements_that_do_not_stack_are_named(operations: tuple[Any, ...], readi
     assert "shape (3,)" in str(error)
     assert "shape (5,)" in str(error)
     assert error.__notes__[0] == f"millstream: the record keys of these elements: {order[4]}, {order[6]}."
-    assert f"Batch(batch_size=4, drop_remainder=False, batch_fn=None), at record key {order[4]} (position 4)" in (
-        error.__notes__[1]
+    assert (
+        f"Batch(batch_size=4, drop_remainder=False, batch_fn=None), at record key {order[4]} (position 4)"
+        in (error.__notes__[1])
     )
 
 
@@ -120,8 +121,7 @@ def test_a_wrong_number_of_records_is_refused(surplus: int, reading: millstream.
 
     assert f"__getitems__ of WrongCount was asked for 3 records and gave {3 + surplus}" in str(error)
     assert error.__notes__ == [
-        "millstream: in reading from WrongCount, 3 records at once, the first at "
-        f"record key {order[6]} (position 6)."
+        f"millstream: in reading from WrongCount, 3 records at once, the first at record key {order[6]} (position 6)."
     ]
 
 
@@ -150,9 +150,7 @@ def test_a_damaged_record_in_a_batched_read_is_found(
     error = first_error(loader_of(reading, Broken(order[8]), *operations), DataSourceError, step=8)
 
     assert str(error) == f"record {order[8]} is damaged"
-    assert error.__notes__ == [
-        f"millstream: in reading from Broken, at record key {order[8]} (position 8)."
-    ]
+    assert error.__notes__ == [f"millstream: in reading from Broken, at record key {order[8]} (position 8)."]
 
 
 def test_a_damaged_record_within_a_batch_is_found(reading: millstream.ReadOptions) -> None:
@@ -160,9 +158,7 @@ def test_a_damaged_record_within_a_batch_is_found(reading: millstream.ReadOption
     order = order_of(10)
     error = first_error(loader_of(reading, Broken(order[8]), Batch(3)), DataSourceError, step=2)
 
-    assert error.__notes__ == [
-        f"millstream: in reading from Broken, at record key {order[8]} (position 8)."
-    ]
+    assert error.__notes__ == [f"millstream: in reading from Broken, at record key {order[8]} (position 8)."]
 
 
 class FailsAtItsSampler:

@@ -1,6 +1,5 @@
 """Threads really work at once, never further ahead than allowed, in order, and always come to an end."""
 
-import functools
 import itertools
 import math
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +21,9 @@ from streams import comparable, drain
 
 import millstream
 from millstream.loader import executors
-from millstream.loader.executors import Crew, perform
+from millstream.loader.elements import Elements
+from millstream.loader.executors import Crew, ThreadExecutor, perform
+from millstream.loader.plan import Plan
 from millstream.loader.schedule import Call, Cursor, Schedule
 from millstream.transforms import Batch, Filter, Map
 
@@ -29,7 +31,9 @@ WAIT_SECONDS = 20.0
 """How long a test waits for what must happen; it does at once, so that only a failing test waits."""
 
 
-def loader_of(num_threads: int, *operations: Any, source: Any, prefetch_buffer_size: int = 500) -> Any:
+def loader_of(
+    num_threads: int, *operations: Any, source: Any, prefetch_buffer_size: int = 500
+) -> millstream.DataLoader:
     """Returns a loader of all records in order, read by threads."""
     return millstream.DataLoader(
         data_source=source,
@@ -37,6 +41,16 @@ def loader_of(num_threads: int, *operations: Any, source: Any, prefetch_buffer_s
         operations=operations,
         read_options=millstream.ReadOptions(num_threads, prefetch_buffer_size),
     )
+
+
+def rushed(loader: millstream.DataLoader) -> millstream.DataLoaderIterator:
+    """Returns an iterator whose threads go as far ahead as they may, as they do once the consumer has often waited."""
+    iterator = iter(loader)
+    executor = iterator._running_executor()
+    assert isinstance(executor, ThreadExecutor)
+    executor._calls_ahead = 1000
+    executor.start()
+    return iterator
 
 
 class Source:
@@ -82,12 +96,12 @@ def test_records_of_one_block_are_read_at_once() -> None:
 
 @pytest.mark.usefixtures("all_by_threads")
 def test_blocks_of_a_batched_source_are_read_at_once() -> None:
-    """With a source that reads many at once, each thread has a block, as soon as the consumer had to wait."""
+    """With a source that reads many at once, each thread has a block of its own: each read waits for the others."""
     barrier = threading.Barrier(8, timeout=WAIT_SECONDS)
-    source = BatchedSource(3 * 20, lambda key: key >= 3 * 4 and barrier.wait())
+    source = BatchedSource(3 * 16, lambda _: barrier.wait())
 
-    batches = [batch.tolist() for batch in loader_of(8, Batch(3), source=source)]
-    assert batches == [[key, key + 1, key + 2] for key in range(0, 60, 3)]
+    batches = [batch.tolist() for batch in rushed(loader_of(8, Batch(3), source=source))]
+    assert batches == [[key, key + 1, key + 2] for key in range(0, 48, 3)]
 
 
 @pytest.mark.usefixtures("all_by_threads")
@@ -97,7 +111,7 @@ def test_operations_behind_a_regrouping_run_at_once() -> None:
     wait = Map(lambda batch: (barrier.wait(), batch.tolist())[1])
     loader = loader_of(4, Filter(lambda key: key % 2), Batch(2), wait, source=range(24))
 
-    assert list(loader) == [[key, key + 2] for key in range(1, 24, 4)]
+    assert list(rushed(loader)) == [[key, key + 2] for key in range(1, 24, 4)]
 
 
 @pytest.mark.usefixtures("all_by_threads")
@@ -113,7 +127,7 @@ def test_order_is_kept_when_later_blocks_finish_first() -> None:
         return number
 
     loader = loader_of(4, Batch(2, batch_fn=list), Map(wait_for_the_next), source=BatchedSource(16))
-    assert list(loader) == list(range(8))
+    assert list(rushed(loader)) == list(range(8))
 
 
 class Meter:
@@ -123,7 +137,7 @@ class Meter:
         self.count = 0
         self.changed = threading.Condition()
 
-    def read(self, _: int) -> None:
+    def read(self, _: object) -> None:
         """Counts one record."""
         with self.changed:
             self.count += 1
@@ -146,21 +160,18 @@ class CountedBatches(Source):
 @pytest.mark.usefixtures("all_by_threads")
 @pytest.mark.parametrize("prefetch_buffer_size", [1, 4, 10, 23])
 @pytest.mark.parametrize("kind", [Source, CountedBatches])
-def test_no_more_is_read_ahead_than_allowed(
-    kind: type[Source], prefetch_buffer_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the consumer takes its time, exactly `prefetch_buffer_size` records, in whole batches, are ready or in work.
+def test_no_more_is_read_ahead_than_allowed(kind: type[Source], prefetch_buffer_size: int) -> None:
+    """While the consumer takes its time, exactly `prefetch_buffer_size` records are ready or in work.
 
-    A source that reads many at once may have a batch a thread in any case.
+    They are rounded up to whole batches. A source that reads many at once may have a batch a thread in any case.
     """
-    monkeypatch.setattr(executors, "FIRST_CALLS", 1000)
     meter, num_threads, size = Meter(), 3, 4
     blocks = math.ceil(prefetch_buffer_size / size)
     ahead = size * (max(blocks, num_threads) if kind is CountedBatches else blocks)
     source = kind(size * 40, meter.read)
 
-    with iter(loader_of(num_threads, Batch(size), source=source, prefetch_buffer_size=prefetch_buffer_size)) as iterator:
-        iterator.start_prefetch()
+    loader = loader_of(num_threads, Batch(size), source=source, prefetch_buffer_size=prefetch_buffer_size)
+    with rushed(loader) as iterator:
         for step in range(10):
             assert meter.reaches(step * size + ahead)
             assert meter.count == step * size + ahead
@@ -169,27 +180,22 @@ def test_no_more_is_read_ahead_than_allowed(
 
 
 @pytest.mark.usefixtures("all_by_threads")
-def test_a_consumer_that_never_waits_has_few_batches_ready() -> None:
-    """How far threads read ahead grows only when the consumer had to wait: memory is not filled for nothing."""
-    meter = Meter()
-    with iter(loader_of(2, Batch(4), source=BatchedSource(400, meter.read))) as iterator:
-        iterator.start_prefetch()
-        for step in range(20):
-            assert meter.reaches(executors.FIRST_CALLS + step)
+def test_reading_ahead_grows_as_the_consumer_waits_up_to_its_bound() -> None:
+    """Where blocks come only when the consumer asks, more and more are in work, up to what there is room for."""
+    asked = Meter()
+    source = Source(500, lambda key: asked.reaches(key + 1))
+    with iter(loader_of(2, Batch(1), source=source, prefetch_buffer_size=7)) as iterator:
+        executor = iterator._running_executor()
+        assert isinstance(executor, ThreadExecutor)
+        seen = [executor._calls_ahead]
+        for step in range(500):
+            asked.read(step)
             next(iterator)
-        assert meter.reaches(executors.FIRST_CALLS + 20)
-    assert meter.count == executors.FIRST_CALLS + 20
+            seen.append(executor._calls_ahead)
 
-
-@pytest.mark.usefixtures("all_by_threads")
-def test_reading_ahead_grows_no_further_than_its_bound() -> None:
-    """A consumer that always waits does not make the bound grow for ever."""
-    with iter(loader_of(2, Batch(1), source=Source(400), prefetch_buffer_size=7)) as iterator:
-        for _ in range(400):
-            next(iterator)
-            executor = iterator._executor
-            assert isinstance(executor, executors.ThreadExecutor)
-            assert executor._calls_ahead <= 7
+    assert seen[0] < 7
+    assert seen == sorted(seen)
+    assert seen[-1] == 7
 
 
 def readers_of(num_blocks: int) -> list[bool]:
@@ -204,13 +210,13 @@ def readers_of(num_blocks: int) -> list[bool]:
 
 
 def test_short_calls_are_left_to_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks too short to be worth handing over are made by the consumer's thread, once it is known; others never."""
+    """Blocks too short to be worth handing over are made by the consumer's thread, once that is known; others never."""
     monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 1000.0)
     cheap = readers_of(50)
     monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
     dear = readers_of(50)
 
-    assert cheap[executors.FIRST_CALLS :] == [True] * (50 - executors.FIRST_CALLS)
+    assert all(cheap[10:])
     assert not any(dear)
 
 
@@ -229,8 +235,7 @@ def test_leaving_does_not_wait_for_a_stuck_read(leave: str, monkeypatch: pytest.
             assert stuck.wait(WAIT_SECONDS)
             raise LookupError
 
-    iterator = iter(loader_of(3, Batch(5), source=BatchedSource(40, hang)))
-    iterator.start_prefetch()
+    iterator = rushed(loader_of(3, Batch(5), source=BatchedSource(40, hang)))
     assert stuck.wait(WAIT_SECONDS)
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
     start = time.monotonic()
@@ -348,7 +353,7 @@ class Slow:
         os.write(1, b"read to its end\\n")
         return key
 
-iterator = iter(millstream.load(Slow(), batch_size=4, read_options=millstream.ReadOptions(num_threads=1)))
+iterator = iter(millstream.load(Slow(), batch_size=1, read_options=millstream.ReadOptions(num_threads=1)))
 iterator.start_prefetch()
 begun.wait()
 atexit.register(leaving.set)
@@ -368,7 +373,22 @@ def test_the_interpreter_waits_for_a_read_before_it_ends(last_line: str, tmp_pat
     assert (done.stdout, done.stderr) == ("read to its end\n", "")
 
 
-def run_in_any_order(schedule: Schedule, work: Callable[[Call], Any], random: Random) -> Iterator[Any]:
+def plan_of(pipeline: Pipeline) -> Plan:
+    """Returns the compiled plan of a random pipeline."""
+    return millstream.DataLoader(
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
+    )._plan
+
+
+def work_of(plan: Plan) -> Callable[[Call], Elements]:
+    """Returns what an executor does with a call."""
+    return lambda call: perform(plan, call, np.empty)
+
+
+def run_in_any_order(schedule: Schedule, work: Callable[[Call], Elements], random: Random) -> Iterator[Any]:
     """Yields a schedule's outputs, its calls being taken, and finished, in a random order, some at the same time."""
     taken: list[Call] = []
     while not schedule.exhausted:
@@ -390,16 +410,11 @@ def run_in_any_order(schedule: Schedule, work: Callable[[Call], Any], random: Ra
 @settings(deadline=None, max_examples=300)
 def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipeline, random: Random) -> None:
     """However many calls are under way and in which order they finish, the outputs are those of the oracle."""
-    plan = millstream.DataLoader(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-    )._plan
+    plan = plan_of(pipeline)
     schedule = Schedule(plan, Cursor(0, (0,) * len(plan.phases)))
     expected = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
 
-    assert drain(run_in_any_order(schedule, functools.partial(perform, plan), random)) == expected
+    assert drain(run_in_any_order(schedule, work_of(plan), random)) == expected
     assert schedule.take() is None
 
 
@@ -409,12 +424,7 @@ def test_the_place_behind_each_output_is_where_the_rest_begins(
     pipeline: Pipeline, random: Random, data: st.DataObject
 ) -> None:
     """A schedule begun at the place behind output k, whoever says that place, gives the outputs from k on."""
-    plan = millstream.DataLoader(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-    )._plan
+    plan = plan_of(pipeline)
     start = Cursor(0, (0,) * len(plan.phases))
     places, outputs = [start], []
     schedule = Schedule(plan, start)
@@ -423,11 +433,32 @@ def test_the_place_behind_each_output_is_where_the_rest_begins(
             outputs += [comparable(value) for value in run.values[run.first :]]
             places += [run.after(row) for row in range(run.first, len(run.values))]
         if (call := schedule.take()) is not None:
-            schedule.complete(call, perform(plan, call), 0.0)
+            schedule.complete(call, work_of(plan)(call), 0.0)
     step = data.draw(st.integers(0, len(outputs)))
 
-    rest, _ = drain(run_in_any_order(Schedule(plan, places[step]), functools.partial(perform, plan), random))
+    rest, _ = drain(run_in_any_order(Schedule(plan, places[step]), work_of(plan), random))
     assert rest == outputs[step:]
+
+
+def test_nothing_is_begun_behind_an_error() -> None:
+    """Once an error has left the schedule there is nothing more to take, whatever came in while it was under way."""
+    fail = Map(lambda batch: batch / 0)
+    plan = loader_of(0, Filter(lambda _: True), Batch(1, batch_fn=list), fail, source=range(3))._plan
+    schedule, work = Schedule(plan, Cursor(0, (0, 0))), work_of(plan)
+    first, second = schedule.take(), schedule.take()
+    assert first is not None
+    assert second is not None
+    schedule.complete(first, work(first), 0.0)
+    group = schedule.take()
+    assert group is not None
+    schedule.complete(group, work(group), 0.0)
+    schedule.complete(second, work(second), 0.0)
+    run = schedule.pop()
+
+    assert run is not None
+    assert isinstance(run.error, TypeError)
+    assert schedule.exhausted
+    assert schedule.take() is None
 
 
 def test_an_empty_schedule_is_exhausted_at_once() -> None:

@@ -258,22 +258,18 @@ def test_the_state_can_be_taken_at_any_time(reading: millstream.ReadOptions) -> 
     assert seen == [(0, 0), (0, 0), (1, 6), (4, 24), (2, 12), (2, 12)]
 
 
-@pytest.mark.parametrize("spoil", ["garbage", "other stream", "wrong name"])
-def test_a_refused_state_leaves_everything_as_it_was(spoil: str, reading: millstream.ReadOptions) -> None:
+def test_a_refused_state_leaves_everything_as_it_was(reading: millstream.ReadOptions) -> None:
     """In mid-stream and with work under way, a state that is refused changes nothing: the same batches come."""
     expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
     iterator = iter(loader_of(reading, Batch(3)))
-    other = iter(loader_of(reading, Batch(3), abs))
     delivered = [next(iterator).tolist() for _ in range(2)]
     before, executor = iterator.get_state(), iterator._executor
-    with pytest.raises(ValueError if spoil == "wrong name" else CheckpointError):
-        match spoil:
-            case "garbage":
-                iterator.set_state(before[:-3])
-            case "other stream":
-                iterator.set_state(other.get_state())
-            case _:
-                iterator.set_state(before, allow={"everything"})
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        iterator.set_state(before[:-3])
+    with pytest.raises(CheckpointError, match="another stream"):
+        iterator.set_state(iter(loader_of(reading, Batch(3), abs)).get_state())
+    with pytest.raises(ValueError, match="everything"):
+        iterator.set_state(before, allow={"everything"})
 
     assert iterator.get_state() == before
     assert iterator._executor is executor
@@ -436,8 +432,8 @@ def test_batches_are_the_consumers_own(reading: millstream.ReadOptions) -> None:
             leaf[...] = -number
         kept.append(batch)
 
-    assert all((leaf == -number).all() for number, batch in enumerate(kept) for leaf in batch.values())
-    assert all((record["a"] == number).all() for number, record in enumerate(source))
+    assert all(np.all(leaf == -number) for number, batch in enumerate(kept) for leaf in batch.values())
+    assert all(np.all(record["a"] == number) for number, record in enumerate(source))
 
 
 @pytest.mark.parametrize("operations", [(Batch(3),), (Filter(lambda _: True), Batch(3)), (Batch(3), Batch(2), abs)])
@@ -521,7 +517,7 @@ def test_nothing_is_kept_alive_by_what_was_used(fails: bool, reading: millstream
     source = Flaky(4 if fails else -1)
     loader = loader_of(reading, Batch(3), source=source)
     iterator = iter(loader)
-    watched = [weakref.ref(loader), weakref.ref(source), weakref.ref(iterator)]
+    watched: list[weakref.ref[Any]] = [weakref.ref(loader), weakref.ref(source), weakref.ref(iterator)]
     gc.disable()
     try:
         next(iterator)

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.columnar import ColumnarRecords
 from millstream.sources import InMemoryDataSource, RangeDataSource
+from millstream.transforms.stack import stack
 
 
 class Pair(NamedTuple):
@@ -52,7 +54,6 @@ def test_sequences_hand_out_their_own_records() -> None:
         source = InMemoryDataSource(sequence)
         assert [source[key] for key in range(9)] == records
         assert list(source.__getitems__([3, 3, 0, 8])) == [records[3], records[3], records[0], records[8]]
-        assert not source.can_read_batch
 
 
 def test_sequence_with_a_batched_read_is_read_by_it() -> None:
@@ -95,18 +96,6 @@ def row(columns: Any, key: int) -> Any:
     return columns[key]
 
 
-def stacked(records: list[Any]) -> Any:
-    """The oracle: the records stacked leaf by leaf."""
-    first = records[0]
-    if isinstance(first, dict):
-        return {name: stacked([record[name] for record in records]) for name in first}
-    if isinstance(first, Pair):
-        return Pair(stacked([record.image for record in records]), stacked([record.label for record in records]))
-    if isinstance(first, tuple):
-        return tuple(stacked(list(members)) for members in zip(*records, strict=True))
-    return np.stack(records)
-
-
 def assert_same(actual: Any, expected: Any) -> None:
     """Same structure, types, dtypes, shapes and values."""
     assert type(actual) is type(expected)
@@ -132,25 +121,24 @@ def test_columns_give_rows(kind: str, keys: list[int]) -> None:
     expected = [row(columns, key) for key in keys]
     assert len(source) == 12
     assert_same([source[key] for key in keys], expected)
-    assert_same(source.__getitems__(keys), expected)
+    assert_same(list(source.__getitems__(keys)), expected)
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(sorted(set(COLUMNS) - {"text"})), st.lists(st.integers(0, 11), min_size=1))
-def test_read_batch_is_the_stack_of_the_records(kind: str, keys: list[int]) -> None:
-    """Reading a batch gives what reading the records and stacking them gives."""
-    source = InMemoryDataSource(COLUMNS[kind])
-    assert source.can_read_batch
-    assert_same(source.read_batch(keys), stacked(list(source.__getitems__(keys))))
+def test_columns_stack_as_their_records_do(kind: str, keys: list[int]) -> None:
+    """The batch that columns give directly is what taking them apart and stacking the records gives."""
+    records = InMemoryDataSource(COLUMNS[kind]).__getitems__(keys)
+    assert isinstance(records, ColumnarRecords)
+    assert_same(stack(records), stack(list(records)))
+    assert_same(stack(records[1:]), stack(list(records)[1:])) if len(keys) > 1 else None
+    assert_same(records[-1], list(records)[-1])
 
 
 @pytest.mark.parametrize("records", [COLUMNS["text"], [1, 2, 3], {"o": np.array([None, "x"])}])
-def test_read_batch_refuses_what_would_stack_otherwise(records: Any) -> None:
+def test_what_would_stack_otherwise_is_taken_apart(records: Any) -> None:
     """Text, bytes and objects stack to other dtypes than their columns', so there is no shortcut for them."""
-    source = InMemoryDataSource(records)
-    assert not source.can_read_batch
-    with pytest.raises(TypeError, match="read_batch needs columns"):
-        source.read_batch([0])
+    assert not isinstance(InMemoryDataSource(records).__getitems__([0]), ColumnarRecords)
 
 
 def test_records_of_columns_are_copies() -> None:

@@ -23,8 +23,12 @@ def drain(stream: Iterator[Any], limit: int = 100_000) -> tuple[list[Any], type[
 def comparable(element: Any) -> Any:
     """Returns a value that is equal to another's exactly if the elements agree in structure, dtype, shape and bytes."""
     if isinstance(element, np.ndarray):
-        content = element.tolist() if element.dtype == object else element.tobytes()
-        return ("array", element.dtype.str, element.shape, content)
+        has_objects = element.dtype.hasobject
+        content = [comparable(value) for value in element.ravel().tolist()] if has_objects else element.tobytes()
+        # By repr: the short code of a dtype leaves out the names of fields, and takes bfloat16 for raw bytes.
+        return ("array", repr(element.dtype), element.shape, content)
+    if isinstance(element, (np.generic, float)):
+        return ("number", repr(np.asarray(element).dtype), type(element).__name__, np.asarray(element).tobytes())
     if isinstance(element, dict):
         return ("dict", {key: comparable(value) for key, value in element.items()})
     if isinstance(element, (list, tuple)):

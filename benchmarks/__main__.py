@@ -1,0 +1,89 @@
+"""Measures millstream beside its peers, on the same work, in one run.
+
+    python benchmarks                           everything: more than an hour
+    python benchmarks --scale=quick             everything, short: some ten minutes
+    python benchmarks --cases=tiny,tokens --peers=millstream,grain --repeats=3
+
+Writes `<name>.json`, `<name>.md` and `<name>.png` into the output folder; the name is `latest` for a full run of all
+cases and else that of the scale. Peers that are not installed are reported as absent.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from tqdm import tqdm
+
+from suite.case import Case, Contender
+from suite.cases import CASES
+from suite.findings import Finding, as_json, find
+from suite.machine import describe_machine
+from suite.peers import PEERS
+from suite.plot import draw
+from suite.report import markdown
+from suite.runner import Result, Runner
+from suite.scale import FULL, SCALES, Scale
+
+SCALE = flags.DEFINE_enum("scale", "full", list(SCALES), "tiny: does it run? quick: a look. full: the record.")
+CASE_NAMES = flags.DEFINE_list("cases", list(CASES), f"Which cases to measure, of: {', '.join(CASES)}.")
+PEER_NAMES = flags.DEFINE_list("peers", list(PEERS), f"Who takes part, of: {', '.join(PEERS)}.")
+REPEATS = flags.DEFINE_integer("repeats", None, "How often each contender runs; by default as the scale says.", 1)
+OUTPUT = flags.DEFINE_string("output", str(Path(__file__).parent / "results"), "The folder for the results.")
+
+
+def measure_all(scale: Scale, repeats: int, cases: list[Case]) -> list[Finding]:
+    """Returns the findings of the cases, and shows how far it has got."""
+    measured: dict[str, list[Result]] = {}
+    breakdowns: dict[str, dict[str, float]] = {}
+    with tqdm(disable=None, unit=" runs", smoothing=0) as bar:
+
+        def advance(text: str) -> None:
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
+
+        runner = Runner(scale, repeats, PEER_NAMES.value, advance)
+        bar.reset(sum(map(runner.num_processes, cases)))
+        for case in cases:
+            measured[case.name] = runner.run(case)
+            if case.measure is None and "millstream" in PEER_NAMES.value:
+                breakdowns[case.name] = runner.explain(case, Contender("millstream"))
+    return find(measured, CASES, breakdowns)
+
+
+def write(folder: Path, name: str, machine: dict[str, Any], scale: Scale, repeats: int, found: list[Finding]) -> str:
+    """Writes the results and returns the report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report = markdown(machine, scale, repeats, found)
+    results = {"machine": machine, "scale": scale.name, "repeats": repeats, "cases": as_json(found)}
+    (folder / f"{name}.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    (folder / f"{name}.md").write_text(report)
+    try:
+        draw(found, folder / f"{name}.png")
+    except ImportError as error:
+        print(f"No plot: {error}.", file=sys.stderr)
+    return report
+
+
+def chosen(names: list[str], known: dict[str, Any], flag: str) -> None:
+    """Raises unless all names are known."""
+    if unknown := [name for name in names if name not in known]:
+        raise app.UsageError(f"--{flag}: there is no {unknown[0]!r}; there are {', '.join(known)}.")
+
+
+def main(_: list[str]) -> None:
+    """Measures what the flags say."""
+    chosen(CASE_NAMES.value, CASES, "cases")
+    chosen(PEER_NAMES.value, PEERS, "peers")
+    scale = SCALES[SCALE.value]
+    repeats = REPEATS.value or scale.repeats
+    machine = describe_machine()
+    found = measure_all(scale, repeats, [CASES[name] for name in CASES if name in CASE_NAMES.value])
+    complete = scale is FULL and set(CASE_NAMES.value) == set(CASES) and set(PEER_NAMES.value) >= set(PEERS)
+    name = "latest" if complete else f"{scale.name}"
+    print(write(Path(OUTPUT.value), name, machine, scale, repeats, found))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,1 @@
+"""The parts of the benchmark suite; `python benchmarks` runs it."""

@@ -1,0 +1,159 @@
+"""The words of the suite: cases, contenders, goals, and what a measurement is."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from suite.scale import Scale
+from suite.work import Work, identity
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One peer in one mode.
+
+    Attributes:
+        peer: its key in `suite.peers.PEERS`.
+        workers: worker processes.
+        threads: threads that read, where the peer has any; None for its default.
+        mode: what else distinguishes this mode, in the peer's words.
+        copies: how many of them run at once, each with its own shard.
+    """
+
+    peer: str
+    workers: int = 0
+    threads: int | None = 0
+    mode: str = ""
+    copies: int = 1
+
+    @property
+    def label(self) -> str:
+        """What to call the contender in tables."""
+        words = [self.mode] if self.mode else []
+        if self.workers or self.peer not in {"bare", "tensorflow"}:
+            words.append(f"{self.workers} worker{'s'[: self.workers != 1]}")
+        if self.peer in {"millstream", "grain"} and self.threads != 0:
+            words.append("default threads" if self.threads is None else f"{self.threads} threads")
+        if self.copies > 1:
+            words.append(f"{self.copies} at once")
+        return ", ".join(words) or "autotuned"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What one process found out.
+
+    Attributes:
+        value: in the case's unit.
+        details: other numbers worth keeping, with their units in their names.
+    """
+
+    value: float
+    details: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+class UnsupportedError(Exception):
+    """A peer cannot do this case, and the message says why: that is a result, not a failure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One measurement to make, in this process.
+
+    Attributes:
+        case: what is measured.
+        contender: who.
+        scale: how much.
+        copy: which of the contender's copies this process is.
+        gate: called when all is warm; returns when all copies are.
+    """
+
+    case: "Case"
+    contender: Contender
+    scale: Scale
+    copy: int
+    gate: Callable[[], None]
+
+    def work(self) -> Work:
+        """Returns what to do, this copy's shard of it."""
+        return dataclasses.replace(self.case.make_work(self.scale), shard=(self.copy, self.contender.copies))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pick:
+    """Chooses contenders by what is given; the best one counts.
+
+    Attributes:
+        peer: whose.
+        workers, mode, threads, copies: which of its modes; None for any.
+        case: of another case than the goal's own.
+    """
+
+    peer: str
+    workers: int | None = None
+    mode: str | None = None
+    threads: int | None = None
+    copies: int | None = None
+    case: str | None = None
+
+    def matches(self, contender: Contender) -> bool:
+        """Says whether the contender is one of those chosen."""
+        return contender.peer == self.peer and all(
+            wanted is None or wanted == getattr(contender, name)
+            for name, wanted in (
+                ("workers", self.workers),
+                ("mode", self.mode),
+                ("threads", self.threads),
+                ("copies", self.copies),
+            )
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """How good millstream wants to be: ours is to be `at_least` times as good as theirs.
+
+    Attributes:
+        text: the goal in words.
+        at_least: the ratio; above 1 where we must win.
+        theirs: of whom, or a number in the case's unit.
+        ours: which of our modes.
+    """
+
+    text: str
+    at_least: float
+    theirs: Pick | float
+    ours: Pick = Pick("millstream")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Something to measure.
+
+    Attributes:
+        name: what the command line calls it.
+        title: what is measured, in one line.
+        make_work: the pipeline at a scale.
+        contenders: who takes part, the bounds among them.
+        goals: what we want to reach.
+        measure: makes one measurement; the rate of records where it is None.
+        unit: of the values.
+        higher_is_better: whether a larger value wins.
+        view: what of a batch is the same for all contenders, where randomness differs.
+        consume: what the consumer does with each batch; nothing by default.
+    """
+
+    name: str
+    title: str
+    make_work: Callable[[Scale], Work]
+    contenders: tuple[Contender, ...]
+    goals: tuple[Goal, ...] = ()
+    measure: Callable[[Run], Measurement] | None = None
+    unit: str = "records/s"
+    higher_is_better: bool = True
+    view: Callable[[Any], Any] = identity
+    consume: Callable[[Any], None] | None = None
+
+    def ratio(self, ours: float, theirs: float) -> float:
+        """Returns how many times as good ours is as theirs: above 1 is better, whatever the unit."""
+        return ours / theirs if self.higher_is_better else theirs / ours

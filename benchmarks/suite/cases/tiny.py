@@ -1,0 +1,97 @@
+"""Tiny records: what a loader itself costs per record."""
+
+from typing import Any
+
+import numpy as np
+
+from suite import data
+from suite.case import Case, Goal, Pick
+from suite.contenders import rates
+from suite.scale import Scale
+from suite.work import Filter, Map, RandomMap, Records, Work, identity
+
+BATCH_SIZE = 256
+
+
+def _integers(scale: Scale) -> Records:
+    return Records(data.integers(scale.pick(tiny=2048, quick=1 << 20, full=1 << 20)))
+
+
+def add_fraction(value: int, rng: np.random.Generator) -> float:
+    """Returns the value plus a random number below 1."""
+    return value + rng.random()
+
+
+def add_fraction_in_graph(value: Any) -> Any:
+    """Returns the same in TensorFlow's operations."""
+    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
+
+    return tf.cast(value, tf.float64) + tf.random.uniform((), dtype=tf.float64)
+
+
+def is_even(value: Any) -> Any:
+    """Says whether a value is even."""
+    return value % 2 == 0
+
+
+def _plain(scale: Scale) -> Work:
+    return Work(_integers(scale), (Map(identity, identity),), BATCH_SIZE)
+
+
+def _random(scale: Scale) -> Work:
+    return Work(_integers(scale), (RandomMap(add_fraction, add_fraction_in_graph),), BATCH_SIZE)
+
+
+def _filtered(scale: Scale) -> Work:
+    return Work(_integers(scale), (Filter(is_even, is_even),), BATCH_SIZE)
+
+
+def _elements(scale: Scale) -> Work:
+    vectors = data.vectors(scale.pick(tiny=512, quick=65_536, full=65_536))
+    return Work(Records(vectors), (Map(identity, identity),), None)
+
+
+CASES = (
+    Case(
+        name="tiny",
+        title="ints in memory, identity map, batch 256",
+        make_work=_plain,
+        contenders=rates("loop", "keys"),
+        goals=(
+            Goal("at least PyTorch, both without workers", 1, Pick("pytorch", 0), Pick("millstream", 0)),
+            Goal("100 times Grain's DataLoader", 100, Pick("grain", mode="DataLoader")),
+            Goal("100 times Grain, its Dataset too", 100, Pick("grain")),
+        ),
+    ),
+    Case(
+        name="tiny_random",
+        title="the same, one random draw per record",
+        make_work=_random,
+        contenders=rates("loop"),
+        goals=(
+            Goal("25 times Grain's DataLoader", 25, Pick("grain", mode="DataLoader")),
+            Goal("25 times Grain, its Dataset too", 25, Pick("grain")),
+        ),
+        view=np.floor,
+    ),
+    Case(
+        name="tiny_filter",
+        title="the same, a filter that keeps half; records that are kept",
+        make_work=_filtered,
+        contenders=rates("loop"),
+        goals=(
+            Goal("50 times Grain's DataLoader", 50, Pick("grain", mode="DataLoader")),
+            Goal("50 times Grain, its Dataset too", 50, Pick("grain")),
+        ),
+    ),
+    Case(
+        name="elements",
+        title="float32 vectors of 64, not batched at all",
+        make_work=_elements,
+        contenders=rates("loop"),
+        goals=(
+            Goal("10 times Grain's DataLoader, both with 2 workers", 10, Pick("grain", 2, "DataLoader"), Pick("millstream", 2)),
+            Goal("10 times Grain, its Dataset too, both with 2 workers", 10, Pick("grain", 2), Pick("millstream", 2)),
+        ),
+    ),
+)

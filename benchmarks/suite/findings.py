@@ -1,0 +1,127 @@
+"""From results to findings: the best of each peer, ratios, goals. Pure functions over plain data."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from suite.case import Case, Goal, Pick
+from suite.runner import Result
+
+COLUMNS: dict[str, Pick] = {
+    "Grain DataLoader": Pick("grain", mode="DataLoader"),
+    "Grain Dataset": Pick("grain", mode="Dataset"),
+    "PyTorch": Pick("pytorch"),
+    "tf.data": Pick("tensorflow"),
+    "the bound": Pick("bare"),
+}
+"""Whom millstream is compared with, the best mode of each."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """How a goal came out.
+
+    Attributes:
+        goal: which.
+        ratio: ours to theirs; None where one of them has no value.
+        met: whether it is reached; None where that is not known.
+    """
+
+    goal: Goal
+    ratio: float | None
+    met: bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """All that a report says of a case.
+
+    Attributes:
+        case: which.
+        results: of each contender.
+        ratios: by the names of COLUMNS, how many times as good millstream's best mode is; None if that is unknown.
+        verdicts: on each goal.
+        breakdown: where millstream's time goes without workers, in µs per record; empty where it makes no sense.
+    """
+
+    case: Case
+    results: Sequence[Result]
+    ratios: Mapping[str, float | None]
+    verdicts: Sequence[Verdict]
+    breakdown: Mapping[str, float]
+
+
+def best(case: Case, results: Iterable[Result], pick: Pick) -> Result | None:
+    """Returns the best of the results chosen, by their medians; None if none has a value."""
+    found = [result for result in results if pick.matches(result.contender) and result.median is not None]
+    if not found:
+        return None
+    return (max if case.higher_is_better else min)(found, key=lambda result: result.median or 0.0)
+
+
+def find(
+    measured: Mapping[str, Sequence[Result]], cases: Mapping[str, Case], breakdowns: Mapping[str, Mapping[str, float]]
+) -> list[Finding]:
+    """Returns the findings of all cases measured."""
+    return [
+        Finding(
+            case=cases[name],
+            results=results,
+            ratios={title: _ratio(cases[name], measured, Pick("millstream"), pick) for title, pick in COLUMNS.items()},
+            verdicts=[_verdict(cases[name], goal, measured) for goal in cases[name].goals],
+            breakdown=breakdowns.get(name, {}),
+        )
+        for name, results in measured.items()
+    ]
+
+
+def _ratio(case: Case, measured: Mapping[str, Sequence[Result]], ours: Pick, theirs: Pick | float) -> float | None:
+    mine = best(case, measured[case.name], ours)
+    if isinstance(theirs, Pick):
+        other = best(case, measured.get(theirs.case or case.name, ()), theirs)
+        value = None if other is None else other.median
+    else:
+        value = theirs
+    return None if mine is None or mine.median is None or value is None else case.ratio(mine.median, value)
+
+
+def _verdict(case: Case, goal: Goal, measured: Mapping[str, Sequence[Result]]) -> Verdict:
+    ratio = _ratio(case, measured, goal.ours, goal.theirs)
+    return Verdict(goal, ratio, None if ratio is None else ratio >= goal.at_least)
+
+
+def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+    """Returns the findings as what JSON can hold."""
+    return [
+        {
+            "name": finding.case.name,
+            "title": finding.case.title,
+            "unit": finding.case.unit,
+            "higher_is_better": finding.case.higher_is_better,
+            "ratios": dict(finding.ratios),
+            "goals": [
+                {
+                    "text": verdict.goal.text,
+                    "at_least": verdict.goal.at_least,
+                    "ratio": verdict.ratio,
+                    "met": verdict.met,
+                }
+                for verdict in finding.verdicts
+            ],
+            "contenders": [_result_as_json(result) for result in finding.results],
+            "microseconds_per_record": dict(finding.breakdown),
+        }
+        for finding in findings
+    ]
+
+
+def _result_as_json(result: Result) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(result.contender),
+        "label": result.contender.label,
+        "median": result.median,
+        "values": result.values,
+        "details": result.details,
+        "same_content": result.same_content,
+        "reason": result.reason,
+    }

@@ -1,0 +1,50 @@
+"""Who is compared: one adapter per peer, each optional, all with the interface of `suite.peers.base`."""
+
+import dataclasses
+import importlib
+import importlib.metadata
+from typing import cast
+
+from suite.peers.base import Adapter
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A loader, or the bare loop.
+
+    Attributes:
+        title: its name.
+        module: where its adapter is.
+        distributions: the packages that it consists of, for the versions; the first that is installed counts.
+    """
+
+    title: str
+    module: str
+    distributions: tuple[str, ...] = ()
+
+    def adapter(self) -> Adapter:
+        """Returns the peer's adapter.
+
+        Raises:
+            ImportError: the peer is not installed.
+        """
+        return cast("Adapter", importlib.import_module(self.module).ADAPTER)
+
+    def version(self) -> str:
+        """Returns the peer's version, or nothing."""
+        for name in self.distributions:
+            try:
+                return importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return ""
+
+
+PEERS = {
+    "millstream": Peer("millstream", "suite.peers.millstream_adapter", ("millstream",)),
+    "grain": Peer("Grain", "suite.peers.grain_adapter", ("grain",)),
+    "pytorch": Peer("PyTorch", "suite.peers.pytorch_adapter", ("torch",)),
+    "tensorflow": Peer("tf.data", "suite.peers.tensorflow_adapter", ("tensorflow-cpu", "tensorflow")),
+    "bare": Peer("the bound", "suite.peers.bare_loop"),
+}
+"""By key. The bare loop is no loader: it tells what the machine gives to a program that has none."""

@@ -1,0 +1,124 @@
+"""What the machine gives to a program that has no loader: the bounds.
+
+    loop     index, call, stack: the same work in the shortest Python
+    keys     only the index: `[values[key] for key in keys]`
+    index    one NumPy fancy index per column
+    copy     only the memory traffic: rows laid end to end into one buffer that stays
+    read     only the read: ArrayRecord's C++ reader, a batch at a time
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suite.case import Contender, UnsupportedError
+from suite.peers.base import Stream, no_sampler
+from suite.work import SEED, Columns, Files, Records, Work, apply_to_many
+
+
+@final
+class BareLoop:
+    """Opens a loop."""
+
+    sample_keys = staticmethod(no_sampler)
+
+    def open(self, work: Work, contender: Contender) -> Stream:
+        """Returns a new stream."""
+        read, count = _reader(work)
+        index, shards = work.shard
+        order = np.random.default_rng(SEED).permutation(count)[index::shards]
+        size = work.batch_size or 256
+        chunks = [order[start : start + size] for start in range(0, len(order), size)]
+        if not work.one_epoch:
+            # A short last chunk would count as a whole one.
+            chunks = [chunk for chunk in chunks if len(chunk) == size]
+        repeated = iter(chunks) if work.one_epoch else itertools.cycle(chunks)
+        match contender.mode:
+            case "loop":
+                batches = _loop(work, read, repeated)
+            case "keys" | "read":
+                batches = map(read, repeated)
+            case "index":
+                batches = _index(work, repeated)
+            case "copy":
+                batches = _copy(read, repeated)
+            case mode:
+                raise UnsupportedError(f"there is no bound called {mode!r}")
+        return Stream(batches)
+
+
+ADAPTER = BareLoop()
+
+
+def _loop(work: Work, read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[Any]) -> Iterator[Any]:
+    rng = np.random.default_rng(SEED)
+    made = (apply_to_many(work.steps, read(keys), rng) for keys in chunks)
+    if work.batch_size is None:
+        return itertools.chain.from_iterable(made)
+    if not work.filters:
+        return map(stacked, made)
+    survivors = itertools.chain.from_iterable(made)
+    size = work.batch_size
+    return map(stacked, iter(lambda: list(itertools.islice(survivors, size)), []))
+
+
+def stacked(elements: list[Any]) -> Any:
+    """Returns the batch of elements that are all alike, unchecked."""
+    first = elements[0]
+    if isinstance(first, dict):
+        return {name: stacked([element[name] for element in elements]) for name in first}
+    return np.stack(elements) if isinstance(first, np.ndarray) else np.array(elements)
+
+
+def _index(work: Work, chunks: Iterator[Any]) -> Iterator[Any]:
+    if not isinstance(work.source, Columns):
+        raise UnsupportedError("only columns have a fancy index")
+    arrays = work.source.arrays
+    return ({name: column[keys] for name, column in arrays.items()} for keys in chunks)
+
+
+def _copy(read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[Any]) -> Iterator[Any]:
+    buffer: NDArray[Any] | None = None
+    for keys in chunks:
+        rows = read(keys)
+        if buffer is None:
+            buffer = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
+        yield np.concatenate(rows, out=buffer.reshape(-1, *rows[0].shape[1:]))
+
+
+def _reader(work: Work) -> tuple[Callable[[NDArray[np.int64]], list[Any]], int]:
+    """Returns what reads the records of some keys, and how many records there are."""
+    match work.source:
+        case Records(values):
+            return lambda keys: [values[key] for key in keys.tolist()], len(values)
+        case Columns(arrays):
+            return lambda keys: _rows(arrays, keys), len(next(iter(arrays.values())))
+        case Files(paths):
+            return _file_reader(paths)
+
+
+def _rows(arrays: dict[str, NDArray[Any]], keys: NDArray[np.int64]) -> list[Any]:
+    columns = {name: column[keys] for name, column in arrays.items()}
+    return [{name: column[row] for name, column in columns.items()} for row in range(len(keys))]
+
+
+def _file_reader(paths: tuple[str, ...]) -> tuple[Callable[[NDArray[np.int64]], list[bytes]], int]:
+    from array_record.python.array_record_module import ArrayRecordReader  # noqa: PLC0415  (starts threads)
+
+
+    readers = [ArrayRecordReader(path, options="readahead_buffer_size:0") for path in paths]
+    ends = np.cumsum([reader.num_records() for reader in readers])
+
+    def read(keys: NDArray[np.int64]) -> list[bytes]:
+        parts = np.searchsorted(ends, keys, side="right")
+        records: list[bytes] = []
+        for number, reader in enumerate(readers):
+            local = keys[parts == number] - (ends[number - 1] if number else 0)
+            if len(local):
+                records += reader.read(local.tolist())
+        return records
+
+    return read, int(ends[-1])

@@ -1,0 +1,65 @@
+"""What every adapter offers."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from suite.case import Contender, UnsupportedError
+from suite.work import Work
+
+
+class Position(Protocol):
+    """How a stream tells and changes its place."""
+
+    def get_state(self) -> Any:
+        """Returns the place in the loader's own form."""
+
+    def set_state(self, state: Any) -> None:
+        """Goes to a place."""
+
+    def state_at(self, step: int) -> Any:
+        """Returns the state of the place behind `step` batches, without making them."""
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A running loader.
+
+    Attributes:
+        batches: the loader's own iterator, with nothing of the suite around it wherever that is possible.
+        close: ends it.
+        position: how it is saved and resumed; None where the peer has no such thing.
+        loader: the loader object.
+    """
+
+    batches: Iterator[Any]
+    close: Callable[[], None] = _nothing
+    position: Position | None = None
+    loader: Any = None
+
+
+class Adapter(Protocol):
+    """A peer."""
+
+    def open(self, work: Work, contender: Contender) -> Stream:
+        """Returns a new stream; everything that a user would do to get one happens in here.
+
+        Raises:
+            UnsupportedError: the peer cannot do this.
+        """
+
+    def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
+        """Returns the record keys of `count` positions behind each start, from a new sampler that shuffles globally.
+
+        Raises:
+            UnsupportedError: the peer has no sampler that can be asked for positions.
+        """
+
+
+def no_sampler(_num_records: int, _starts: list[int], _count: int) -> list[Any]:
+    """Raises: for peers whose samplers have no positions."""
+    raise UnsupportedError("its order cannot be asked for positions")

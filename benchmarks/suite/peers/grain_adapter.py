@@ -1,0 +1,206 @@
+"""Grain, by its two interfaces: `DataLoader`, whose names millstream follows, and the newer `Dataset`."""
+
+import json
+from typing import Any, final
+
+import grain
+import numpy as np
+
+from suite.case import Contender
+from suite.peers.base import Stream
+from suite.work import SEED, Columns, Files, Filter, Map, RandomMap, Records, Step, Work
+
+
+@final
+class GrainAdapter:
+    """Opens a `DataLoader` or an `IterDataset`."""
+
+    def open(self, work: Work, contender: Contender) -> Stream:
+        """Returns a new stream."""
+        threads = contender.threads
+        reading = grain.ReadOptions() if threads is None else grain.ReadOptions(num_threads=threads)
+        if contender.mode == "Dataset":
+            iterator = iter(_dataset(work, contender.workers, reading))
+            return Stream(iterator, getattr(iterator, "close", lambda: None), _DatasetPosition(iterator))
+        loader = _data_loader(work, contender.workers, reading)
+        iterator = iter(loader)
+        position = _LoaderPosition(iterator, work.batch_size or 1, contender.workers)
+        return Stream(iterator, getattr(iterator, "close", lambda: None), position, loader)
+
+    def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
+        """Returns the record keys of `count` positions behind each start."""
+        sampler = grain.samplers.IndexSampler(num_records, shuffle=True, seed=SEED)
+        return [[sampler[start + i].record_key for i in range(count)] for start in starts]
+
+
+ADAPTER = GrainAdapter()
+
+
+def _data_loader(work: Work, workers: int, reading: Any) -> Any:
+    source, (shard, shards) = _source(work), work.shard
+    return grain.DataLoader(
+        data_source=source,
+        sampler=grain.samplers.IndexSampler(
+            len(source),
+            shard_options=grain.sharding.ShardOptions(shard, shards),
+            shuffle=True,
+            num_epochs=1 if work.one_epoch else None,
+            seed=SEED,
+        ),
+        operations=[
+            *map(_transform, work.steps),
+            *([grain.transforms.Batch(work.batch_size)] if work.batch_size else []),
+        ],
+        worker_count=workers,
+        read_options=reading,
+    )
+
+
+def _dataset(work: Work, workers: int, reading: Any) -> Any:
+    dataset: Any = grain.MapDataset.source(_source(work)).seed(SEED).shuffle()
+    shard, shards = work.shard
+    dataset = dataset[shard::shards]
+    if not work.one_epoch:
+        dataset = dataset.repeat()
+    for step in work.steps:
+        dataset = _chained(dataset, step)
+    if work.batch_size and not work.filters:
+        # Batches as early as possible: whole ones then cross between threads.
+        dataset = dataset.batch(work.batch_size)
+    dataset = dataset.to_iter_dataset(reading)
+    if work.batch_size and work.filters:
+        dataset = dataset.batch(work.batch_size)
+    if workers:
+        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
+    return dataset
+
+
+def _chained(dataset: Any, step: Step) -> Any:
+    match step:
+        case Map():
+            return dataset.map(step.function)
+        case RandomMap():
+            return dataset.random_map(step.function)
+        case Filter():
+            return dataset.filter(step.function)
+
+
+def _source(work: Work) -> Any:
+    match work.source:
+        case Records(values):
+            return values
+        case Columns(arrays):
+            return Rows(arrays)
+        case Files(paths):
+            return grain.sources.ArrayRecordDataSource(list(paths))
+
+
+def _transform(step: Step) -> Any:
+    match step:
+        case Map():
+            return MapStep(step)
+        case RandomMap():
+            return RandomStep(step)
+        case Filter():
+            return FilterStep(step)
+
+
+@final
+class Rows:
+    """Columns, read one row at a time: Grain has no other way."""
+
+    def __init__(self, arrays: dict[str, np.ndarray[Any, Any]]) -> None:
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        return {name: column[key] for name, column in self._arrays.items()}
+
+    def __repr__(self) -> str:
+        return f"Rows({len(self)})"
+
+
+class MapStep(grain.transforms.Map):
+    """Calls a function."""
+
+    def __init__(self, step: Map) -> None:
+        self._function = step.function
+
+    def map(self, element: Any) -> Any:
+        """Returns what the function returns."""
+        return self._function(element)
+
+
+class RandomStep(grain.transforms.RandomMap):
+    """Calls a function with a generator."""
+
+    def __init__(self, step: RandomMap) -> None:
+        self._function = step.function
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns what the function returns."""
+        return self._function(element, rng)
+
+
+class FilterStep(grain.transforms.Filter):
+    """Asks a function."""
+
+    def __init__(self, step: Filter) -> None:
+        self._function = step.function
+
+    def filter(self, element: Any) -> bool:
+        """Returns what the function returns."""
+        return self._function(element)
+
+
+@final
+class _LoaderPosition:
+    """The `DataLoader`'s state is JSON that tells the last record seen by each worker."""
+
+    def __init__(self, iterator: Any, batch_size: int, workers: int) -> None:
+        self.get_state = iterator.get_state
+        self.set_state = iterator.set_state
+        self._batch_size = batch_size
+        self._workers = workers
+
+    def state_at(self, step: int) -> bytes:
+        """Returns the state of a step that all workers have reached."""
+        state = json.loads(self.get_state())
+        count = max(1, self._workers)
+        seen = step // count * count * self._batch_size
+        state["last_seen_indices"] = {str(worker): seen - count + worker for worker in range(count)}
+        state["last_worker_index"] = -1
+        return json.dumps(state, indent=4).encode()
+
+
+@final
+class _DatasetPosition:
+    """The `Dataset`'s state is a dict that tells the next batch."""
+
+    def __init__(self, iterator: Any) -> None:
+        self.get_state = iterator.get_state
+        self.set_state = iterator.set_state
+
+    def state_at(self, step: int) -> Any:
+        """Returns the state of a step that all workers have reached."""
+        return _moved(self.get_state(), step)
+
+
+def _moved(state: Any, step: int) -> Any:
+    """Returns a state with every place in it set to the step; where workers share the steps, to their part of it."""
+    if "next_index" in state:
+        return {**state, "next_index": step}
+    if "workers_state" in state:
+        workers = state["workers_state"]
+        count = len(workers)
+        moved = {name: _moved(place, step // count) for name, place in workers.items()}
+        return {**state, "workers_state": moved, "last_worker_index": -1}
+    if "iterators_in_use_states" in state:
+        places = state["iterators_in_use_states"]
+        moved_places = [_moved(place, step // len(places)) for place in places]
+        return {**state, "iterators_in_use_states": moved_places, "next_index_in_cycle": 0}
+    if "parent" in state:
+        return {**state, "parent": _moved(state["parent"], step)}
+    raise ValueError(f"Grain's state has an unknown form: {state!r}.")

@@ -1,0 +1,71 @@
+"""millstream."""
+
+from typing import Any, final
+
+import millstream
+from suite.case import Contender
+from suite.peers.base import Stream
+from suite.work import SEED, Columns, Files, Filter, Map, RandomMap, Records, Step, Work
+
+
+@final
+class MillstreamAdapter:
+    """Opens a `DataLoader`."""
+
+    def open(self, work: Work, contender: Contender) -> Stream:
+        """Returns a new stream."""
+        source = _source(work)
+        sampler = millstream.IndexSampler(
+            len(source), shuffle=True, seed=SEED, num_epochs=1 if work.one_epoch else None
+        )
+        threads = contender.threads
+        loader = millstream.DataLoader(
+            data_source=source,
+            sampler=sampler,
+            operations=[*map(_operation, work.steps), *([millstream.Batch(work.batch_size)] if work.batch_size else [])],
+            worker_count=contender.workers,
+            shard_options=millstream.ShardOptions(*work.shard),
+            read_options=millstream.ReadOptions() if threads is None else millstream.ReadOptions(num_threads=threads),
+        )
+        iterator = iter(loader)
+        return Stream(iterator, iterator.close, _Position(iterator), loader)
+
+    def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
+        """Returns the record keys of `count` positions behind each start."""
+        sampler = millstream.IndexSampler(num_records, shuffle=True, seed=SEED)
+        return [sampler.record_keys(start, start + count) for start in starts]
+
+
+ADAPTER = MillstreamAdapter()
+
+
+@final
+class _Position:
+    def __init__(self, iterator: millstream.DataLoaderIterator) -> None:
+        self._iterator = iterator
+        self.get_state = iterator.get_state
+        self.set_state = iterator.set_state
+
+    def state_at(self, step: int) -> bytes:
+        self._iterator.seek(step)
+        return self._iterator.get_state()
+
+
+def _source(work: Work) -> Any:
+    match work.source:
+        case Records(values):
+            return values
+        case Columns(arrays):
+            return millstream.InMemoryDataSource(arrays)
+        case Files(paths):
+            return millstream.ArrayRecordDataSource(list(paths))
+
+
+def _operation(step: Step) -> Any:
+    match step:
+        case Map():
+            return step.function
+        case RandomMap():
+            return millstream.RandomMapTransform(step.function)
+        case Filter():
+            return millstream.FilterTransform(step.function)

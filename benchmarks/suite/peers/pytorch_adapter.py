@@ -1,0 +1,192 @@
+"""PyTorch, the way its fast users write it: reads and steps a batch at a time in `__getitems__`, large arrays collated
+straight into shared memory, persistent workers, one NumPy generator per process. And the way its tutorial writes it.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+import torch
+import torch.utils.data
+from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+from suite.case import Contender, UnsupportedError
+from suite.peers.base import Stream
+from suite.work import SEED, Columns, Files, Records, Work, apply_to_many
+
+LARGE_BYTES = 4096
+"""Arrays of so many bytes are stacked by PyTorch itself, which in workers does so in shared memory."""
+
+
+@final
+class PytorchAdapter:
+    """Opens a `DataLoader`."""
+
+    def open(self, work: Work, contender: Contender) -> Stream:
+        """Returns a new stream."""
+        one_by_one = contender.mode == "record by record"
+        if one_by_one and isinstance(work.source, Records) and not isinstance(work.source.values, list):
+            raise UnsupportedError("the same as the other mode: this source reads singly")
+        loader = _loader(work, contender, one_by_one=one_by_one)
+        if work.one_epoch:
+            return Stream(iter(loader), loader=loader)
+        return Stream(_epochs(loader), loader=loader)
+
+    def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
+        """Returns the record keys from the beginning, since only that can be asked for."""
+        keys = iter(torch.utils.data.RandomSampler(range(num_records)))
+        return [[next(keys) for _ in range(count)] for _ in starts]
+
+
+ADAPTER = PytorchAdapter()
+
+
+def _epochs(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _loader(work: Work, contender: Contender, *, one_by_one: bool) -> Any:
+    torch.manual_seed(SEED)
+    processes = {
+        "num_workers": contender.workers,
+        "persistent_workers": contender.workers > 0,
+        "multiprocessing_context": contender.mode if contender.workers else None,
+    }
+    if work.filters:
+        return torch.utils.data.DataLoader(
+            Survivors(work), batch_size=work.batch_size, collate_fn=collate, **processes
+        )
+    if one_by_one:
+        dataset = OneByOne(work)
+        sampler = torch.utils.data.RandomSampler(dataset)
+        return torch.utils.data.DataLoader(dataset, batch_size=work.batch_size, sampler=sampler, **processes)
+    dataset = Batched(work)
+    chunk = work.batch_size or 1
+    chunks = Chunks(len(dataset), chunk, work.shard, as_arrays=isinstance(work.source, Columns))
+    if work.batch_size is None:
+        return torch.utils.data.DataLoader(dataset, batch_size=None, shuffle=True, **processes)
+    if isinstance(work.source, Columns) and not work.steps:
+        # Whole batches by index array: the dataset makes them, nothing is left to collate.
+        return torch.utils.data.DataLoader(dataset, batch_size=None, sampler=chunks, **processes)
+    return torch.utils.data.DataLoader(dataset, batch_sampler=chunks, collate_fn=collate, **processes)
+
+
+@final
+class Chunks:
+    """A new permutation each epoch, in chunks: cheaper than PyTorch's own samplers, which go record by record."""
+
+    def __init__(self, num_records: int, size: int, shard: tuple[int, int], *, as_arrays: bool) -> None:
+        self._num_records = num_records
+        self._size = size
+        self._shard = shard
+        self._as_arrays = as_arrays
+
+    def __len__(self) -> int:
+        return -(-(self._num_records // self._shard[1]) // self._size)
+
+    def __iter__(self) -> Iterator[Any]:
+        index, count = self._shard
+        for chunk in torch.randperm(self._num_records)[index::count].split(self._size):
+            yield chunk.numpy() if self._as_arrays else chunk.tolist()
+
+
+@final
+class Batched:
+    """A map-style dataset that reads and transforms many records in one call."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._rng: np.random.Generator | None = None
+        self._source: Any = None
+        if isinstance(work.source, Files):
+            self._source = ArrayRecordDataSource(list(work.source.paths))
+        self._length = _count(work, self._source)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(self._work.source, Columns):
+            return {name: torch.from_numpy(column[key]) for name, column in self._work.source.arrays.items()}
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        """Returns the records of the keys, transformed."""
+        if self._rng is None:
+            self._rng = _generator()
+        return apply_to_many(self._work.steps, self._read(keys), self._rng)
+
+    def _read(self, keys: list[int]) -> list[Any]:
+        match self._work.source:
+            case Records(values):
+                return [values[key] for key in keys]
+            case Files():
+                return list(self._source.__getitems__(keys))
+            case Columns(arrays):
+                columns = {name: column[keys] for name, column in arrays.items()}
+                return [{name: column[row] for name, column in columns.items()} for row in range(len(keys))]
+
+
+@final
+class OneByOne:
+    """A map-style dataset as in the tutorial: one record per call, collated by default."""
+
+    def __init__(self, work: Work) -> None:
+        self._batched = Batched(work)
+
+    def __len__(self) -> int:
+        return len(self._batched)
+
+    def __getitem__(self, key: int) -> Any:
+        return self._batched.__getitems__([key])[0]
+
+
+class Survivors(torch.utils.data.IterableDataset):
+    """An iterable-style dataset: how PyTorch filters before it batches. Each worker takes its part of the chunks."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        work = self._work
+        if not isinstance(work.source, Records):
+            raise UnsupportedError("filters are compared on records in memory only")
+        values = work.source.values
+        worker = torch.utils.data.get_worker_info()
+        number, count = (worker.id, worker.num_workers) if worker else (0, 1)
+        rng = _generator()
+        self._epoch += 1
+        order = torch.randperm(len(values), generator=torch.Generator().manual_seed(SEED + self._epoch))
+        for keys in order.split(1024)[number::count]:
+            yield from apply_to_many(work.steps, [values[key] for key in keys.tolist()], rng)
+
+
+def collate(elements: list[Any]) -> Any:
+    """Returns the batch: small arrays stacked by NumPy, which has less to do per record than PyTorch."""
+    first = elements[0]
+    if isinstance(first, dict):
+        return {name: collate([element[name] for element in elements]) for name in first}
+    if isinstance(first, np.ndarray):
+        if first.nbytes >= LARGE_BYTES:
+            return torch.utils.data.default_collate([np.ascontiguousarray(element) for element in elements])
+        return torch.from_numpy(np.stack(elements))
+    if isinstance(first, str):
+        return elements
+    return torch.tensor(elements, dtype=torch.float64 if isinstance(first, float) else None)
+
+
+def _generator() -> np.random.Generator:
+    return np.random.default_rng((SEED, os.getpid()))
+
+
+def _count(work: Work, files: Any) -> int:
+    match work.source:
+        case Records(values):
+            return len(values)
+        case Columns(arrays):
+            return len(next(iter(arrays.values())))
+        case Files():
+            return len(files)

@@ -1,0 +1,108 @@
+"""tf.data: everything autotuned and in its graph. It has no worker processes, and reads files in order only: there it
+shuffles through a buffer.
+"""
+
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import tensorflow as tf
+
+from suite.case import Contender, UnsupportedError
+from suite.peers.base import Stream, no_sampler
+from suite.work import SEED, Columns, Files, Filter, Records, Step, Work
+
+SHUFFLE_BUFFER = 10_000
+"""Records from files are shuffled within so many of them."""
+
+
+@final
+class TensorflowAdapter:
+    """Opens a `Dataset`."""
+
+    sample_keys = staticmethod(no_sampler)
+
+    def open(self, work: Work, contender: Contender) -> Stream:
+        """Returns a new stream."""
+        del contender
+        tf.random.set_seed(SEED)
+        steps = [(step, _graph(step)) for step in work.steps]
+        dataset: Any = _files(work) if isinstance(work.source, Files) else None
+        if dataset is None:
+            columns, count = _columns(work)
+            dataset = _shuffled(tf.data.Dataset.range(count), count, work)
+            if not steps and work.batch_size:
+                # Nothing happens to single records: whole batches are gathered.
+                dataset = dataset.batch(work.batch_size)
+            dataset = dataset.map(lambda keys: _gathered(columns, keys), num_parallel_calls=tf.data.AUTOTUNE)
+        for step, function in steps:
+            dataset = (
+                dataset.filter(function)
+                if isinstance(step, Filter)
+                else dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+            )
+        if work.batch_size and (steps or isinstance(work.source, Files)):
+            dataset = dataset.batch(work.batch_size)
+        return Stream(iter(dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()))
+
+
+ADAPTER = TensorflowAdapter()
+
+
+def _graph(step: Step) -> Any:
+    if step.graph is None:
+        raise UnsupportedError("a step is Python that TensorFlow has no operations for")
+    return step.graph
+
+
+def _shuffled(dataset: Any, count: int, work: Work) -> Any:
+    index, shards = work.shard
+    dataset = dataset.shard(shards, index).shuffle(count, seed=SEED)
+    return dataset if work.one_epoch else dataset.repeat()
+
+
+def _gathered(columns: Any, keys: Any) -> Any:
+    return tf.nest.map_structure(lambda column: tf.gather(column, keys), columns)
+
+
+def _columns(work: Work) -> tuple[Any, int]:
+    """Returns the records in memory as tensors of many rows."""
+    if isinstance(work.source, Columns):
+        arrays: Any = work.source.arrays
+        return tf.nest.map_structure(tf.constant, arrays), len(next(iter(arrays.values())))
+    if not isinstance(work.source, Records) or not isinstance(work.source.values, list):
+        raise UnsupportedError("the source is Python that TensorFlow has no operations for")
+    values = work.source.values
+    return tf.nest.map_structure(tf.constant, _stacked(values)), len(values)
+
+
+def _stacked(values: list[Any]) -> Any:
+    if isinstance(values[0], dict):
+        return {name: _stacked([value[name] for value in values]) for name in values[0]}
+    return values if isinstance(values[0], str) else np.array(values)
+
+
+def _files(work: Work) -> Any:
+    if not isinstance(work.source, Files):
+        raise TypeError("Only files are read from files.")
+    paths = [_as_tfrecord(Path(path)) for path in work.source.paths]
+    index, shards = work.shard
+    dataset = tf.data.TFRecordDataset(paths, num_parallel_reads=len(paths)).shard(shards, index)
+    dataset = dataset.shuffle(SHUFFLE_BUFFER, seed=SEED)
+    return dataset if work.one_epoch else dataset.repeat()
+
+
+def _as_tfrecord(path: Path) -> str:
+    """Returns a TFRecord file of the same records, written when first asked for: tf.data reads no ArrayRecord."""
+    from array_record.python.array_record_module import ArrayRecordReader  # noqa: PLC0415  (starts threads)
+
+    target = path.with_suffix(".tfrecord")
+    if not target.exists():
+        reader = ArrayRecordReader(str(path))
+        partial = target.with_suffix(".partial")
+        with tf.io.TFRecordWriter(str(partial)) as writer:
+            for record in reader.read_all():
+                writer.write(record)
+        reader.close()
+        partial.replace(target)
+    return str(target)

@@ -1,0 +1,120 @@
+"""The findings as Markdown: ratios first, then every number that they come from."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from suite.findings import COLUMNS, Finding
+from suite.peers import PEERS
+from suite.runner import Result
+from suite.scale import Scale
+
+NOTHING = "–"
+
+
+def markdown(machine: Mapping[str, Any], scale: Scale, repeats: int, findings: Sequence[Finding]) -> str:
+    """Returns the whole report."""
+    sections = [
+        "# Benchmarks",
+        _introduction(machine, scale, repeats),
+        "## How many times as fast",
+        "millstream's best mode against the best mode of each peer: above 1 millstream is ahead, below 1 behind. "
+        '"The bound" is a bare loop that does the same, or only the part that no loader can save; below 1 is '
+        "what a loader costs.",
+        _ratio_table(findings),
+        "## Goals",
+        _goal_table(findings),
+        "## All numbers",
+        *(_case_section(finding) for finding in findings),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _introduction(machine: Mapping[str, Any], scale: Scale, repeats: int) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    judged = "" if scale.name == "full" else f" **A {scale.name} run: too short to be quoted.**"
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, "
+        f"Python {machine['python']}, NumPy {machine['numpy']}, {versions}; "
+        f"load {machine['load_before']} before the run.\n\n"
+        f"Each number is the median of {repeats} run{'s'[: repeats != 1]}, with the lowest and the highest; each run "
+        f"is a process of its own, the contenders in turn. A rate is taken over {scale.seconds} s from a stream that "
+        "runs already. All contenders do the same to the same data, each in several modes that suit it; before "
+        f"measuring, the records that they deliver are compared.{judged}"
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Returns a table whose first `left` columns are set left, the others right."""
+    rule = ["---" if place < left else "--:" for place in range(len(head))]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
+
+
+def _ratio_table(findings: Iterable[Finding]) -> str:
+    rows = [
+        [
+            f"`{finding.case.name}`",
+            finding.case.title,
+            *(_times(finding.ratios[title]) for title in COLUMNS),
+        ]
+        for finding in findings
+    ]
+    return _table(["", "case", *COLUMNS], rows, left=2)
+
+
+def _goal_table(findings: Iterable[Finding]) -> str:
+    words = {True: "yes", False: "**no**", None: "not known"}
+    rows = [
+        [
+            f"`{finding.case.name}`",
+            verdict.goal.text,
+            _times(verdict.goal.at_least),
+            _times(verdict.ratio),
+            words[verdict.met],
+        ]
+        for finding in findings
+        for verdict in finding.verdicts
+    ]
+    return _table(["case", "goal", "wanted", "measured", "reached"], rows, left=2)
+
+
+def _case_section(finding: Finding) -> str:
+    case = finding.case
+    better = "more is better" if case.higher_is_better else "less is better"
+    rows = [_contender_row(result) for result in finding.results]
+    parts = [
+        f"### `{case.name}`: {case.title}",
+        _table(["", "mode", f"{case.unit} ({better})", "lowest – highest", "records"], rows, left=2),
+    ]
+    if finding.breakdown:
+        whole = sum(finding.breakdown.values())
+        stages = ", ".join(
+            f"{name} {spent:.3g} µs ({spent / whole:.0%})" for name, spent in finding.breakdown.items()
+        )
+        parts.append(f"Where millstream's time goes without workers, per record: {stages}.")
+    return "\n\n".join(parts)
+
+
+def _contender_row(result: Result) -> list[str]:
+    title, label = PEERS[result.contender.peer].title, result.contender.label
+    if result.median is None:
+        return [title, label, NOTHING, _escaped(result.reason or ""), NOTHING]
+    spread = f"{number(min(result.values))} – {number(max(result.values))}"
+    reason = f"; then: {_escaped(result.reason)}" if result.reason else ""
+    content = {True: "the same", False: "**others**", None: NOTHING}[result.same_content]
+    return [title, label, number(result.median), spread + reason, content]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def number(value: float) -> str:
+    """Returns a number with three significant digits, large ones with separators."""
+    if value >= 1000:
+        digits = max(0, len(str(int(value))) - 3)
+        return f"{round(value, -digits):,.0f}"
+    return f"{value:.3g}"
+
+
+def _times(ratio: float | None) -> str:
+    return NOTHING if ratio is None else f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.2g}×"

@@ -1,0 +1,233 @@
+"""Runs each measurement in a process of its own, the contenders of a case in turn: A B C A B C …
+
+So no contender suffers from what another one has imported, started or left behind, and a machine that is slower for a
+minute is slower for all of them.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import IO, Any
+
+from suite.case import Case, Contender
+from suite.scale import Scale
+
+PREFIX = "@benchmark "
+"""Begins the lines that a measuring process means for its starter; peers print what they like."""
+
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+"""For all contenders alike: no accelerators, little talk."""
+
+MEASURE = Path(__file__).parents[1] / "measure.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of one order: exactly one of `value`, `absent`, `unsupported` and `error` is set.
+
+    Attributes:
+        value: the number measured.
+        details: further numbers.
+        absent: why the peer is not here.
+        unsupported: why the peer cannot do this.
+        error: what went wrong.
+    """
+
+    value: float | None = None
+    details: dict[str, float] = dataclasses.field(default_factory=dict)
+    absent: str | None = None
+    unsupported: str | None = None
+    error: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is no value."""
+        return self.absent or self.unsupported or self.error
+
+
+@dataclasses.dataclass
+class Result:
+    """All that is known of one contender in one case.
+
+    Attributes:
+        contender: who.
+        values: one per repeat that gave any.
+        details: further numbers, of the last repeat.
+        reason: why there are no values, or no more of them.
+        same_content: whether it delivered the right records; None if that was not looked at.
+    """
+
+    contender: Contender
+    values: list[float] = dataclasses.field(default_factory=list)
+    details: dict[str, float] = dataclasses.field(default_factory=dict)
+    reason: str | None = None
+    same_content: bool | None = None
+
+    @property
+    def median(self) -> float | None:
+        """The median of the values."""
+        return median(self.values) if self.values else None
+
+
+class Runner:
+    """Measures cases.
+
+    Args:
+        scale: how much.
+        repeats: how often each contender runs.
+        peers: the keys of those who take part; the bounds always do.
+        progress: called after each process, with what it was for.
+    """
+
+    def __init__(self, scale: Scale, repeats: int, peers: Sequence[str], progress: Callable[[str], None]) -> None:
+        self._scale = scale
+        self._repeats = repeats
+        self._peers = {*peers, "bare"}
+        self._progress = progress
+        self._absent: dict[str, str] = {}
+
+    def contenders(self, case: Case) -> list[Contender]:
+        """Returns who takes part in a case."""
+        return [contender for contender in case.contenders if contender.peer in self._peers]
+
+    def num_processes(self, case: Case) -> int:
+        """Returns how many steps of progress a case will make."""
+        contenders = self.contenders(case)
+        return len(contenders) * self._repeats + sum(_is_checked(case, contender) for contender in contenders)
+
+    def run(self, case: Case) -> list[Result]:
+        """Returns the results of all contenders in a case."""
+        results = [Result(contender) for contender in self.contenders(case)]
+        for result in results:
+            if _is_checked(case, result.contender):
+                self._check(case, result)
+        for _ in range(self._repeats):
+            for result in results:
+                self._measure(case, result)
+        return results
+
+    def explain(self, case: Case, contender: Contender) -> dict[str, float]:
+        """Returns where the time of one of millstream's modes goes, in µs per record, or nothing."""
+        return self._order(case, contender, "explain")[0].details
+
+    def _check(self, case: Case, result: Result) -> None:
+        (outcome,) = self._order(case, result.contender, "check")
+        result.reason = outcome.reason
+        result.same_content = outcome.value is not None
+        self._progress(f"{case.name}: {result.contender.peer}, contents")
+
+    def _measure(self, case: Case, result: Result) -> None:
+        if result.reason is None:
+            outcomes = self._order(case, result.contender, "measure")
+            result.reason = next((outcome.reason for outcome in outcomes if outcome.reason), None)
+            if result.reason is None:
+                result.values.append(sum(outcome.value or 0.0 for outcome in outcomes))
+                result.details = outcomes[0].details
+        self._progress(f"{case.name}: {result.contender.peer}, {result.contender.label}")
+
+    def _order(self, case: Case, contender: Contender, task: str) -> list[Outcome]:
+        """Returns the outcomes of one order, of each copy."""
+        if contender.peer in self._absent:
+            return [Outcome(absent=self._absent[contender.peer])]
+        copies = contender.copies if task == "measure" else 1
+        order: dict[str, Any] = {
+            "case": case.name,
+            "contender": dataclasses.asdict(contender),
+            "scale": self._scale.name,
+            "task": task,
+        }
+        with contextlib.ExitStack() as stack:
+            processes = [
+                stack.enter_context(_process({**order, "copy": copy}, self._scale.limit_seconds))
+                for copy in range(copies)
+            ]
+            outcomes = _outcomes(processes)
+        for outcome in outcomes:
+            if outcome.absent is not None:
+                self._absent[contender.peer] = outcome.absent
+        return outcomes
+
+
+def _is_checked(case: Case, contender: Contender) -> bool:
+    """Whether to compare contents: of loaders, where records are counted, once for all copies."""
+    return case.measure is None and contender.peer != "bare" and contender.copies == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Process:
+    process: "subprocess.Popen[str]"
+    errors: IO[str]
+
+    def line(self) -> str | None:
+        """Returns the next line that is meant for us; None when the process has ended."""
+        for line in self.process.stdout or ():
+            if line.startswith(PREFIX):
+                return line.removeprefix(PREFIX).strip()
+        return None
+
+    def go(self) -> None:
+        """Lets the measurement begin."""
+        if self.process.stdin is not None:
+            self.process.stdin.write("go\n")
+            self.process.stdin.flush()
+
+    def failure(self) -> Outcome:
+        """Returns the outcome of a process that ended without one."""
+        status = self.process.wait()
+        if status == -signal.SIGKILL:
+            return Outcome(error="stopped: it took too long, or too much memory")
+        self.errors.seek(0)
+        last = self.errors.read().strip().splitlines()[-1:]
+        return Outcome(error=f"exit status {status}: {' '.join(last)}"[:500])
+
+
+def _outcomes(processes: Sequence[_Process]) -> list[Outcome]:
+    lines = [process.line() for process in processes]
+    if all(line == "ready" for line in lines):
+        for process in processes:
+            process.go()
+        lines = [process.line() for process in processes]
+    return [
+        process.failure() if line is None or line == "ready" else Outcome(**json.loads(line))
+        for process, line in zip(processes, lines, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def _process(order: dict[str, Any], limit_seconds: float) -> Iterator[_Process]:
+    """Runs a measuring process; in the end it and all that it started are gone."""
+    command = [sys.executable, str(MEASURE), json.dumps(order)]
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **ENVIRONMENT},
+        ) as process,
+    ):
+        # The session is the process's own: its workers, and theirs, are in it.
+        timer = threading.Timer(limit_seconds, _kill_session, [process.pid])
+        timer.start()
+        try:
+            yield _Process(process, errors)
+        finally:
+            timer.cancel()
+            _kill_session(process.pid)
+
+
+def _kill_session(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)

@@ -1,0 +1,68 @@
+"""The rate at which a warm stream delivers records."""
+
+import collections
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from suite.case import Measurement, Run
+from suite.peers import PEERS
+
+ELEMENTS_AT_ONCE = 256
+"""Single elements are taken from the iterator so many at a time, in C: the clock is read in between."""
+
+
+def measure_rate(run: Run) -> Measurement:
+    """Returns the records per second of an endless stream, after it has warmed up."""
+    work = run.work()
+    stream = PEERS[run.contender.peer].adapter().open(work, run.contender)
+    try:
+        take = _taker(stream.batches, work.batch_size, run.case.consume)
+        _take_for(take, run.scale.warm_seconds, at_least=2)
+        run.gate()
+        processor = time.process_time()
+        records, seconds = _take_for(take, run.scale.seconds, at_least=1)
+        busy = (time.process_time() - processor) / seconds
+    finally:
+        stream.close()
+    return Measurement(records / seconds, {"processors_busy_in_consumer": round(busy, 3)})
+
+
+def _taker(
+    batches: Iterator[Any], batch_size: int | None, consume: Callable[[Any], None] | None
+) -> Callable[[], int]:
+    """Returns what takes some records and says how many."""
+    if batch_size is None:
+
+        def take_elements() -> int:
+            collections.deque(itertools.islice(batches, ELEMENTS_AT_ONCE), maxlen=0)
+            return ELEMENTS_AT_ONCE
+
+        return take_elements
+
+    def take_batch() -> int:
+        batch = next(batches)
+        if consume is not None:
+            consume(batch)
+        return num_rows(batch)
+
+    return take_batch
+
+
+def num_rows(batch: Any) -> int:
+    """Returns how many records are in a batch."""
+    while isinstance(batch, dict):
+        batch = next(iter(batch.values()))
+    return len(batch)
+
+
+def _take_for(take: Callable[[], int], seconds: float, at_least: int) -> tuple[int, float]:
+    """Takes for so long, and so often at least; returns the records taken and the seconds that passed."""
+    records = times = 0
+    start = now = time.perf_counter()
+    while times < at_least or now - start < seconds:
+        records += take()
+        times += 1
+        now = time.perf_counter()
+    return records, now - start

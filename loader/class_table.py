@@ -1,0 +1,98 @@
+"""Classes that cross by value cross once.
+
+cloudpickle pickles a class of `__main__`, of a notebook or of a function by value, with its code. The pipeline needs
+that. In an output it would be slow, and wrong: with each of them, the consumer's class would get the worker's copies
+of its methods and class attributes in place of its own. So the classes that cross with the pipeline are numbered, and
+whatever is pickled later, in either direction, names them by their numbers.
+"""
+
+import io
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, final
+
+import cloudpickle
+
+BufferCallback = Callable[[pickle.PickleBuffer], bool]
+"""Takes a buffer out of a pickle, or returns True to leave it in."""
+
+
+@final
+class ClassTable:
+    """The classes that crossed by value with a pipeline: the same ones, in the same order, in every process."""
+
+    def __init__(self, classes: Sequence[type] = ()) -> None:
+        self._classes = tuple(classes)
+        # By identity: a metaclass may define equality as it likes.
+        self._numbers = {id(kind): number for number, kind in enumerate(self._classes)}
+
+    def dumps(self, value: Any, buffer_callback: BufferCallback | None = None) -> bytes:
+        """Returns the pickle of a value, in which the table's classes are numbers.
+
+        Raises:
+            Exception: the value cannot be pickled.
+        """
+        file = io.BytesIO()
+        _NumberingPickler(file, self._numbers, buffer_callback).dump(value)
+        return file.getvalue()
+
+    def loads(self, data: Any, buffers: Iterable[Any] = ()) -> Any:
+        """Returns the value of a pickle from `dumps`, of this table or of its twin in another process.
+
+        Raises:
+            Exception: whatever the classes in it raise when unpickled.
+        """
+        return _NumberedUnpickler(io.BytesIO(data), self._classes, buffers).load()
+
+
+def dump_with_classes(value: Any, file: io.BytesIO, buffer_callback: BufferCallback) -> ClassTable:
+    """Writes the pickle of a value and, behind it, the list of the classes that are in it by value; returns these.
+
+    Raises:
+        Exception: the value cannot be pickled.
+    """
+    pickler = _RecordingPickler(file, buffer_callback)
+    # In this order: the list is pickled when it is complete, and then refers to what the value's pickle has defined.
+    pickler.dump((value, pickler.classes))
+    return ClassTable(pickler.classes)
+
+
+def class_of_number(number: int) -> type:
+    """Stands in a pickle for one of the table's classes: `ClassTable.loads` looks it up instead of calling this."""
+    raise pickle.UnpicklingError(f"Class {number} of the pipeline is known to a ClassTable only.")
+
+
+@final
+class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    def __init__(self, file: io.BytesIO, buffer_callback: BufferCallback) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.classes: list[type] = []
+
+    def reducer_override(self, value: Any) -> Any:
+        reduced = super().reducer_override(value)
+        if isinstance(value, type) and reduced is not NotImplemented:
+            self.classes.append(value)
+        return reduced
+
+
+@final
+class _NumberingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    def __init__(self, file: io.BytesIO, numbers: dict[int, int], buffer_callback: BufferCallback | None) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self._numbers = numbers
+
+    def reducer_override(self, value: Any) -> Any:
+        number = self._numbers.get(id(value)) if isinstance(value, type) else None
+        return super().reducer_override(value) if number is None else (class_of_number, (number,))
+
+
+@final
+class _NumberedUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, classes: tuple[type, ...], buffers: Iterable[Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._classes = classes
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name == class_of_number.__name__:
+            return self._classes.__getitem__
+        return super().find_class(module, name)

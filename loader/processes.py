@@ -1,0 +1,62 @@
+"""What the system offers to hold on to processes, and to end them with all that they have started."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+
+def open_handle(pid: int) -> int | None:
+    """Returns the descriptor of a process's handle (pidfd), to be polled for its end; None where there are none.
+
+    macOS has none, nor has Linux before 5.3, and some sandboxes forbid them.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
+
+
+def kill_group(pid: int) -> None:
+    """Kills a worker and what it has started; before it has a group of its own, just the worker."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_session(leader: int, members: Iterable[int]) -> None:
+    """Kills the processes of a session, while its leader's number is still its own.
+
+    Args:
+        leader: the process that began the session, dead perhaps, but only just taken note of.
+        members: processes that may be in it, where the system does not list all that there are.
+    """
+    if sys.platform == "linux":
+        members = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    for pid in members:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Asks the kernel to kill this process when its parent, a process of one thread, dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Sets the name that `ps` and `top` show."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])

@@ -1,0 +1,150 @@
+"""Looking at the worker processes of an iterator from outside, and waiting for processes to be gone."""
+
+import concurrent.futures
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from faults import WAIT_SECONDS
+
+import millstream
+from millstream.loader.pool import Pool, Worker
+from millstream.loader.pool_executor import PoolExecutor
+
+SUPPORT = Path(__file__).parent
+BATCH = 4
+SIZE = 48
+
+
+def loader_of(*operations: Any, **options: Any) -> millstream.DataLoader:
+    """Returns a loader of the numbers below SIZE, shuffled and in batches of BATCH, with two workers if not told."""
+    arguments: dict[str, Any] = {
+        "data_source": range(SIZE),
+        "sampler": millstream.IndexSampler(SIZE, shuffle=True, num_epochs=1, seed=5),
+        "operations": [*operations, millstream.Batch(BATCH)],
+        "worker_count": 2,
+    }
+    return millstream.DataLoader(**(arguments | options))
+
+
+def batches(loader: millstream.DataLoader) -> list[list[int]]:
+    """Returns what a loader yields, each batch as a list of numbers."""
+    return [batch.tolist() for batch in loader]
+
+
+EXPECTED = batches(loader_of(worker_count=0))
+"""The batches of every such loader whose operations change nothing."""
+
+
+def executor_of(iterator: millstream.DataLoaderIterator) -> PoolExecutor:
+    """Returns what makes the batches of an iterator."""
+    executor = iterator._executor
+    assert isinstance(executor, PoolExecutor)
+    return executor
+
+
+def pool_of(iterator: millstream.DataLoaderIterator) -> Pool:
+    """Returns the pool that works for an iterator."""
+    return executor_of(iterator)._pool
+
+
+def workers_of(iterator: millstream.DataLoaderIterator) -> list[Worker]:
+    """Returns the workers of an iterator, once all of them are there and ready."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not all(worker.is_ready and worker.pid for worker in pool_of(iterator).workers):
+        assert time.monotonic() < deadline, "the workers do not start"
+        executor_of(iterator)._receive(1.0)
+    return pool_of(iterator).workers
+
+
+def pids_of(iterator: millstream.DataLoaderIterator) -> list[int]:
+    """Returns the process numbers of an iterator's workers."""
+    return [worker.pid or 0 for worker in workers_of(iterator)]
+
+
+def zygote_of(iterator: millstream.DataLoaderIterator) -> int:
+    """Returns the process number of the zygote of an iterator."""
+    zygote = pool_of(iterator)._state.zygote
+    assert zygote is not None
+    return zygote.pid
+
+
+def made_all(iterator: millstream.DataLoaderIterator) -> list[int]:
+    """Waits until the workers of an iterator have made all that they were given; returns their process numbers."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while any(worker.calls for worker in workers_of(iterator)):
+        assert time.monotonic() < deadline, "the workers do not answer"
+        executor_of(iterator)._receive(1.0)
+    return pids_of(iterator)
+
+
+def still_there(pids: Iterable[int], seconds: float = 2.0) -> list[int]:
+    """Returns those of some processes that have not ended after so many seconds, whoever has to take note of it.
+
+    They have more time where the machine is busy with other things.
+    """
+    deadline = time.monotonic() + seconds
+    left = [pid for pid in pids if not has_ended(pid, deadline)]
+    if left and (factor := slowness()) > 1:
+        deadline = time.monotonic() + seconds * factor
+        left = [pid for pid in left if not has_ended(pid, deadline)]
+    return left
+
+
+def has_ended(pid: int, deadline: float) -> bool:
+    """Says whether a process has ended, having waited for it until a moment of `time.monotonic`."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ready, _, _ = select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+    finally:
+        os.close(handle)
+    return bool(ready)
+
+
+def slowness() -> float:
+    """Returns how many times longer things take than on a machine that does nothing else: 1 if it does nothing else."""
+    start, end = time.monotonic(), time.thread_time() + 0.05
+    while time.thread_time() < end:
+        pass
+    factor = (time.monotonic() - start) / 0.05
+    # Several processes must each get their turn, one after the other.
+    return 1.0 if factor < 1.2 else 5.0 * factor
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Fails if what is done within takes longer, on a machine that does nothing else."""
+    start = time.monotonic()
+    yield
+    taken = time.monotonic() - start
+    assert taken <= seconds or taken <= seconds * slowness(), f"took {taken:.2f} s"
+
+
+@contextlib.contextmanager
+def in_background(action: Callable[[], object]) -> Iterator[None]:
+    """Does something in a thread meanwhile, and waits for it; what it raises is raised here."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        done = thread.submit(action)
+        yield
+        done.result(WAIT_SECONDS)
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """Returns this process's environment, in which the test's support modules, and more folders, can be imported."""
+    path = [*map(str, folders), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def python(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Returns the outcome of a Python process that ended by itself."""
+    settings: dict[str, Any] = {"env": environment(), "timeout": 3 * WAIT_SECONDS, "text": True, "capture_output": True}
+    return subprocess.run([sys.executable, *arguments], check=False, **(settings | options))

@@ -1,0 +1,116 @@
+"""The documents tell the truth: their code runs, prints what they show, and what they name is there."""
+
+import contextlib
+import dataclasses
+import doctest
+import importlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ["millstream", "loader", "samplers", "sources", "transforms"]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "loader" / "README.md"])
+WITH_CODE = [document for document in DOCUMENTS if "```python\n" in document.read_text()]
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
+
+
+def short_name(document: Path) -> str:
+    """Returns the path of a document inside the repository."""
+    return str(document.relative_to(ROOT))
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A block of Python in a document.
+
+    Attributes:
+        line: the line of the document that the code begins in, from 1.
+        code: the block.
+        shown: the block of text directly beneath it, which is what it prints; empty if there is none.
+    """
+
+    line: int
+    code: str
+    shown: str
+
+
+def examples_in(document: str) -> list[Example]:
+    """Returns the blocks of Python in a document, in order."""
+    blocks = list(BLOCK.finditer(document))
+    found = []
+    for number, block in enumerate(blocks):
+        if block[1] != "python":
+            continue
+        following = blocks[number + 1] if number + 1 < len(blocks) else None
+        is_beneath = following is not None and not document[block.end() : following.start()].strip()
+        shown = following[2] if following is not None and is_beneath and following[1] == "text" else ""
+        found.append(Example(document.count("\n", 0, block.start(2)) + 1, block[2], shown))
+    return found
+
+
+def run(example: Example, name: str, namespace: dict[str, object]) -> str:
+    """Returns what an example prints; a traceback gives the line of the document."""
+    code = compile("\n" * (example.line - 1) + example.code, name, "exec")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, namespace)
+    return printed.getvalue()
+
+
+def anchors_in(document: str) -> set[str]:
+    """Returns what links to the headings of a document end in."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", document), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize("document", WITH_CODE, ids=short_name)
+def test_every_example_runs_and_prints_what_is_shown(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of a document, run in order as one program in an empty folder, print what stands beneath them."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for example in examples_in(document.read_text()):
+        printed = run(example, str(document), namespace)
+        assert f"line {example.line}:\n{example.shown}" == f"line {example.line}:\n{printed}"
+
+
+def test_examples_are_found_with_what_they_print() -> None:
+    """A text block belongs to the Python block right above it, and to no other block."""
+    document = "a\n```python\none\n```\n\n```text\n1\n```\n```text\n2\n```\n```python\nthree\n```\nb\n```text\n3\n```\n"
+
+    assert examples_in(document) == [Example(3, "one\n", "1\n"), Example(13, "three\n", "")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short_name)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    """Each link inside the repository leads to a file that is there, and to a heading that is in it."""
+    for path, anchor in LINK.findall(BLOCK.sub("", document.read_text())):
+        target = document.parent / path if path else document
+        assert target.exists(), path
+        assert not anchor or anchor in anchors_in(target.read_text()), anchor
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short_name)
+def test_every_command_is_a_target_of_the_makefile(document: Path) -> None:
+    """Each `make …` that a document tells people to run is there to be run."""
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make (\w+)", document.read_text(), re.MULTILINE))
+
+    assert named - targets == set()
+
+
+@pytest.mark.third_party
+def test_examples_in_docstrings_are_true() -> None:
+    """Each `>>>` in a docstring of the package gives what is shown beneath it."""
+    for part in PARTS:
+        for path in (ROOT / part).glob("*.py"):
+            inner = part if part == "millstream" else f"millstream.{part}"
+            name = inner if path.stem == "__init__" else f"{inner}.{path.stem}"
+            assert doctest.testmod(importlib.import_module(name)).failed == 0
