@@ -44,5 +44,5 @@ def open_descriptors() -> set[str]:
 
 
 def shared_segments() -> set[Path]:
-    """Returns the named pieces of shared memory on this machine."""
-    return set(Path("/dev/shm").iterdir())
+    """Returns the named pieces of shared memory of ours; other programs on the machine have theirs."""
+    return set(Path("/dev/shm").glob("*millstream*"))
