@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import cloudpickle
+import numpy as np
+
+from millstream.columnar import Allocate
 
 BufferCallback = Callable[[pickle.PickleBuffer], bool]
 """Takes a buffer out of a pickle, or returns True to leave it in."""
@@ -26,14 +29,19 @@ class ClassTable:
         # By identity: a metaclass may define equality as it likes.
         self._numbers = {id(kind): number for number, kind in enumerate(self._classes)}
 
-    def dumps(self, value: Any, buffer_callback: BufferCallback | None = None) -> bytes:
+    def dumps(self, value: Any, buffer_callback: BufferCallback | None = None, allocate: Allocate = np.empty) -> bytes:
         """Returns the pickle of a value, in which the table's classes are numbers.
+
+        Args:
+            value: what to pickle.
+            buffer_callback: what to do with the memory of arrays; by default it stays in the pickle.
+            allocate: gives the memory for arrays that are not contiguous, which have to be copied.
 
         Raises:
             Exception: the value cannot be pickled.
         """
         file = io.BytesIO()
-        _NumberingPickler(file, self._numbers, buffer_callback).dump(value)
+        _NumberingPickler(file, self._numbers, buffer_callback, allocate).dump(value)
         return file.getvalue()
 
     def loads(self, data: Any, buffers: Iterable[Any] = ()) -> Any:
@@ -77,11 +85,23 @@ class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
 
 @final
 class _NumberingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
-    def __init__(self, file: io.BytesIO, numbers: dict[int, int], buffer_callback: BufferCallback | None) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        numbers: dict[int, int],
+        buffer_callback: BufferCallback | None,
+        allocate: Allocate,
+    ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._numbers = numbers
+        self._allocate = allocate
 
     def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.ndarray and not value.flags.forc and not value.dtype.hasobject:
+            # NumPy would copy it into the pickle, and swap bytes that are not in the machine's order.
+            copy = self._allocate(value.shape, value.dtype)
+            copy[...] = value
+            return copy.__reduce_ex__(5)
         number = self._numbers.get(id(value)) if isinstance(value, type) else None
         return super().reducer_override(value) if number is None else (class_of_number, (number,))
 

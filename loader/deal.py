@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from millstream.sharding import ShardOptions
 
-
 _NOTHING = np.empty(0, dtype=np.int64)
 
 

@@ -4,44 +4,32 @@ Guarantees:
     * Outputs leave in the order of the schedule, whatever finishes first; an error leaves at its turn.
     * The schedule and everything else of an executor is touched by the consumer's thread only. Threads get closures
       through one queue and hand results back through another; they share nothing else.
-    * No thread outlives the executor: `close()`, or the end of the executor's life, stops them. Python cannot end a
-      thread inside user code, so `close()` waits for at most CLOSE_SECONDS, and such a thread ends with its call.
-    * No thread meets the end of the interpreter, which waits for the calls at hand, for at most CLOSE_SECONDS: a
-      thread that comes back from C++ into an interpreter that has ended aborts the process.
+    * The threads end with the executor: `close()`, or the end of the executor's life, stops them (see `crew`).
 """
 
 import abc
-import atexit
-import functools
-import itertools
 import math
 import queue
-import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, final
-
+from typing import final
 
 from millstream.columnar import Allocate
-from millstream.loader.elements import Elements, Origins
+from millstream.loader.crew import CLOSE_SECONDS, Crew, SlicedPreparation
+from millstream.loader.elements import Elements
 from millstream.loader.options import ReadOptions
 from millstream.loader.plan import Plan
 from millstream.loader.recycled_memory import RecycledMemory
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
 
-CLOSE_SECONDS = 2.0
-"""How long `close()`, and the interpreter at its end, wait for threads that are inside user code."""
-
 HAND_OVER_SECONDS = 0.001
 """A call that takes less is made by the consumer's thread: handing it over would cost a tenth of it or more."""
 
-SLICE_SECONDS = 0.002
-"""Reading record by record, a block is cut into slices of at least this length, for several threads to work on."""
-
-SOLO_SECONDS = 0.004
 SOLO_CALLS = 3
 """How many calls are made one at a time, to learn what one takes: side by side, threads wait for each other, too."""
+
+SOLO_SECONDS = 0.004
+"""A call that takes longer is worth handing over for certain: no more has to be learned."""
 
 
 class Executor(abc.ABC):
@@ -220,156 +208,3 @@ class ThreadExecutor(Executor):
                 SlicedPreparation(plan, origins, crew, finish).begin()
 
         crew.submit(begin)
-
-
-@final
-class SlicedPreparation:
-    """The records of one call of phase 0, read one by one by the crew, in slices.
-
-    The first record tells what the rest will take: a thread goes on alone, or shares the rest with the others. The
-    one that finishes the last slice puts all together.
-
-    Args:
-        plan: what prepares the records.
-        origins: the records.
-        crew: who reads.
-        deliver: gets the prepared elements and the seconds that all slices took together; runs in any of the threads.
-    """
-
-    def __init__(
-        self, plan: Plan, origins: Origins, crew: "Crew", deliver: Callable[[tuple[Elements, float]], None]
-    ) -> None:
-        self._plan = plan
-        self._origins = origins
-        self._crew = crew
-        self._deliver = deliver
-        self._outcomes: list[tuple[Elements, float] | None] = []
-        self._left = 0
-        self._lock = threading.Lock()
-
-    def begin(self) -> None:
-        """Reads the first record, and gets the rest read."""
-        origins = self._origins
-        first = self._crew.timed(lambda: self._plan.prepare(origins.take(slice(1))))
-        rest = 0 if first[0].error is not None else len(origins.position) - 1
-        count = min(self._crew.size, rest, max(1, math.ceil(first[1] * rest / SLICE_SECONDS)))
-        bounds = [1 + rest * i // max(1, count) for i in range(count + 1)]
-        slices = [origins.take(slice(start, stop)) for start, stop in itertools.pairwise(bounds)]
-        self._outcomes = [first] + [None] * count
-        self._left = count
-        for number, part in list(enumerate(slices, 1))[1:]:
-            self._crew.submit(functools.partial(self._read, number, part))
-        if slices:
-            self._read(1, slices[0])
-        else:
-            self._put_together()
-
-    def _read(self, number: int, origins: Origins) -> None:
-        self._outcomes[number] = self._crew.timed(lambda: self._plan.prepare(origins))
-        with self._lock:
-            self._left -= 1
-            if self._left:
-                return
-        self._put_together()
-
-    def _put_together(self) -> None:
-        outcomes = [outcome for outcome in self._outcomes if outcome is not None]
-        prepared = Elements.concatenate([elements for elements, _ in outcomes])
-        self._deliver((prepared, sum(spent for _, spent in outcomes)))
-
-
-@final
-class Crew:
-    """Threads that run jobs in the order given; started when first needed. Jobs may submit jobs."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._stopped = False
-        self._busy: set[int] = set()
-        self._lock = threading.Lock()
-        _end_crews_at_exit()
-        _crews.add(self)
-
-    def submit(self, job: Callable[[], Any]) -> None:
-        """Queues a job, which must not raise. Once stopped, it is dropped."""
-        if self._stopped:
-            return
-        self._jobs.put(job)
-        with self._lock:
-            if len(self._threads) < self.size and not self._stopped:
-                self._add_thread()
-
-    def timed(self, work: Callable[[], Elements]) -> tuple[Elements, float]:
-        """Returns the outcome of some work, and the seconds that it would take alone; what it raises is its error.
-
-        The more threads work, the longer each of them waits for the interpreter's lock and for a core. That wait is no
-        property of the work: only what exceeds the work of all of them, one after the other, is waiting for something
-        else, a disk or a network.
-        """
-        start, start_work = time.perf_counter(), time.thread_time()
-        try:
-            elements = work()
-        except BaseException as error:  # noqa: BLE001  (a thread has no one to raise to: the consumer gets it)
-            elements = Elements.failed(error)
-        seconds, working = time.perf_counter() - start, time.thread_time() - start_work
-        return elements, working + max(0.0, seconds - working * max(1, len(self._busy)))
-
-    def stop(self) -> None:
-        """Tells the threads to end after the job at hand; jobs not begun are dropped. Idempotent.
-
-        The garbage collector may call this in any thread, in the midst of `submit` too: so it takes no lock, and a
-        single None goes from thread to thread, to those as well that are being started.
-        """
-        self._stopped = True
-        self._jobs.put(None)
-
-    def join(self, seconds: float) -> None:
-        """Waits for the threads to end, at most so long for all of them."""
-        deadline = time.monotonic() + seconds
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _add_thread(self) -> None:
-        # A daemon: a read that hangs must not keep the interpreter from leaving.
-        thread = threading.Thread(target=self._work_off, name=f"millstream-read-{len(self._threads)}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            if not self._threads:
-                raise
-            # The system has no more threads to give: those that run do the work.
-            self.size = len(self._threads)
-        else:
-            self._threads.append(thread)
-
-    def _work_off(self) -> None:
-        """Runs jobs until told to stop. A thread keeps its crew alive, and not the executor, whose end stops it."""
-        while (job := self._jobs.get()) is not None:
-            # Jobs dropped are taken out all the same: they refer to the crew, and would keep it.
-            if not self._stopped:
-                self._busy.add(threading.get_ident())
-                job()
-                self._busy.discard(threading.get_ident())
-            del job
-        self._jobs.put(None)
-
-
-_crews: "weakref.WeakSet[Crew]" = weakref.WeakSet()
-
-
-@functools.cache
-def _end_crews_at_exit() -> None:
-    """Makes the end of the interpreter wait for the crews. Done once, when there is a crew: not at import."""
-    atexit.register(_end_crews)
-
-
-def _end_crews() -> None:
-    crews = list(_crews)
-    for crew in crews:
-        crew.stop()
-    deadline = time.monotonic() + CLOSE_SECONDS
-    for crew in crews:
-        crew.join(deadline - time.monotonic())

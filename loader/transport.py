@@ -100,7 +100,7 @@ class _Packer:
             Exception: the value cannot be pickled.
         """
         try:
-            body = self._classes.dumps(value, self._take_out)
+            body = self._classes.dumps(value, self._take_out, self._allocator.allocate)
             place = self._place(np.frombuffer(body, dtype=np.uint8)) if len(body) > INLINE_PICKLE_BYTES else None
         except BaseException:
             for offset in self._chunks:

@@ -27,8 +27,8 @@ from typing import final
 from millstream.loader.arena import Allocator
 from millstream.loader.channel import Channel
 from millstream.loader.class_table import ClassTable
+from millstream.loader.crew import Crew, SlicedPreparation
 from millstream.loader.elements import Elements
-from millstream.loader.executors import Crew, SlicedPreparation
 from millstream.loader.last_words import note_call
 from millstream.loader.messages import Broken, Fork, Group, Made, Make, PipelineFile, Ready, Units
 from millstream.loader.plan import Plan

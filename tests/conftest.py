@@ -6,8 +6,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
+
+# The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
+hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
+hypothesis.settings.register_profile("explore", deadline=None)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
 LEAK_SECONDS = 2.0
 

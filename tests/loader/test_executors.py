@@ -20,9 +20,11 @@ from strategies import Pipeline, pipelines
 from streams import comparable, drain
 
 import millstream
+from millstream.loader import crew as crew_module
 from millstream.loader import executors
 from millstream.loader.elements import Elements
-from millstream.loader.executors import Crew, ThreadExecutor, perform
+from millstream.loader.crew import Crew
+from millstream.loader.executors import ThreadExecutor, perform
 from millstream.loader.plan import Plan
 from millstream.loader.schedule import Call, Cursor, Schedule
 from millstream.transforms import Batch, Filter, Map
@@ -81,7 +83,7 @@ class BatchedSource(Source):
 def all_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every call worth handing over, and every block worth cutting, however short."""
     monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
-    monkeypatch.setattr(executors, "SLICE_SECONDS", 1e-12)
+    monkeypatch.setattr(crew_module, "SLICE_SECONDS", 1e-12)
 
 
 @pytest.mark.usefixtures("all_by_threads")

@@ -27,7 +27,7 @@ def comparable(element: Any) -> Any:
         content = [comparable(value) for value in element.ravel().tolist()] if has_objects else element.tobytes()
         # By repr: the short code of a dtype leaves out the names of fields, and takes bfloat16 for raw bytes.
         return ("array", repr(element.dtype), element.shape, content)
-    if isinstance(element, (np.generic, float)):
+    if isinstance(element, (np.generic, float, complex)):
         return ("number", repr(np.asarray(element).dtype), type(element).__name__, np.asarray(element).tobytes())
     if isinstance(element, dict):
         return ("dict", {key: comparable(value) for key, value in element.items()})
