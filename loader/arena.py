@@ -12,6 +12,7 @@ out its own arena's chunks (`Allocator`); the parent only views them (`ArenaView
 that it no longer needs.
 """
 
+import math
 import mmap
 import os
 import sys
@@ -85,7 +86,7 @@ class Allocator:
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns an uninitialised array in the arena, or in private memory where the arena has no room."""
         dtype = np.dtype(dtype)
-        num_bytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        num_bytes = dtype.itemsize * math.prod(shape)
         memory = self.bytes_for(num_bytes) if num_bytes else None
         if memory is None:
             return np.empty(shape, dtype)

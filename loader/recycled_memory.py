@@ -7,6 +7,7 @@ Guarantees:
     * Any thread may allocate, and arrays may end in any thread at any moment: each step is one operation on a deque.
 """
 
+import math
 import weakref
 from collections import deque
 from typing import Any, final
@@ -35,7 +36,7 @@ class RecycledMemory:
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns an uninitialised array; large ones at a multiple of 64 bytes, which JAX takes without a copy."""
-        num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < SMALLEST_BYTES:
             return np.empty(shape, dtype)
         size = round_up(num_bytes + ALIGNMENT)

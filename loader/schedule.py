@@ -152,8 +152,9 @@ class Regrouping:
 class Schedule:
     """The calls of one pass over the stream, from a cursor on."""
 
-    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+    def __init__(self, plan: Plan, cursor: Cursor, most_units: int | None = None) -> None:
         self._plan = plan
+        self._most_units = most_units or plan.units_per_call
         self._unit = cursor.unit
         self._skip = list(cursor.skip)
         self._units_per_call = 1
@@ -210,7 +211,7 @@ class Schedule:
         if isinstance(call, UnitCall):
             call.run = UnitRun(elements, call.skip, self._plan)
             if seconds * 2 < CALL_SECONDS and call.stop - call.start == self._units_per_call:
-                self._units_per_call = min(self._units_per_call * 2, self._plan.units_per_call)
+                self._units_per_call = min(self._units_per_call * 2, self._most_units)
         else:
             call.run = GroupRun(elements, call.skip, call.start, call.end)
         for phase, pending in enumerate(self._pending):
