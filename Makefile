@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'transforms/*.py')
 
-.PHONY: demo test check format clean
+.PHONY: demo test check bench format clean
 
 demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
@@ -18,7 +18,12 @@ check: $(VENV)/.installed ## Check format, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p millstream
-	cd $(VENV) && bin/mypy --config-file ../pyproject.toml ../tests ../examples
+	cd $(VENV) && bin/mypy --config-file ../pyproject.toml ../tests ../examples ../benchmarks
+
+# With SCALE=quick it takes minutes instead of hours, and writes results/quick.* instead of results/latest.*.
+SCALE ?= full
+bench: $(VENV)/.bench ## Measure millstream beside its peers, on a machine that does nothing else.
+	$(BIN)/python benchmarks --scale=$(SCALE)
 
 format: $(VENV)/.installed ## Put the code into its format.
 	$(BIN)/ruff format .
@@ -36,4 +41,10 @@ $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES) setup.cfg
 $(VENV)/.dependencies: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[dev]'
+	touch $@
+
+# PyTorch comes from its own index, which has a build without gigabytes of libraries for GPUs.
+$(VENV)/.bench: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[bench]' \
+		--extra-index-url https://download.pytorch.org/whl/cpu
 	touch $@

@@ -10,6 +10,7 @@ cases and else that of the scale. Peers that are not installed are reported as a
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ from suite.scale import FULL, SCALES, Scale
 SCALE = flags.DEFINE_enum("scale", "full", list(SCALES), "tiny: does it run? quick: a look. full: the record.")
 CASE_NAMES = flags.DEFINE_list("cases", list(CASES), f"Which cases to measure, of: {', '.join(CASES)}.")
 PEER_NAMES = flags.DEFINE_list("peers", list(PEERS), f"Who takes part, of: {', '.join(PEERS)}.")
+COMPARE = flags.DEFINE_bool("compare", True, "Whether to compare the records that the contenders deliver.")
 REPEATS = flags.DEFINE_integer("repeats", None, "How often each contender runs; by default as the scale says.", 1)
 OUTPUT = flags.DEFINE_string("output", str(Path(__file__).parent / "results"), "The folder for the results.")
 
 
-def measure_all(scale: Scale, repeats: int, cases: list[Case]) -> list[Finding]:
-    """Returns the findings of the cases, and shows how far it has got."""
+def measure_all(scale: Scale, repeats: int, cases: list[Case]) -> Iterator[list[Finding]]:
+    """Yields the findings so far after each case, and shows how far it has got."""
     measured: dict[str, list[Result]] = {}
     breakdowns: dict[str, dict[str, float]] = {}
     with tqdm(disable=None, unit=" runs", smoothing=0) as bar:
@@ -43,26 +45,23 @@ def measure_all(scale: Scale, repeats: int, cases: list[Case]) -> list[Finding]:
             bar.set_postfix_str(text, refresh=False)
             bar.update()
 
-        runner = Runner(scale, repeats, PEER_NAMES.value, advance)
+        runner = Runner(scale, repeats, PEER_NAMES.value, compare=COMPARE.value, progress=advance)
         bar.reset(sum(map(runner.num_processes, cases)))
         for case in cases:
             measured[case.name] = runner.run(case)
-            if case.measure is None and "millstream" in PEER_NAMES.value:
-                breakdowns[case.name] = runner.explain(case, Contender("millstream"))
-    return find(measured, CASES, breakdowns)
+            inline = Contender("millstream")
+            if case.measure is None and inline in runner.contenders(case):
+                breakdowns[case.name] = runner.explain(case, inline)
+            yield find(measured, CASES, breakdowns)
 
 
-def write(folder: Path, name: str, machine: dict[str, Any], scale: Scale, repeats: int, found: list[Finding]) -> str:
-    """Writes the results and returns the report."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write(path: Path, machine: dict[str, Any], scale: Scale, repeats: int, found: list[Finding]) -> str:
+    """Writes the results next to each other, with the suffixes of their formats, and returns the report."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     report = markdown(machine, scale, repeats, found)
     results = {"machine": machine, "scale": scale.name, "repeats": repeats, "cases": as_json(found)}
-    (folder / f"{name}.json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
-    (folder / f"{name}.md").write_text(report)
-    try:
-        draw(found, folder / f"{name}.png")
-    except ImportError as error:
-        print(f"No plot: {error}.", file=sys.stderr)
+    path.with_suffix(".json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    path.with_suffix(".md").write_text(report)
     return report
 
 
@@ -79,10 +78,18 @@ def main(_: list[str]) -> None:
     scale = SCALES[SCALE.value]
     repeats = REPEATS.value or scale.repeats
     machine = describe_machine()
-    found = measure_all(scale, repeats, [CASES[name] for name in CASES if name in CASE_NAMES.value])
     complete = scale is FULL and set(CASE_NAMES.value) == set(CASES) and set(PEER_NAMES.value) >= set(PEERS)
-    name = "latest" if complete else f"{scale.name}"
-    print(write(Path(OUTPUT.value), name, machine, scale, repeats, found))
+    path = Path(OUTPUT.value) / ("latest" if complete else scale.name)
+    found: list[Finding] = []
+    report = ""
+    # After each case: a run that is interrupted has not been for nothing.
+    for found in measure_all(scale, repeats, [CASES[name] for name in CASES if name in CASE_NAMES.value]):
+        report = write(path, machine, scale, repeats, found)
+    print(report)
+    try:
+        draw(found, path.with_suffix(".png"))
+    except ImportError as error:
+        print(f"No plot: {error}.", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class Channel:
         body = pickle.dumps(message, protocol=5)
         frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
         # Copies of the descriptors: the caller may close its own before the frame's turn comes.
-        self._outbox.append((frame, list(map(os.dup, descriptors))))
+        self._outbox.append((frame, copies_of(descriptors)))
         self.flush()
 
     def flush(self) -> None:
@@ -139,6 +139,21 @@ class Channel:
     def _empty_outbox(self) -> None:
         while self._outbox:
             close_all(self._outbox.popleft()[1])
+
+
+def copies_of(descriptors: Iterable[int]) -> list[int]:
+    """Returns duplicates of all the descriptors, or makes none.
+
+    Raises:
+        OSError: this process may not open so many.
+    """
+    with contextlib.ExitStack() as undo:
+        copies = []
+        for descriptor in descriptors:
+            copies.append(os.dup(descriptor))
+            undo.callback(os.close, copies[-1])
+        undo.pop_all()
+        return copies
 
 
 def close_all(descriptors: Iterable[int]) -> None:

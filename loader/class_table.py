@@ -15,6 +15,7 @@ import cloudpickle
 import numpy as np
 
 from millstream.columnar import Allocate
+from millstream.loader.array_pickles import reduce_array
 
 BufferCallback = Callable[[pickle.PickleBuffer], bool]
 """Takes a buffer out of a pickle, or returns True to leave it in."""
@@ -97,11 +98,8 @@ class _NumberingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
         self._allocate = allocate
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is np.ndarray and not value.flags.forc and not value.dtype.hasobject:
-            # NumPy would copy it into the pickle, and swap bytes that are not in the machine's order.
-            copy = self._allocate(value.shape, value.dtype)
-            copy[...] = value
-            return copy.__reduce_ex__(5)
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            return reduce_array(value, self._allocate)
         number = self._numbers.get(id(value)) if isinstance(value, type) else None
         return super().reducer_override(value) if number is None else (class_of_number, (number,))
 

@@ -136,7 +136,8 @@ class Pool:
     def __init__(self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions) -> None:
         self._options = workers
         self._num_threads = reading.num_threads
-        pipeline, self._pipeline_file, self.classes = write_pipeline(plan)
+        with self._explained_limits():
+            pipeline, self._pipeline_file, self.classes = write_pipeline(plan)
         self._arena_bytes = memory_budget() // workers.num_workers
         self._numbers = itertools.count()
         self.call_numbers = itertools.count()
@@ -436,9 +437,12 @@ def write_pipeline(plan: Plan) -> tuple[int, PipelineFile, ClassTable]:
         end = start + raw.nbytes
     num_bytes = len(pieces[0])
     descriptor = create_arena_file(end)
-    with os.fdopen(os.dup(descriptor), "wb") as target:
-        for piece in pieces:
-            target.write(piece)
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, descriptor)
+        with os.fdopen(descriptor, "wb", closefd=False) as target:
+            for piece in pieces:
+                target.write(piece)
+        undo.pop_all()
     return descriptor, PipelineFile(num_bytes, tuple(buffers), end), classes
 
 

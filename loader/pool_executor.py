@@ -209,7 +209,11 @@ class PoolExecutor(Executor):
         elif begun in lost and begun in self._assigned:
             assigned = self._assigned[begun]
             assigned.deaths += 1
-            if assigned.deaths >= MOST_DEATHS:
+            if isinstance(assigned.call, UnitCall) and assigned.call.stop - assigned.call.start > 1:
+                # Which of them it was will show, and those before it will be delivered.
+                lost.remove(begun)
+                self._split(begun)
+            elif assigned.deaths >= MOST_DEATHS:
                 error = WorkerDiedError(
                     f"{assigned.deaths} worker processes died while making the same outputs, from "
                     f"{self._describe(assigned.call)}. The last one {cause}"
@@ -220,6 +224,13 @@ class PoolExecutor(Executor):
         logger.warning("millstream: worker process %s %s It is replaced.", worker.pid, cause)
         self._pool.replace(worker)
         self._lose(lost)
+
+    def _split(self, number: int) -> None:
+        """Puts each unit of a call back as a call of its own, each under suspicion."""
+        assigned = self._assigned.pop(number)
+        if isinstance(assigned.call, UnitCall):
+            pieces = [_Assigned(piece, assigned.deaths) for piece in self._schedule.split(assigned.call)]
+            self._lost.extendleft((next(self._pool.call_numbers), piece) for piece in reversed(pieces))
 
     def _lose(self, numbers: list[int]) -> None:
         """Puts calls back to be given out again, before all others."""

@@ -152,9 +152,8 @@ class Regrouping:
 class Schedule:
     """The calls of one pass over the stream, from a cursor on."""
 
-    def __init__(self, plan: Plan, cursor: Cursor, most_units: int | None = None) -> None:
+    def __init__(self, plan: Plan, cursor: Cursor) -> None:
         self._plan = plan
-        self._most_units = most_units or plan.units_per_call
         self._unit = cursor.unit
         self._skip = list(cursor.skip)
         self._units_per_call = 1
@@ -206,12 +205,21 @@ class Schedule:
         self._pending[0].append(call)
         return call
 
+    def split(self, call: UnitCall) -> list[UnitCall]:
+        """Returns calls of one unit each that take the place of a call: to find out which unit something lies with."""
+        pieces = [UnitCall(unit, unit + 1, 0) for unit in range(call.start, call.stop)]
+        pieces[0].skip = call.skip
+        pending = list(self._pending[0])
+        place = pending.index(call)
+        self._pending[0] = deque([*pending[:place], *pieces, *pending[place + 1 :]])
+        return pieces
+
     def complete(self, call: Call, elements: Elements, seconds: float) -> None:
         """Takes the result of a call, and how long it took."""
         if isinstance(call, UnitCall):
             call.run = UnitRun(elements, call.skip, self._plan)
             if seconds * 2 < CALL_SECONDS and call.stop - call.start == self._units_per_call:
-                self._units_per_call = min(self._units_per_call * 2, self._most_units)
+                self._units_per_call = min(self._units_per_call * 2, self._plan.units_per_call)
         else:
             call.run = GroupRun(elements, call.skip, call.start, call.end)
         for phase, pending in enumerate(self._pending):

@@ -16,7 +16,8 @@ def rates(*bounds: str, from_files: bool = False) -> tuple[Contender, ...]:
     return (
         Contender("millstream", threads=0),
         Contender("millstream", threads=None),
-        Contender("millstream", workers=2, threads=threads),
+        Contender("millstream", workers=2),
+        *([Contender("millstream", workers=2, threads=None)] if from_files else []),
         Contender("grain", threads=threads, mode="DataLoader"),
         Contender("grain", threads=threads, workers=2, mode="DataLoader"),
         Contender("grain", threads=threads, mode="Dataset"),

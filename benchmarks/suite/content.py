@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.peers.bare_loop import ADAPTER as BARE_LOOP
 from suite.case import Contender
+from suite.peers.bare_loop import ADAPTER as BARE_LOOP
 from suite.work import Work
 
 _MODULUS = 1 << 64

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.work import SEED
+from suite.work import SEED, Files
 
 FOLDER = Path(os.environ.get("MILLSTREAM_BENCHMARK_DATA", Path(__file__).parents[1] / "data"))
 """Where files are kept."""
@@ -60,25 +60,25 @@ def sentences(count: int) -> list[str]:
     return [f"text number {record:08d}{'x' * length}" for record, length in enumerate(lengths)]
 
 
-def token_files(count: int) -> tuple[str, ...]:
-    """Returns the paths of ArrayRecord files of random records of 1 KB each."""
+def token_files(count: int) -> Files:
+    """Returns ArrayRecord files of random records of 1 KB each."""
 
     def records(part: int) -> Iterable[bytes]:
         rng = np.random.default_rng((SEED, part))
         return (rng.bytes(TOKEN_BYTES) for _ in range(count // NUM_FILES))
 
-    return _files(f"tokens-{count}", records)
+    return _files(f"tokens-{count}", count // NUM_FILES, records)
 
 
-def image_files(count: int) -> tuple[str, ...]:
-    """Returns the paths of ArrayRecord files of JPEG images: in each record 8 bytes of label, then the file."""
+def image_files(count: int) -> Files:
+    """Returns ArrayRecord files of JPEG images: in each record 8 bytes of label, then the file."""
 
     def records(part: int) -> Iterable[bytes]:
         rng = np.random.default_rng((SEED, part))
         labels = range(part * count, part * count + count // NUM_FILES)
         return (label.to_bytes(8, "little") + _jpeg(rng) for label in labels)
 
-    return _files(f"images-{count}", records)
+    return _files(f"images-{count}", count // NUM_FILES, records)
 
 
 def _jpeg(rng: np.random.Generator) -> bytes:
@@ -93,12 +93,12 @@ def _jpeg(rng: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-def _files(name: str, records: Callable[[int], Iterable[bytes]]) -> tuple[str, ...]:
+def _files(name: str, records_per_file: int, records: Callable[[int], Iterable[bytes]]) -> Files:
     paths = [FOLDER / f"{name}-{part}-of-{NUM_FILES}.array_record" for part in range(NUM_FILES)]
     for part, path in enumerate(paths):
         if not path.exists():
             _write(path, records(part))
-    return tuple(map(str, paths))
+    return Files(tuple(map(str, paths)), records_per_file)
 
 
 def _write(path: Path, records: Iterable[bytes]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from suite.findings import COLUMNS, Finding
+from suite.report import TIMES
 
 COLOURS = {
     "Grain DataLoader": "#c1443c",
@@ -36,12 +37,12 @@ def draw(findings: Sequence[Finding], path: Path) -> None:
             axes.scatter(across, down, s=size, marker=marker, color=COLOURS[title], label=title, zorder=3)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}{TIMES}")
     axes.set_yticks(rows, [finding.case.name for finding in findings])
     axes.invert_yaxis()
     axes.grid(axis="both", color="#dddddd", linewidth=0.6, zorder=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.set_xlabel("millstream is so many times as fast as …  (right of 1× it is ahead, left of it behind)")
+    axes.set_xlabel("millstream is so many times as fast as …  (right of the line it is ahead, left of it behind)")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.0 + 1.2 / (1 + len(findings))), ncols=5, frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)

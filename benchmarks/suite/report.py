@@ -8,7 +8,9 @@ from suite.peers import PEERS
 from suite.runner import Result
 from suite.scale import Scale
 
-NOTHING = "–"
+DASH = "\N{EN DASH}"
+NOTHING = DASH
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def markdown(machine: Mapping[str, Any], scale: Scale, repeats: int, findings: Sequence[Finding]) -> str:
@@ -17,9 +19,11 @@ def markdown(machine: Mapping[str, Any], scale: Scale, repeats: int, findings: S
         "# Benchmarks",
         _introduction(machine, scale, repeats),
         "## How many times as fast",
-        "millstream's best mode against the best mode of each peer: above 1 millstream is ahead, below 1 behind. "
-        '"The bound" is a bare loop that does the same, or only the part that no loader can save; below 1 is '
-        "what a loader costs.",
+        (
+            "millstream's best mode against the best mode of each peer: above 1 millstream is ahead, below 1 behind. "
+            '"The bound" is a bare loop that does the same, or only the part that no loader can save; what is missing '
+            "to 1 is what a loader costs."
+        ),
         _ratio_table(findings),
         "## Goals",
         _goal_table(findings),
@@ -83,13 +87,11 @@ def _case_section(finding: Finding) -> str:
     rows = [_contender_row(result) for result in finding.results]
     parts = [
         f"### `{case.name}`: {case.title}",
-        _table(["", "mode", f"{case.unit} ({better})", "lowest – highest", "records"], rows, left=2),
+        _table(["", "mode", f"{case.unit} ({better})", f"lowest {DASH} highest", "records"], rows, left=2),
     ]
     if finding.breakdown:
         whole = sum(finding.breakdown.values())
-        stages = ", ".join(
-            f"{name} {spent:.3g} µs ({spent / whole:.0%})" for name, spent in finding.breakdown.items()
-        )
+        stages = ", ".join(f"{name} {spent:.3g} µs ({spent / whole:.0%})" for name, spent in finding.breakdown.items())
         parts.append(f"Where millstream's time goes without workers, per record: {stages}.")
     return "\n\n".join(parts)
 
@@ -98,7 +100,7 @@ def _contender_row(result: Result) -> list[str]:
     title, label = PEERS[result.contender.peer].title, result.contender.label
     if result.median is None:
         return [title, label, NOTHING, _escaped(result.reason or ""), NOTHING]
-    spread = f"{number(min(result.values))} – {number(max(result.values))}"
+    spread = f"{number(min(result.values))} {DASH} {number(max(result.values))}"
     reason = f"; then: {_escaped(result.reason)}" if result.reason else ""
     content = {True: "the same", False: "**others**", None: NOTHING}[result.same_content]
     return [title, label, number(result.median), spread + reason, content]
@@ -117,4 +119,4 @@ def number(value: float) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    return NOTHING if ratio is None else f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.2g}×"
+    return NOTHING if ratio is None else f"{ratio:,.0f}{TIMES}" if ratio >= 100 else f"{ratio:.2g}{TIMES}"

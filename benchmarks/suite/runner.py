@@ -1,7 +1,7 @@
-"""Runs each measurement in a process of its own, the contenders of a case in turn: A B C A B C …
+"""Runs each measurement in a process of its own, the contenders of a case in turn.
 
-So no contender suffers from what another one has imported, started or left behind, and a machine that is slower for a
-minute is slower for all of them.
+That is, A B C A B C …: so no contender suffers from what another one has imported, started or left behind, and a
+machine that is slower for a minute is slower for all of them.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import IO, Any
+from typing import IO, Self
 
 from suite.case import Case, Contender
 from suite.scale import Scale
@@ -28,6 +28,35 @@ ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_L
 """For all contenders alike: no accelerators, little talk."""
 
 MEASURE = Path(__file__).parents[1] / "measure.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """One thing for a measuring process to do.
+
+    Attributes:
+        case: the case's name.
+        contender: who.
+        scale: the scale's name.
+        task: "measure"; "check", whether the records are the right ones; or "explain", where the time goes.
+        copy: which of the contender's copies the process is.
+    """
+
+    case: str
+    contender: Contender
+    scale: str
+    task: str
+    copy: int = 0
+
+    def as_json(self) -> str:
+        """Returns the order as text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Returns the order that a text tells of."""
+        words = json.loads(text)
+        return cls(**{**words, "contender": Contender(**words["contender"])})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +114,17 @@ class Runner:
         scale: how much.
         repeats: how often each contender runs.
         peers: the keys of those who take part; the bounds always do.
+        compare: whether to compare contents, too.
         progress: called after each process, with what it was for.
     """
 
-    def __init__(self, scale: Scale, repeats: int, peers: Sequence[str], progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, scale: Scale, repeats: int, peers: Sequence[str], *, compare: bool, progress: Callable[[str], None]
+    ) -> None:
         self._scale = scale
         self._repeats = repeats
         self._peers = {*peers, "bare"}
+        self._compare = compare
         self._progress = progress
         self._absent: dict[str, str] = {}
 
@@ -102,13 +135,13 @@ class Runner:
     def num_processes(self, case: Case) -> int:
         """Returns how many steps of progress a case will make."""
         contenders = self.contenders(case)
-        return len(contenders) * self._repeats + sum(_is_checked(case, contender) for contender in contenders)
+        return len(contenders) * self._repeats + sum(self._is_checked(case, contender) for contender in contenders)
 
     def run(self, case: Case) -> list[Result]:
         """Returns the results of all contenders in a case."""
         results = [Result(contender) for contender in self.contenders(case)]
         for result in results:
-            if _is_checked(case, result.contender):
+            if self._is_checked(case, result.contender):
                 self._check(case, result)
         for _ in range(self._repeats):
             for result in results:
@@ -118,6 +151,10 @@ class Runner:
     def explain(self, case: Case, contender: Contender) -> dict[str, float]:
         """Returns where the time of one of millstream's modes goes, in µs per record, or nothing."""
         return self._order(case, contender, "explain")[0].details
+
+    def _is_checked(self, case: Case, contender: Contender) -> bool:
+        """Whether to compare contents: of loaders, where records are counted, once for all copies."""
+        return self._compare and case.measure is None and contender.peer != "bare" and contender.copies == 1
 
     def _check(self, case: Case, result: Result) -> None:
         (outcome,) = self._order(case, result.contender, "check")
@@ -139,27 +176,14 @@ class Runner:
         if contender.peer in self._absent:
             return [Outcome(absent=self._absent[contender.peer])]
         copies = contender.copies if task == "measure" else 1
-        order: dict[str, Any] = {
-            "case": case.name,
-            "contender": dataclasses.asdict(contender),
-            "scale": self._scale.name,
-            "task": task,
-        }
+        orders = [Order(case.name, contender, self._scale.name, task, copy) for copy in range(copies)]
         with contextlib.ExitStack() as stack:
-            processes = [
-                stack.enter_context(_process({**order, "copy": copy}, self._scale.limit_seconds))
-                for copy in range(copies)
-            ]
+            processes = [stack.enter_context(_process(order, self._scale.limit_seconds)) for order in orders]
             outcomes = _outcomes(processes)
         for outcome in outcomes:
             if outcome.absent is not None:
                 self._absent[contender.peer] = outcome.absent
         return outcomes
-
-
-def _is_checked(case: Case, contender: Contender) -> bool:
-    """Whether to compare contents: of loaders, where records are counted, once for all copies."""
-    return case.measure is None and contender.peer != "bare" and contender.copies == 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,9 +227,9 @@ def _outcomes(processes: Sequence[_Process]) -> list[Outcome]:
 
 
 @contextlib.contextmanager
-def _process(order: dict[str, Any], limit_seconds: float) -> Iterator[_Process]:
+def _process(order: Order, limit_seconds: float) -> Iterator[_Process]:
     """Runs a measuring process; in the end it and all that it started are gone."""
-    command = [sys.executable, str(MEASURE), json.dumps(order)]
+    command = [sys.executable, str(MEASURE), order.as_json()]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as errors,
         subprocess.Popen(

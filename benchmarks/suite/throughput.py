@@ -29,9 +29,7 @@ def measure_rate(run: Run) -> Measurement:
     return Measurement(records / seconds, {"processors_busy_in_consumer": round(busy, 3)})
 
 
-def _taker(
-    batches: Iterator[Any], batch_size: int | None, consume: Callable[[Any], None] | None
-) -> Callable[[], int]:
+def _taker(batches: Iterator[Any], batch_size: int | None, consume: Callable[[Any], None] | None) -> Callable[[], int]:
     """Returns what takes some records and says how many."""
     if batch_size is None:
 

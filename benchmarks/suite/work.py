@@ -59,9 +59,15 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Records in ArrayRecord files, group size 1."""
+    """Records in ArrayRecord files, group size 1.
+
+    Attributes:
+        paths: the files.
+        records_per_file: how many records each holds.
+    """
 
     paths: tuple[str, ...]
+    records_per_file: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,7 @@ def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> N
     """Row 3: an element that only the consumer's process cannot take arrives as the error that it raises here."""
     home = os.getpid()
 
-    def leave_home(numbers: list[int]) -> Any:
+    def leave_home(numbers: Sequence[Any]) -> Any:
         return faults.NeedsHome(home) if BAD in numbers else numbers
 
     error = error_of_a_batch(loader_of(operations=[millstream.Batch(BATCH, batch_fn=leave_home)]), LookupError)
@@ -169,7 +169,7 @@ def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> N
 def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
     """Row 3 and 5: pickling is part of making: the records are named and the status told."""
 
-    def deadly(numbers: list[int]) -> Any:
+    def deadly(numbers: Sequence[Any]) -> Any:
         return faults.ExitsWhenPickled() if BAD in numbers else numbers
 
     error = error_of_a_batch(loader_of(operations=[millstream.Batch(BATCH, batch_fn=deadly)]), WorkerDiedError)

@@ -41,7 +41,7 @@ def is_shared(batch: Any) -> bool:
     """Says whether a batch lies in an arena."""
     while isinstance(batch, np.ndarray):
         batch = batch.base
-    return isinstance(batch, mmap.mmap)
+    return isinstance(batch, memoryview) and isinstance(batch.obj, mmap.mmap)
 
 
 def small_shared_memory() -> list[str]:

@@ -1,57 +1,17 @@
 """The process that owns the workers: however it ends, forks, or was started, they fit in and do not outlive it."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from faults import WAIT_SECONDS, Pipe
+from trainers import HAS_FORKED, TRAINS, WAITS, trainer
 from worker_pools import EXPECTED, environment, loader_of, pids_of, python, still_there
-
-import millstream
-
-TRAINER = """
-import os, signal, sys
-from pathlib import Path
-import faults, worker_pools
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-there, ready, fault = Path(sys.argv[1]), Path(sys.argv[2]), getattr(faults, sys.argv[3])
-iterator = iter(worker_pools.loader_of(
-    faults.At(worker_pools.EXPECTED[5][2], faults.ReportThen(there, fault, children=2))
-))
-next(iterator)
-faults.report(ready, worker_pools.zygote_of(iterator), *worker_pools.pids_of(iterator))
-{then}
-"""
-WAITS = "list(iterator)"
-TRAINS = "[next(iterator) for _ in range(4)]; faults.hang()"
-HAS_FORKED = "child = os.fork(); faults.report(ready, child) if child else faults.hang()\nlist(iterator)"
-
-
-@contextlib.contextmanager
-def trainer(folder: Path, fault: str, then: str) -> "Iterator[tuple[subprocess.Popen[str], Pipe, list[int]]]":
-    """Yields a process that trains, the pipe that it reports to, and all that it has started, a worker in a fault."""
-    with Pipe(folder / "there") as there, Pipe(folder / "ready") as ready:
-        code = TRAINER.format(then=then)
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, there.path, ready.path, fault],
-            env=environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        with process:
-            try:
-                yield process, ready, [*ready.take_numbers(), *there.take_numbers()]
-            finally:
-                process.kill()
 
 
 @pytest.mark.parametrize(
@@ -149,13 +109,12 @@ idle = [worker.pid for worker in loader._pools._idle[0].workers]
 pids = worker_pools.pids_of(iterator)
 child = os.fork()
 if child == 0:
-    for use in (iterator.start_prefetch, lambda: next(iterator)):
-        try:
-            use()
-        except RuntimeError as error:
-            assert "belongs to the process that made it" in str(error), error
-        else:
-            sys.exit("used the parent's workers")
+    try:
+        next(iterator)
+    except RuntimeError as error:
+        assert "belongs to the process that made it" in str(error), error
+    else:
+        sys.exit("used the parent's workers")
     assert iterator.step == 1
     assert worker_pools.batches(loader) == EXPECTED
     own = iter(loader)
@@ -205,7 +164,7 @@ os.waitpid(child, 0)
 def test_a_loader_outlives_the_thread_that_started_it() -> None:
     """Row 16: workers belong to the process: they live on when the thread ends in which they were started."""
     loader = loader_of()
-    begun: list[tuple[millstream.DataLoaderIterator, list[int]]] = []
+    begun = []
 
     def begin() -> None:
         iterator = iter(loader)

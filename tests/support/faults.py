@@ -197,6 +197,20 @@ class ReportThen:
 
 
 @dataclasses.dataclass(frozen=True)
+class ListInherited:
+    """Reports what a program has open that was started with all that can be inherited."""
+
+    path: Path
+
+    def __call__(self) -> None:
+        """Reports."""
+        done = subprocess.run(
+            ["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, close_fds=False, check=True
+        )
+        report(self.path, *done.stdout.split())
+
+
+@dataclasses.dataclass(frozen=True)
 class WaitAt:
     """Waits for the test's word."""
 

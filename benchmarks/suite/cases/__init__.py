@@ -3,7 +3,5 @@
 from suite.case import Case
 from suite.cases import arrays, files, position, tiny, workers
 
-CASES: dict[str, Case] = {
-    case.name: case for group in (tiny, arrays, files, workers, position) for case in group.CASES
-}
+CASES: dict[str, Case] = {case.name: case for group in (tiny, arrays, files, workers, position) for case in group.CASES}
 """All cases by name, in the order of the report."""

@@ -9,7 +9,7 @@ from suite import data
 from suite.case import Case, Contender, Goal, Pick
 from suite.contenders import rates
 from suite.scale import Scale
-from suite.work import Files, Map, RandomMap, Work
+from suite.work import Map, RandomMap, Work
 
 CROP = 224
 
@@ -28,8 +28,8 @@ def tokens_in_graph(record: Any) -> Any:
 
 def token_work(scale: Scale) -> Work:
     """Returns the pipeline of the tokens."""
-    paths = data.token_files(scale.pick(tiny=1024, quick=65_536, full=262_144))
-    return Work(Files(paths), (Map(tokens_of, tokens_in_graph),), 256)
+    files = data.token_files(scale.pick(tiny=1024, quick=65_536, full=262_144))
+    return Work(files, (Map(tokens_of, tokens_in_graph),), 256)
 
 
 def decode(record: bytes) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def crop_and_flip_in_graph(element: dict[str, Any]) -> dict[str, Any]:
 
 def image_work(scale: Scale) -> Work:
     """Returns the pipeline of the images."""
-    paths = data.image_files(scale.pick(tiny=128, quick=1024, full=4096))
-    return Work(Files(paths), (Map(decode, decode_in_graph), RandomMap(crop_and_flip, crop_and_flip_in_graph)), 64)
+    files = data.image_files(scale.pick(tiny=128, quick=1024, full=4096))
+    return Work(files, (Map(decode, decode_in_graph), RandomMap(crop_and_flip, crop_and_flip_in_graph)), 64)
 
 
 def labels_and_shapes(batch: dict[str, Any]) -> dict[str, Any]:
@@ -83,13 +83,19 @@ CASES = (
         name="tokens",
         title="1 KB records from ArrayRecord files, as uint16, batch 256",
         make_work=token_work,
-        contenders=rates("read", from_files=True),
+        contenders=(
+            *rates("read", "read singly", from_files=True),
+            Contender("bare", mode="read singly", copies=2),
+            Contender("pytorch_our_source"),
+            Contender("pytorch_our_source", workers=2, mode="forkserver"),
+        ),
         goals=(
             Goal("50 times Grain's DataLoader", 50, Pick("grain", mode="DataLoader")),
             Goal("50 times Grain, its Dataset too", 50, Pick("grain")),
             Goal("twice PyTorch", 2, Pick("pytorch")),
             Goal("twice tf.data, which shuffles a buffer only", 2, Pick("tensorflow")),
-            Goal("0.6 of the batched C++ read", 0.6, Pick("bare", mode="read")),
+            Goal("0.6 of one bare C++ reader, without workers", 0.6, Pick("bare", copies=1), Pick("millstream", 0)),
+            Goal("0.6 of two bare C++ readers, with 2 workers", 0.6, Pick("bare", copies=2), Pick("millstream", 2)),
         ),
     ),
     Case(
@@ -118,7 +124,7 @@ CASES = (
                 Contender("millstream", threads=None, copies=copies),
                 Contender("grain", threads=None, mode="DataLoader", copies=copies),
                 Contender("pytorch", copies=copies),
-                Contender("bare", mode="read", copies=copies),
+                Contender("bare", mode="read singly", copies=copies),
             )
         ),
         goals=(

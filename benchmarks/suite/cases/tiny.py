@@ -90,7 +90,12 @@ CASES = (
         make_work=_elements,
         contenders=rates("loop"),
         goals=(
-            Goal("10 times Grain's DataLoader, both with 2 workers", 10, Pick("grain", 2, "DataLoader"), Pick("millstream", 2)),
+            Goal(
+                "10 times Grain's DataLoader, both with 2 workers",
+                10,
+                Pick("grain", 2, "DataLoader"),
+                Pick("millstream", 2),
+            ),
             Goal("10 times Grain, its Dataset too, both with 2 workers", 10, Pick("grain", 2), Pick("millstream", 2)),
         ),
     ),

@@ -3,8 +3,10 @@
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import psutil
 
 from suite import data
 from suite.case import Case, Contender, Goal, Measurement, Pick, Run
@@ -19,7 +21,7 @@ MEMORY_WORKERS = 4
 MEGABYTE = 1_000_000
 
 
-class WaitingSource:
+class WaitingSource(Sequence[int]):
     """Ints that take 5 ms each to read, however many are read at once: like objects in a remote store."""
 
     def __init__(self, count: int) -> None:
@@ -28,7 +30,7 @@ class WaitingSource:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, key: Any) -> int:
+    def __getitem__(self, key: Any) -> Any:
         time.sleep(READ_SECONDS)
         return int(key)
 
@@ -49,7 +51,7 @@ def _cpu_filter(scale: Scale) -> Work:
 
 def _waiting(scale: Scale) -> Work:
     source = WaitingSource(scale.pick(tiny=128, quick=65_536, full=65_536))
-    return Work(Records(source), (Map(identity),), 32)  # type: ignore[arg-type]  (a source has no slices)
+    return Work(Records(source), (Map(identity),), 32)
 
 
 def _large(scale: Scale) -> Work:
@@ -150,9 +152,7 @@ CASES = (
             Contender("pytorch", workers=16, mode="fork"),
             Contender("tensorflow"),
         ),
-        goals=(
-            Goal("16 threads 12 times none", 12, Pick("millstream", threads=0), Pick("millstream", threads=16)),
-        ),
+        goals=(Goal("16 threads 12 times none", 12, Pick("millstream", threads=0), Pick("millstream", threads=16)),),
     ),
     _first_batch(1),
     _first_batch(

@@ -44,6 +44,7 @@ PEERS = {
     "millstream": Peer("millstream", "suite.peers.millstream_adapter", ("millstream",)),
     "grain": Peer("Grain", "suite.peers.grain_adapter", ("grain",)),
     "pytorch": Peer("PyTorch", "suite.peers.pytorch_adapter", ("torch",)),
+    "pytorch_our_source": Peer("PyTorch reading by millstream's source", "suite.peers.pytorch_adapter"),
     "tensorflow": Peer("tf.data", "suite.peers.tensorflow_adapter", ("tensorflow-cpu", "tensorflow")),
     "bare": Peer("the bound", "suite.peers.bare_loop"),
 }

@@ -1,10 +1,11 @@
 """What the machine gives to a program that has no loader: the bounds.
 
-    loop     index, call, stack: the same work in the shortest Python
-    keys     only the index: `[values[key] for key in keys]`
-    index    one NumPy fancy index per column
-    copy     only the memory traffic: rows laid end to end into one buffer that stays
-    read     only the read: ArrayRecord's C++ reader, a batch at a time
+* loop: index, call, stack: the same work in the shortest Python.
+* keys: only the index: `[values[key] for key in keys]`.
+* index: one NumPy fancy index per column.
+* copy: only the memory traffic: rows laid end to end into one buffer that stays.
+* read: only the read, by ArrayRecord's C++ reader: about a thousand records of each file in one call.
+* read singly: the same, one call per record.
 """
 
 import itertools
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from suite.case import Contender, UnsupportedError
 from suite.peers.base import Stream, no_sampler
 from suite.work import SEED, Columns, Files, Records, Work, apply_to_many
+
+LARGE_CALL = 4096
+"""Records read at once by the bounds that only read."""
 
 
 @final
@@ -39,8 +43,10 @@ class BareLoop:
         match contender.mode:
             case "loop":
                 batches = _loop(work, read, repeated)
-            case "keys" | "read":
+            case "keys":
                 batches = map(read, repeated)
+            case "read" | "read singly" as mode:
+                batches = _read_files(work, repeated, singly=mode != "read")
             case "index":
                 batches = _index(work, repeated)
             case "copy":
@@ -86,7 +92,8 @@ def _copy(read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[Any])
         rows = read(keys)
         if buffer is None:
             buffer = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
-        yield np.concatenate(rows, out=buffer.reshape(-1, *rows[0].shape[1:]))
+        np.concatenate(rows, out=buffer.reshape(-1, *rows[0].shape[1:]))
+        yield buffer
 
 
 def _reader(work: Work) -> tuple[Callable[[NDArray[np.int64]], list[Any]], int]:
@@ -96,7 +103,7 @@ def _reader(work: Work) -> tuple[Callable[[NDArray[np.int64]], list[Any]], int]:
             return lambda keys: [values[key] for key in keys.tolist()], len(values)
         case Columns(arrays):
             return lambda keys: _rows(arrays, keys), len(next(iter(arrays.values())))
-        case Files(paths):
+        case Files(paths=paths):
             return _file_reader(paths)
 
 
@@ -106,19 +113,36 @@ def _rows(arrays: dict[str, NDArray[Any]], keys: NDArray[np.int64]) -> list[Any]
 
 
 def _file_reader(paths: tuple[str, ...]) -> tuple[Callable[[NDArray[np.int64]], list[bytes]], int]:
-    from array_record.python.array_record_module import ArrayRecordReader  # noqa: PLC0415  (starts threads)
-
-
-    readers = [ArrayRecordReader(path, options="readahead_buffer_size:0") for path in paths]
-    ends = np.cumsum([reader.num_records() for reader in readers])
+    """Returns what reads records by their keys, in the order of the files, and how many records there are."""
+    readers, ends = _open_readers(paths)
 
     def read(keys: NDArray[np.int64]) -> list[bytes]:
         parts = np.searchsorted(ends, keys, side="right")
-        records: list[bytes] = []
-        for number, reader in enumerate(readers):
-            local = keys[parts == number] - (ends[number - 1] if number else 0)
-            if len(local):
-                records += reader.read(local.tolist())
-        return records
+        local = keys - np.append(0, ends)[parts]
+        return [record for part, reader in enumerate(readers) for record in reader.read(local[parts == part].tolist())]
 
     return read, int(ends[-1])
+
+
+def _read_files(work: Work, chunks: Iterator[NDArray[np.int64]], *, singly: bool) -> Iterator[list[bytes]]:
+    if not isinstance(work.source, Files):
+        raise UnsupportedError("only files are read from files")
+    readers, ends = _open_readers(work.source.paths)
+    while True:
+        keys = np.concatenate(list(itertools.islice(chunks, LARGE_CALL // (work.batch_size or 1))))
+        parts = np.searchsorted(ends, keys, side="right")
+        local = keys - np.append(0, ends)[parts]
+        if singly:
+            yield [
+                readers[part].read(key, key + 1)[0] for part, key in zip(parts.tolist(), local.tolist(), strict=True)
+            ]
+        else:
+            found = [reader.read(local[parts == part].tolist()) for part, reader in enumerate(readers)]
+            yield [record for records in found for record in records]
+
+
+def _open_readers(paths: tuple[str, ...]) -> tuple[list[Any], NDArray[np.int64]]:
+    from array_record.python.array_record_module import ArrayRecordReader  # noqa: PLC0415  (starts threads)
+
+    readers = [ArrayRecordReader(path, options="readahead_buffer_size:0,max_parallelism:0") for path in paths]
+    return readers, np.cumsum([reader.num_records() for reader in readers])

@@ -5,6 +5,7 @@ from typing import Any, final
 
 import grain
 import numpy as np
+from absl import flags
 
 from suite.case import Contender
 from suite.peers.base import Stream
@@ -17,6 +18,8 @@ class GrainAdapter:
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
+        # Its worker processes look at flags, which a program that uses absl would have parsed.
+        flags.FLAGS.mark_as_parsed()
         threads = contender.threads
         reading = grain.ReadOptions() if threads is None else grain.ReadOptions(num_threads=threads)
         if contender.mode == "Dataset":
@@ -91,7 +94,7 @@ def _source(work: Work) -> Any:
             return values
         case Columns(arrays):
             return Rows(arrays)
-        case Files(paths):
+        case Files(paths=paths):
             return grain.sources.ArrayRecordDataSource(list(paths))
 
 

@@ -22,7 +22,10 @@ class MillstreamAdapter:
         loader = millstream.DataLoader(
             data_source=source,
             sampler=sampler,
-            operations=[*map(_operation, work.steps), *([millstream.Batch(work.batch_size)] if work.batch_size else [])],
+            operations=[
+                *map(_operation, work.steps),
+                *([millstream.Batch(work.batch_size)] if work.batch_size else []),
+            ],
             worker_count=contender.workers,
             shard_options=millstream.ShardOptions(*work.shard),
             read_options=millstream.ReadOptions() if threads is None else millstream.ReadOptions(num_threads=threads),
@@ -57,7 +60,7 @@ def _source(work: Work) -> Any:
             return values
         case Columns(arrays):
             return millstream.InMemoryDataSource(arrays)
-        case Files(paths):
+        case Files(paths=paths):
             return millstream.ArrayRecordDataSource(list(paths))
 
 

@@ -1,16 +1,20 @@
-"""PyTorch, the way its fast users write it: reads and steps a batch at a time in `__getitems__`, large arrays collated
-straight into shared memory, persistent workers, one NumPy generator per process. And the way its tutorial writes it.
+"""PyTorch, the way its fast users write it, and the way its tutorial does.
+
+Fast: reads and steps a batch at a time in `__getitems__`, large arrays collated straight into shared memory, persistent
+workers, one NumPy generator per process.
 """
 
+import math
 import os
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 import torch.utils.data
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
+import millstream
 from suite.case import Contender, UnsupportedError
 from suite.peers.base import Stream
 from suite.work import SEED, Columns, Files, Records, Work, apply_to_many
@@ -55,14 +59,10 @@ def _loader(work: Work, contender: Contender, *, one_by_one: bool) -> Any:
         "multiprocessing_context": contender.mode if contender.workers else None,
     }
     if work.filters:
-        return torch.utils.data.DataLoader(
-            Survivors(work), batch_size=work.batch_size, collate_fn=collate, **processes
-        )
+        return torch.utils.data.DataLoader(Survivors(work), batch_size=work.batch_size, collate_fn=collate, **processes)
     if one_by_one:
-        dataset = OneByOne(work)
-        sampler = torch.utils.data.RandomSampler(dataset)
-        return torch.utils.data.DataLoader(dataset, batch_size=work.batch_size, sampler=sampler, **processes)
-    dataset = Batched(work)
+        return torch.utils.data.DataLoader(OneByOne(work), batch_size=work.batch_size, shuffle=True, **processes)
+    dataset = Batched(work, our_source=contender.peer == "pytorch_our_source")
     chunk = work.batch_size or 1
     chunks = Chunks(len(dataset), chunk, work.shard, as_arrays=isinstance(work.source, Columns))
     if work.batch_size is None:
@@ -84,7 +84,7 @@ class Chunks:
         self._as_arrays = as_arrays
 
     def __len__(self) -> int:
-        return -(-(self._num_records // self._shard[1]) // self._size)
+        return math.ceil(self._num_records // self._shard[1] / self._size)
 
     def __iter__(self) -> Iterator[Any]:
         index, count = self._shard
@@ -92,16 +92,33 @@ class Chunks:
             yield chunk.numpy() if self._as_arrays else chunk.tolist()
 
 
+class _Part(NamedTuple):
+    """Which records of a file to read, as ArrayRecord's own source takes it."""
+
+    filename: str
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
 @final
 class Batched:
-    """A map-style dataset that reads and transforms many records in one call."""
+    """A map-style dataset that reads and transforms many records in one call.
 
-    def __init__(self, work: Work) -> None:
+    Args:
+        work: what to read.
+        our_source: whether files are read by millstream's source instead of ArrayRecord's own.
+    """
+
+    def __init__(self, work: Work, *, our_source: bool = False) -> None:
         self._work = work
         self._rng: np.random.Generator | None = None
         self._source: Any = None
         if isinstance(work.source, Files):
-            self._source = ArrayRecordDataSource(list(work.source.paths))
+            # With the numbers of records given, nothing is opened here: the reader's threads do not survive a fork.
+            count = work.source.records_per_file
+            parts = [_Part(path, 0, count, count) for path in work.source.paths]
+            self._source = millstream.ArrayRecordDataSource(parts) if our_source else ArrayRecordDataSource(parts)
         self._length = _count(work, self._source)
 
     def __len__(self) -> int:
@@ -140,7 +157,14 @@ class OneByOne:
         return len(self._batched)
 
     def __getitem__(self, key: int) -> Any:
-        return self._batched.__getitems__([key])[0]
+        return _contiguous(self._batched.__getitems__([key])[0])
+
+
+def _contiguous(value: Any) -> Any:
+    """Returns the value without mirrored arrays, of which PyTorch makes no tensors."""
+    if isinstance(value, dict):
+        return {name: _contiguous(member) for name, member in value.items()}
+    return np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
 
 
 class Survivors(torch.utils.data.IterableDataset):

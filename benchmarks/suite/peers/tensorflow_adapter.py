@@ -1,5 +1,6 @@
-"""tf.data: everything autotuned and in its graph. It has no worker processes, and reads files in order only: there it
-shuffles through a buffer.
+"""tf.data: everything autotuned and in its graph.
+
+It has no worker processes, and reads files in order only: there it shuffles through a buffer.
 """
 
 from pathlib import Path
@@ -79,7 +80,7 @@ def _columns(work: Work) -> tuple[Any, int]:
 def _stacked(values: list[Any]) -> Any:
     if isinstance(values[0], dict):
         return {name: _stacked([value[name] for value in values]) for name in values[0]}
-    return values if isinstance(values[0], str) else np.array(values)
+    return np.array(values)
 
 
 def _files(work: Work) -> Any:

@@ -1,0 +1,35 @@
+"""Arrays in pickles: by their memory, whatever their layout and dtype.
+
+NumPy hands out the memory of an array (pickle's protocol 5) if it is contiguous and of a dtype that Python's buffers
+know. Other arrays it copies into the pickle, and it may swap their bytes. Here the former are copied once, to where
+they are going, and the latter, bfloat16 and dates among them, are handed out as bytes.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.columnar import Allocate
+
+
+def reduce_array(array: NDArray[Any], allocate: Allocate) -> str | tuple[Any, ...]:
+    """Returns how to pickle an array, as `__reduce_ex__` does.
+
+    Args:
+        array: without Python objects.
+        allocate: gives the memory for the copy of an array that is not contiguous.
+    """
+    if not array.flags.forc:
+        copy = allocate(array.shape, array.dtype)
+        copy[...] = array
+        array = copy
+    if array.dtype.isbuiltin == 1 and array.dtype.kind not in "mM":
+        return array.__reduce_ex__(5)
+    order = "C" if array.flags.c_contiguous else "F"
+    return rebuild_array, (array.reshape(-1, order="A").view(np.uint8), array.dtype, array.shape, order)
+
+
+def rebuild_array(memory: NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> NDArray[Any]:
+    """Returns the array that some bytes are, without copying them."""
+    return memory.view(dtype).reshape(shape, order=order)

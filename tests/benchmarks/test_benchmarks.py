@@ -1,0 +1,158 @@
+"""The benchmarks run: every case of millstream's in a tiny size, with the records that it should deliver."""
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from suite import data
+from suite.case import Case, Contender, Goal, Pick
+from suite.cases import CASES
+from suite.content import content_of, expected_content
+from suite.findings import find
+from suite.orders import carry_out
+from suite.peers import PEERS
+from suite.report import markdown, number
+from suite.runner import Order, Outcome, Result, Runner
+from suite.scale import TINY
+from suite.work import Map, Records, Work, identity
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder for the files of all cases."""
+    return tmp_path_factory.mktemp("data")
+
+
+def outcome_of(case: str, contender: Contender, task: str) -> Outcome:
+    """Returns what comes of an order carried out in this process."""
+    return carry_out(Order(case, contender, TINY.name, task), lambda: None)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_every_case_measures_millstream_and_its_bounds(
+    case: Case, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of millstream's modes and each bound gives a positive number, and millstream delivers the right records."""
+    monkeypatch.setattr(data, "FOLDER", files)
+    for contender in case.contenders:
+        if contender.peer in {"millstream", "bare"}:
+            measured = outcome_of(case.name, contender, "measure")
+            assert measured.reason is None
+            assert measured.value is not None
+            assert measured.value > 0
+        if contender.peer == "millstream" and case.measure is None:
+            assert outcome_of(case.name, contender, "check") == Outcome(value=1.0)
+
+
+def test_the_breakdown_names_every_stage(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, reading, each operation and the rest have their share, also where a filter makes a second phase."""
+    monkeypatch.setattr(data, "FOLDER", files)
+    explained = outcome_of("tiny_filter", Contender("millstream"), "explain")
+    assert explained.reason is None
+    assert list(explained.details) == ["keys", "read", "0: Filter", "1: Batch", "the rest"]
+
+
+def test_other_contents_are_found_out() -> None:
+    """Contents are equal for any order and batching; a record lost, doubled, changed or of another type is noticed."""
+    work = Work(Records(list(range(100))), (Map(identity),), 8)
+    expected = expected_content(work, identity)
+    backwards = [list(reversed(range(50, 100))), list(range(50))]
+    assert content_of(backwards, identity, batched=True) == expected
+    lost, doubled = [range(99)], [range(100), [7]]
+    changed, retyped = [[*range(99), 7]], [[float(value) for value in range(100)]]
+    for batches in (lost, doubled, changed, retyped):
+        assert content_of(map(list, batches), identity, batched=True) != expected
+
+
+def test_the_command_line_measures_reports_and_says_who_is_absent(tmp_path: Path) -> None:
+    """The command writes JSON and Markdown that hold every contender; a peer that is not installed is called absent."""
+    broken = tmp_path / "path" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    flags = ["--scale=tiny", "--cases=tiny,get_state", "--peers=millstream,pytorch", f"--output={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS), *flags],
+        env={**os.environ, "PYTHONPATH": str(broken.parent)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report, results = (tmp_path / "tiny.md").read_text(), json.loads((tmp_path / "tiny.json").read_text())
+    assert done.stdout == f"{report}\n"
+    assert (tmp_path / "tiny.png").exists() != ("No plot" in done.stderr)
+    contenders: dict[str, list[dict[str, Any]]] = {
+        peer: list(group)
+        for peer, group in itertools.groupby(
+            sorted((c for case in results["cases"] for c in case["contenders"]), key=lambda c: str(c["peer"])),
+            key=lambda c: str(c["peer"]),
+        )
+    }
+    assert set(contenders) == {"bare", "millstream", "pytorch"}
+    assert all(c["median"] > 0 for peer in ("bare", "millstream") for c in contenders[peer])
+    assert all(c["median"] is None and "not installed here" in c["reason"] for c in contenders["pytorch"])
+    assert report.count("not installed here") == len(contenders["pytorch"])
+
+
+def test_a_contender_that_takes_too_long_is_stopped_and_reported() -> None:
+    """Beyond the limit a process is killed, and the report says so instead of giving a number."""
+    impatient = dataclasses.replace(TINY, limit_seconds=0.01)
+    (result, *_) = Runner(impatient, 1, ["millstream"], compare=True, progress=lambda _: None).run(CASES["get_state"])
+    assert result.values == []
+    assert result.reason is not None
+    assert "took too long" in result.reason
+
+
+def test_ratios_compare_the_best_modes_and_are_above_one_where_we_win() -> None:
+    """The best median of each peer counts, less being better where it is; goals are judged by the same ratios."""
+    case = dataclasses.replace(
+        CASES["tiny"], goals=(Goal("twice Grain", 2, Pick("grain")), Goal("thrice Grain", 3, Pick("grain")))
+    )
+    rates = [
+        Result(Contender("millstream"), [90.0, 100.0, 500.0]),
+        Result(Contender("millstream", workers=2), [10.0]),
+        Result(Contender("grain", mode="DataLoader"), [20.0]),
+        Result(Contender("grain", mode="Dataset"), [40.0]),
+        Result(Contender("pytorch"), [], reason="not installed here"),
+    ]
+    (finding,) = find({"tiny": rates}, {"tiny": case}, {})
+    assert finding.ratios["Grain DataLoader"] == 5
+    assert finding.ratios["Grain Dataset"] == 2.5
+    assert finding.ratios["PyTorch"] is None
+    assert [(verdict.ratio, verdict.met) for verdict in finding.verdicts] == [(2.5, True), (2.5, False)]
+
+    (latency,) = find({"tiny": rates}, {"tiny": dataclasses.replace(case, higher_is_better=False)}, {})
+    assert latency.ratios["Grain DataLoader"] == 2
+
+    machine = {"processor": "P", "cores": 2, "memory_gb": 1, "system": "S", "python": "3", "numpy": "2"}
+    report = markdown({**machine, "load_before": 0, "versions": {"Grain": "1"}}, TINY, 3, [finding])
+    assert "not installed here" in report
+    assert "**no**" in report
+
+
+def test_numbers_have_three_digits() -> None:
+    """A number in a table shows what was measured, not more."""
+    assert [number(value) for value in (0.012345, 3.14159, 123.4, 12_345.6, 7_654_321.0)] == [
+        "0.0123",
+        "3.14",
+        "123",
+        "12,300",
+        "7,650,000",
+    ]
+
+
+def test_every_peer_has_an_adapter_module() -> None:
+    """Whoever takes part in a case is known, and its adapter is a file of the suite."""
+    assert {contender.peer for case in CASES.values() for contender in case.contenders} == set(PEERS)
+    for peer in PEERS.values():
+        assert (BENCHMARKS / Path(*peer.module.split("."))).with_suffix(".py").exists()

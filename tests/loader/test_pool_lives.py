@@ -1,0 +1,243 @@
+"""The life of a pool: warm ones serve again, closed and forgotten ones end, however many hold on to them."""
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import faults
+import psutil
+import pytest
+from faults import At, Pipe, Raise, ReportThen
+from worker_pools import (
+    EXPECTED,
+    at_most,
+    batches,
+    in_background,
+    loader_of,
+    pids_of,
+    still_there,
+    zygote_of,
+)
+
+import millstream
+
+STEP = 5
+BAD = EXPECTED[STEP][2]
+"""An element in the middle of batch STEP."""
+
+
+def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:
+    """Returns the zygote and the workers of an iterator."""
+    return [zygote_of(iterator), *pids_of(iterator)]
+
+
+def test_a_second_epoch_uses_the_same_workers() -> None:
+    """Workers stay warm when a stream has ended: the next iterator of the loader has them at once."""
+    loader = loader_of()
+    seen = []
+    for _ in range(3):
+        iterator = iter(loader)
+        actual = [next(iterator).tolist()]
+        seen.append(processes_of(iterator))
+        actual += [batch.tolist() for batch in iterator]
+        assert actual == EXPECTED
+    assert seen == seen[:1] * 3
+    assert still_there(seen[0], 0.0) == seen[0]
+    iterator.close()
+    assert still_there(seen[0]) == []
+
+
+def test_an_iterator_goes_on_with_the_same_workers() -> None:
+    """Seeking, setting a state, and an error of the pipeline cost no process."""
+    with iter(loader_of(At(BAD, Raise(KeyError)))) as iterator:
+        state = iterator.get_state()
+        next(iterator)
+        processes = processes_of(iterator)
+        iterator.seek(3)
+        assert next(iterator).tolist() == EXPECTED[3]
+        iterator.set_state(state)
+        with pytest.raises(KeyError):
+            list(iterator)
+        iterator.seek(STEP + 1)
+        assert [next(iterator).tolist() for _ in range(2)] == EXPECTED[STEP + 1 : STEP + 3]
+        assert processes_of(iterator) == processes
+
+
+def test_calls_that_nobody_waits_for_are_forgotten() -> None:
+    """What workers were at when the consumer went elsewhere is dropped when it comes, and costs it nothing."""
+    with iter(loader_of(worker_buffer_size=4)) as iterator:
+        for step in (0, 7, 2, 11, 0, 5, 1):
+            iterator.seek(step)
+            assert next(iterator).tolist() == EXPECTED[step]
+        assert [batch.tolist() for batch in iterator] == EXPECTED[2:]
+
+
+def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
+    """Two iterators over one loader do not share workers; one pool stays when both have ended."""
+    loader = loader_of()
+    pairs = zip(iter(loader), iter(loader), strict=True)
+    assert [(one.tolist(), two.tolist()) for one, two in pairs] == [(batch, batch) for batch in EXPECTED]
+    (idle,) = loader._pools._idle
+    assert len(psutil.Process().children()) == 1
+    assert len(idle.workers) == 2
+
+
+@pytest.mark.parametrize("taken", [0, 3, len(EXPECTED)])
+def test_closing_ends_the_workers(taken: int) -> None:
+    """`close`, before, amidst and after the stream, ends all processes of the iterator, and idle ones of its loader."""
+    loader = loader_of()
+    list(loader)
+    iterator = iter(loader)
+    iterator.start_prefetch()
+    processes = processes_of(iterator)
+    for _ in range(taken):
+        next(iterator)
+    with at_most(0.4):
+        iterator.close()
+    assert still_there(processes, 0.4) == []
+    assert loader._pools._idle == []
+    with pytest.raises(ValueError, match="is closed"):
+        next(iterator)
+
+
+def test_an_iterator_that_is_forgotten_ends_its_workers() -> None:
+    """Row 28: without the garbage collector: nothing in it refers to itself."""
+    loader = loader_of()
+    iterator = iter(loader)
+    next(iterator)
+    processes = processes_of(iterator)
+    gc.disable()
+    try:
+        del iterator
+        assert still_there(processes) == []
+    finally:
+        gc.enable()
+
+
+def test_a_loader_that_is_forgotten_ends_its_idle_workers() -> None:
+    """Row 28: warm workers do not outlive the loader that keeps them warm."""
+    loader = loader_of()
+    list(loader)
+    (idle,) = loader._pools._idle
+    processes = [worker.pid for worker in idle.workers if worker.pid]
+    del idle, loader
+    gc.collect()
+    assert still_there(processes) == []
+
+
+@pytest.mark.parametrize("fault", [Raise(KeyError), faults.be_killed], ids=["raises", "dies"])
+def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[], None]) -> None:
+    """Row 28: an exception holds the frames that it went through, and the iterator in them; without it all ends."""
+
+    def fail(loader: millstream.DataLoader) -> BaseException:
+        with pytest.raises((KeyError, RuntimeError)) as caught:
+            list(loader)
+        return caught.value
+
+    error = fail(loader_of(At(BAD, fault)))
+    assert psutil.Process().children() != []
+    error.__traceback__ = None
+    gc.collect()
+    assert psutil.Process().children() == []
+
+
+def test_an_iterator_in_a_cycle_is_collected() -> None:
+    """Row 28: the garbage collector may end a pool from anywhere."""
+    iterator = iter(loader_of())
+    next(iterator)
+    processes = processes_of(iterator)
+    cycle: list[object] = [iterator]
+    cycle.append(cycle)
+    gone = weakref.ref(iterator)
+    del iterator, cycle
+    gc.collect()
+    assert gone() is None
+    assert still_there(processes) == []
+
+
+def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
+    """Row 11: Ctrl-C in `next` is a KeyboardInterrupt at once; no process stays, and a later `next` goes on."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Pipe(tmp_path / "there") as there:
+            operation = At(BAD, ReportThen(there.path, faults.hang_in_c, children=2), tmp_path / "once")
+            processes: list[int] = []
+
+            def interrupt() -> None:
+                processes.extend(there.take_numbers())
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+            with iter(loader_of(operation)) as iterator:
+                next(iterator)
+                processes += processes_of(iterator)
+                with in_background(interrupt), pytest.raises(KeyboardInterrupt):
+                    list(iterator)
+                assert still_there(processes) == []
+                step = iterator.step
+                assert [batch.tolist() for batch in iterator] == EXPECTED[step:]
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_closing_from_another_thread(tmp_path: Path) -> None:
+    """Row 26: `next` that waits in one thread is an error as soon as another thread has closed the iterator."""
+    with Pipe(tmp_path / "there") as there:
+        iterator = iter(loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c))))
+        assert next(iterator).tolist() == EXPECTED[0]
+        processes = processes_of(iterator)
+
+        def close() -> None:
+            there.take_numbers()
+            with at_most(2.0):
+                iterator.close()
+
+        with in_background(close), pytest.raises(ValueError, match="closed, perhaps by another thread"):
+            list(iterator)
+        assert still_there(processes) == []
+        assert psutil.Process().children() == []
+        with pytest.raises(ValueError, match="is closed"):
+            next(iterator)
+
+
+def test_processes_have_names_and_ignore_interrupts() -> None:
+    """Row 11: `ps` shows which is which; an interrupt that reaches a worker or the zygote does nothing."""
+    with iter(loader_of()) as iterator:
+        next(iterator)
+        processes = processes_of(iterator)
+        names = [psutil.Process(pid).name() for pid in processes]
+        for pid in processes:
+            os.kill(pid, signal.SIGINT)
+        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+        assert still_there(processes, 0.0) == processes
+    assert names == ["millstream", "millstream-w0", "millstream-w1"]
+
+
+def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> None:
+    """Row 27: what an operation has started, and has not waited for, dies with the worker, when it leaves by itself."""
+    with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, ReportThen(there.path, os.getpid, 3)))) as iterator:
+        assert [batch.tolist() for batch in iterator] == EXPECTED
+        processes = there.take_numbers()
+        assert still_there(processes, 0.0) == processes
+        iterator.close()
+        assert still_there(processes) == []
+
+
+def test_the_channel_is_not_inherited_by_children_of_user_code(tmp_path: Path) -> None:
+    """Row 27: a program that a worker has started has none of its descriptors, even where it may inherit all."""
+    with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, faults.ListInherited(there.path)))) as iterator:
+        assert [batch.tolist() for batch in iterator] == EXPECTED
+        inherited = there.take()
+    assert "socket" not in inherited
+    assert "memfd" not in inherited
+    assert "pidfd" not in inherited
+
+
+@pytest.mark.parametrize("worker_count", [1, 16])
+def test_few_and_many_workers(worker_count: int) -> None:
+    """Sixteen workers on few cores are no trouble: they start, and end, like one."""
+    with at_most(3.0):
+        assert batches(loader_of(worker_count=worker_count)) == EXPECTED

@@ -1,0 +1,59 @@
+"""A process that trains, with a worker in a fault, for tests that end it."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from faults import Pipe
+from worker_pools import environment
+
+TRAINER = """
+import os, signal, sys
+from pathlib import Path
+import faults, worker_pools
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+there, ready, fault = Path(sys.argv[1]), Path(sys.argv[2]), getattr(faults, sys.argv[3])
+iterator = iter(worker_pools.loader_of(
+    faults.At(worker_pools.EXPECTED[5][2], faults.ReportThen(there, fault, children=2))
+))
+next(iterator)
+faults.report(ready, worker_pools.zygote_of(iterator), *worker_pools.pids_of(iterator))
+{then}
+"""
+WAITS = "list(iterator)"
+"""Waits for the batch that the worker in the fault is to make."""
+TRAINS = "[next(iterator) for _ in range(4)]; faults.hang()"
+"""Is busy with a batch before."""
+HAS_FORKED = "child = os.fork(); faults.report(ready, child) if child else faults.hang()\nlist(iterator)"
+"""Waits, while a process that it has forked, and reports, waits too."""
+
+
+@contextlib.contextmanager
+def trainer(
+    folder: Path, fault: str, then: str, *modules: Path
+) -> Iterator[tuple[subprocess.Popen[str], Pipe, list[int]]]:
+    """Yields a process that trains, the pipe that it reports to, and all that it has started.
+
+    Args:
+        folder: an empty folder.
+        fault: what happens in a worker, a function of `faults`.
+        then: the code that the trainer runs then.
+        modules: folders of more modules.
+    """
+    with Pipe(folder / "there") as there, Pipe(folder / "ready") as ready:
+        code = TRAINER.format(then=then)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, there.path, ready.path, fault],
+            env=environment(*modules),
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with process:
+            try:
+                yield process, ready, [*ready.take_numbers(), *there.take_numbers()]
+            finally:
+                process.kill()
