@@ -22,8 +22,8 @@ from streams import comparable, drain
 import millstream
 from millstream.loader import crew as crew_module
 from millstream.loader import executors
-from millstream.loader.elements import Elements
 from millstream.loader.crew import Crew
+from millstream.loader.elements import Elements
 from millstream.loader.executors import ThreadExecutor, perform
 from millstream.loader.plan import Plan
 from millstream.loader.schedule import Call, Cursor, Schedule
