@@ -47,8 +47,8 @@ class RecycledMemory:
             memory = idle.pop()
         except IndexError:
             memory = np.empty(size, dtype=np.uint8)
-        # Of a memoryview: NumPy lets a view of a view refer to the first array in the chain, which must be this one.
-        base = np.frombuffer(memoryview(memory), dtype=np.uint8)
+        # Of its buffer: NumPy lets a view of a view refer to the first array in the chain, which must be this one.
+        base = np.frombuffer(memory.data, dtype=np.uint8)
         weakref.finalize(base, idle.append, memory).atexit = False
         start = -int(base.__array_interface__["data"][0]) % ALIGNMENT
         return base[start : start + num_bytes].view(dtype).reshape(shape)
