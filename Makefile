@@ -5,13 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'transforms/*.py')
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test soak check bench format clean
 
 demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
 
 test: $(VENV)/.installed ## Run all tests.
 	$(BIN)/pytest
+
+soak: $(VENV)/.installed ## Kill a thousand workers while they work.
+	MILLSTREAM_SOAK_KILLS=1000 $(BIN)/pytest tests/loader/test_pool_soak.py
 
 # From inside .venv, mypy sees the installed package, and not the root folder that happens to have its name.
 check: $(VENV)/.installed ## Check format, lint and types.
