@@ -106,7 +106,8 @@ def without_unpicklable(run: Elements, error: BaseException) -> Elements:
     for row, value in enumerate(run.values):
         if parts := unpicklable_parts(value):
             refusal = TypeError(
-                f"The pipeline's output cannot be sent from a worker process: {'; '.join(parts)} cannot be pickled. "
+                f"The pipeline's output cannot be sent from a worker process, since not all of it can be pickled: "
+                f"{'; '.join(parts)}. "
                 "Make it an array, a number or a string in an operation, or use worker_count=0."
             )
             key, position = run.origins.record_key[row], run.origins.position[row]

@@ -199,12 +199,13 @@ def _open_error(path: str, reader: Reader) -> OSError:
     """Returns the error that the library keeps to itself until a reader is closed."""
     try:
         reader.close()
-        reason = RuntimeError("the library does not say why")
+        reason = RuntimeError()
     except RuntimeError as error:
         reason = error
     for number in _NOT_THE_FILE:
         if os.strerror(number) in str(reason):
             return OSError(number, os.strerror(number), path)
-    failure = DataSourceError(f"{path!r} is no ArrayRecord file, or a damaged one: {reason}.")
+    words = str(reason) or "the library does not say why"
+    failure = DataSourceError(f"{path!r} is no ArrayRecord file, or a damaged one: {words}.")
     failure.__cause__ = reason
     return failure
