@@ -1,7 +1,7 @@
 """Measures millstream beside its peers, on the same work, in one run.
 
-    python benchmarks                           everything: more than an hour
-    python benchmarks --scale=quick             everything, short: some ten minutes
+    python benchmarks                           everything: some three hours
+    python benchmarks --scale=quick             everything, short: some thirty minutes
     python benchmarks --cases=tiny,tokens --peers=millstream,grain --repeats=3
 
 Writes `<name>.json`, `<name>.md` and `<name>.png` into the output folder; the name is `latest` for a full run of all

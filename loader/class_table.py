@@ -71,10 +71,21 @@ def class_of_number(number: int) -> type:
     raise pickle.UnpicklingError(f"Class {number} of the pipeline is known to a ClassTable only.")
 
 
-@final
-class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
-    def __init__(self, file: io.BytesIO, buffer_callback: BufferCallback) -> None:
+class _ArrayPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+    def __init__(self, file: io.BytesIO, buffer_callback: BufferCallback | None, allocate: Allocate = np.empty) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self._allocate = allocate
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            return reduce_array(value, self._allocate)
+        return super().reducer_override(value)
+
+
+@final
+class _RecordingPickler(_ArrayPickler):
+    def __init__(self, file: io.BytesIO, buffer_callback: BufferCallback) -> None:
+        super().__init__(file, buffer_callback)
         self.classes: list[type] = []
 
     def reducer_override(self, value: Any) -> Any:
@@ -85,21 +96,14 @@ class _RecordingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpick
 
 
 @final
-class _NumberingPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
+class _NumberingPickler(_ArrayPickler):
     def __init__(
-        self,
-        file: io.BytesIO,
-        numbers: dict[int, int],
-        buffer_callback: BufferCallback | None,
-        allocate: Allocate,
+        self, file: io.BytesIO, numbers: dict[int, int], buffer_callback: BufferCallback | None, allocate: Allocate
     ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        super().__init__(file, buffer_callback, allocate)
         self._numbers = numbers
-        self._allocate = allocate
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is np.ndarray and not value.dtype.hasobject:
-            return reduce_array(value, self._allocate)
         number = self._numbers.get(id(value)) if isinstance(value, type) else None
         return super().reducer_override(value) if number is None else (class_of_number, (number,))
 

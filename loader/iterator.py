@@ -181,10 +181,13 @@ class DataLoaderIterator:
         return read_ahead()
 
     def close(self) -> None:
-        """Stops reading ahead and frees what was read. Takes at most two seconds. Idempotent."""
+        """Stops reading ahead and frees what was read. Takes at most two seconds. Idempotent.
+
+        May be called while another thread waits in `next`, which is a ValueError then.
+        """
+        self._lifecycle = Lifecycle.CLOSED
         self._stop()
         self._stop_idle()
-        self._lifecycle = Lifecycle.CLOSED
 
     def __enter__(self) -> Self:
         return self
@@ -224,8 +227,13 @@ class DataLoaderIterator:
     def _running_executor(self) -> Executor:
         self._check_open()
         if self._executor is None:
-            self._executor = self._make_executor(self._start)
+            self._executor = executor = self._make_executor(self._start)
+            if self._lifecycle is Lifecycle.CLOSED:
+                # By another thread, which did not see this executor.
+                self._stop()
+                self._check_open()
             self._lifecycle = Lifecycle.RUNNING
+            return executor
         return self._executor
 
     def _place(self) -> Cursor:
@@ -246,7 +254,7 @@ class DataLoaderIterator:
     def _leave(self) -> Executor | None:
         self._start, self._run, self._row = self._place(), None, 0
         executor, self._executor = self._executor, None
-        if executor is not None:
+        if self._lifecycle is Lifecycle.RUNNING:
             self._lifecycle = Lifecycle.IDLE
         return executor
 

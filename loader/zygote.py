@@ -39,7 +39,9 @@ def main() -> NoReturn:
     name_process("millstream")
     gc.collect()
     gc.freeze()
-    Zygote(Channel(socket.socket(fileno=control), blocking=True), parent_pid).run()
+    zygote = Zygote(Channel(socket.socket(fileno=control), blocking=True), parent_pid)
+    zygote.run()
+    # With the zygote still alive: the end of a worker just killed must find the socket that it is written to.
     os._exit(0)
 
 

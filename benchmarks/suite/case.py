@@ -30,13 +30,13 @@ class Contender:
     def label(self) -> str:
         """What to call the contender in tables."""
         words = [self.mode] if self.mode else []
-        if self.workers or self.peer not in {"bare", "tensorflow"}:
+        if self.peer not in {"bare", "tensorflow"}:
             words.append(f"{self.workers} worker{'s'[: self.workers != 1]}")
         if self.peer in {"millstream", "grain"} and self.threads != 0:
             words.append("default threads" if self.threads is None else f"{self.threads} threads")
         if self.copies > 1:
             words.append(f"{self.copies} at once")
-        return ", ".join(words) or "autotuned"
+        return ", ".join(words) or "record by record"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ def rates(*bounds: str, from_files: bool = False) -> tuple[Contender, ...]:
         Contender("pytorch", workers=2, mode="forkserver"),
         Contender("pytorch", mode="record by record"),
         Contender("tensorflow"),
+        Contender("tensorflow", mode="batches first"),
         *(Contender("bare", mode=bound) for bound in bounds),
     )
 

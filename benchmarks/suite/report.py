@@ -43,7 +43,8 @@ def _introduction(machine: Mapping[str, Any], scale: Scale, repeats: int) -> str
         f"Each number is the median of {repeats} run{'s'[: repeats != 1]}, with the lowest and the highest; each run "
         f"is a process of its own, the contenders in turn. A rate is taken over {scale.seconds} s from a stream that "
         "runs already. All contenders do the same to the same data, each in several modes that suit it; before "
-        f"measuring, the records that they deliver are compared.{judged}"
+        "measuring, the records that they deliver are compared: the last column of each table below tells the outcome."
+        f"{judged}"
     )
 
 

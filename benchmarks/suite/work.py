@@ -18,26 +18,30 @@ class Map:
     Attributes:
         function: takes and returns an element.
         graph: the same for tf.data, in TensorFlow's operations; None where it would have to call Python.
+        graph_of_many: the same for a batch of records at once; None where that cannot be.
     """
 
     function: Callable[[Any], Any]
     graph: Callable[[Any], Any] | None = None
+    graph_of_many: Callable[[Any], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomMap:
-    """Calls a function with each record and a NumPy generator; `graph` as for `Map`, with TensorFlow's randomness."""
+    """Calls a function with each record and a NumPy generator; the rest as for `Map`, with TensorFlow's randomness."""
 
     function: Callable[[Any, np.random.Generator], Any]
     graph: Callable[[Any], Any] | None = None
+    graph_of_many: Callable[[Any], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Filter:
-    """Keeps the records for which a function returns true; `graph` as for `Map`."""
+    """Keeps the records for which a function returns true; the rest as for `Map`."""
 
     function: Callable[[Any], bool]
     graph: Callable[[Any], Any] | None = None
+    graph_of_many: Callable[[Any], Any] | None = None
 
 
 Step: TypeAlias = Map | RandomMap | Filter

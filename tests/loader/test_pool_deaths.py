@@ -17,6 +17,7 @@ from worker_pools import (
     EXPECTED,
     at_most,
     batches,
+    expect_stalls,
     in_background,
     loader_of,
     made_all,
@@ -167,11 +168,12 @@ def test_a_stopped_zygote_delays_only_replacements(monkeypatch: pytest.MonkeyPat
     """Row 8: workers go on while the zygote is stopped; one that dies then is missed, which is an error in time."""
     monkeypatch.setattr(pool, "EXIT_SECONDS", 0.01)
     monkeypatch.setattr(pool, "CLOSE_SECONDS", 0.4)
-    iterator = iter(loader_of(worker_count=1, stall_timeout=0.2))
+    iterator = iter(loader_of(worker_count=1))
     assert next(iterator).tolist() == EXPECTED[0]
     processes = [*pids_of(iterator), zygote_of(iterator)]
     os.kill(processes[1], signal.SIGSTOP)
     assert [next(iterator).tolist() for _ in range(3)] == EXPECTED[1:4]
+    expect_stalls(iterator, 0.2)
     os.kill(processes[0], signal.SIGKILL)
     with pytest.raises(WorkerStalledError, match="it is still starting"):
         list(iterator)

@@ -4,14 +4,21 @@ Each test sweeps one edge: a fault at its first passage, at its second, and so o
 The first sweep begins before the pool starts; the others hit warm workers, and those that replaced dead ones.
 """
 
+import concurrent.futures
+import contextlib
+import os
+import select
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import failpoints
 import numpy as np
 import pytest
-from failpoints import EDGES, SabotageError, Saboteur, Trap, continue_stopped
+from failpoints import EDGES, Pause, SabotageError, Saboteur, Trap
 from oracle import oracle
 from streams import comparable
 
@@ -22,15 +29,18 @@ from millstream.transforms import Batch, Filter, FlatMap
 
 pytestmark = pytest.mark.timeout(120)
 
-SIZE = 60
+# Workers need not import pytest to have the operations below.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SIZE = 32
 SAMPLER = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=1, seed=3)
 MOST_PASSAGES = 60
 """No worker passes an edge so often in one run."""
 
 
 def picture(number: int) -> dict[str, Any]:
-    """Returns an element with 16 KB, of which a batch has a chunk of its own, and with small leaves."""
-    return {"image": np.full((64, 32), number, dtype=np.int64), "label": number, "name": f"record {number}"}
+    """Returns an element of 16 KB, of which a batch has a chunk of its own, and a small leaf."""
+    return {"image": np.full((64, 32), number, dtype=np.int64), "label": number}
 
 
 def mean(batch: dict[str, Any]) -> Any:
@@ -146,6 +156,29 @@ def test_an_exception_at_any_edge_is_an_error_or_changes_nothing(tmp_path: Path,
         assert len(errors) <= swept.trap.has_fired
 
     assert swept.sweep(check) >= 1
+
+
+@contextlib.contextmanager
+def continue_stopped(path: Path) -> Iterator[Pause]:
+    """Continues every process that a Pause has stopped, in a thread; yields that Pause."""
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR)
+
+    def work() -> None:
+        while (pid := int(os.read(pipe, 8))) > 0:
+            # The signal may come before the process has stopped: again, until it says that it goes on.
+            while not select.select([pipe], [], [], 0.005)[0]:
+                os.kill(pid, signal.SIGCONT)
+            assert int(os.read(pipe, 8)) == 0
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        done = thread.submit(work)
+        try:
+            yield Pause(path)
+        finally:
+            os.write(pipe, b"%8d" % -1)
+            done.result()
+            os.close(pipe)
 
 
 @pytest.mark.parametrize("edge", EDGES)

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from trainers import HAS_FORKED, TRAINS, WAITS, trainer
+from trainers import trainer
 from worker_pools import environment, python, still_there
 
 CUSTOMS = """
@@ -77,11 +77,13 @@ assert len(os.listdir("/proc/self/fd")) == len(before)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("then", "fault"), [(WAITS, "hang_in_c"), (TRAINS, "do_nothing"), (HAS_FORKED, "hang_in_c")])
+@pytest.mark.parametrize(
+    ("then", "fault"), [("waits", "hang_in_c"), ("trains", "do_nothing"), ("has forked", "hang_in_c")]
+)
 def test_a_trainer_killed_leaves_nothing(then: str, fault: str, poor_system: Path, tmp_path: Path) -> None:
     """The zygote notices, within a second, by its channel's end or its own parent's number."""
     with trainer(tmp_path, fault, then, poor_system) as (process, ready, started):
-        child = ready.take_numbers() if then == HAS_FORKED else []
+        child = ready.take_numbers() if then == "has forked" else []
         try:
             process.kill()
             assert still_there(started, 1.0) == []

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 from faults import WAIT_SECONDS, Pipe
-from trainers import HAS_FORKED, TRAINS, WAITS, trainer
+from trainers import trainer
 from worker_pools import EXPECTED, environment, loader_of, pids_of, python, still_there
 
 
 @pytest.mark.parametrize(
     ("then", "fault"),
     [
-        (WAITS, "hang"),
-        (WAITS, "hang_in_c"),
-        (WAITS, "work_for_ever"),
-        (WAITS, "stop"),
-        (TRAINS, "hang_in_c"),
-        (TRAINS, "do_nothing"),
+        ("waits", "hang"),
+        ("waits", "hang_in_c"),
+        ("waits", "work_for_ever"),
+        ("waits", "stop"),
+        ("trains", "hang_in_c"),
+        ("trains", "do_nothing"),
     ],
 )
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
@@ -36,7 +36,7 @@ def test_a_trainer_killed_leaves_nothing(sent: signal.Signals, then: str, fault:
         assert process.stderr.read() == ""
 
 
-@pytest.mark.parametrize(("then", "fault"), [(WAITS, "hang_in_c"), (TRAINS, "do_nothing")])
+@pytest.mark.parametrize(("then", "fault"), [("waits", "hang_in_c"), ("trains", "do_nothing")])
 def test_an_interrupted_trainer_leaves_nothing(then: str, fault: str, tmp_path: Path) -> None:
     """Row 11: Ctrl-C ends it within a second with one traceback, its own, and the workers go without a word."""
     with trainer(tmp_path, fault, then) as (process, _, started):
@@ -51,7 +51,7 @@ def test_an_interrupted_trainer_leaves_nothing(then: str, fault: str, tmp_path: 
 
 def test_a_forked_process_does_not_keep_the_workers_of_a_dead_trainer(tmp_path: Path) -> None:
     """Row 9: not even one that has a copy of everything the trainer had open."""
-    with trainer(tmp_path, "hang_in_c", HAS_FORKED) as (process, ready, started):
+    with trainer(tmp_path, "hang_in_c", "has forked") as (process, ready, started):
         (child,) = ready.take_numbers()
         try:
             process.kill()

@@ -77,11 +77,11 @@ def filled(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> NDArray[A
 def with_layout(array: NDArray[Any], layout: int) -> NDArray[Any]:
     """Returns the same array, laid out in memory in one of six ways."""
     if layout == 1:
-        return np.asfortranarray(array)
+        return np.array(array, order="F")
     if layout == 2 and array.ndim:
         return np.repeat(array, 2, axis=0)[::2]
-    if layout == 3:
-        return array.T
+    if layout == 3 and array.ndim > 1:
+        return np.ascontiguousarray(array.swapaxes(0, 1)).swapaxes(0, 1)
     if layout == 4:
         array.flags.writeable = False
     if layout == 5 and array.ndim:

@@ -2,16 +2,13 @@
 
 A `Saboteur` is an operation that changes nothing. Unpickled in a worker process, it wraps that process's copies of the
 functions that make up the protocol. The wrappers count how often an edge is passed, and at the passage that the test
-has armed, one process, once, does something terrible.
+has armed, one process, once, does something terrible. Worker processes import this: it must be quick to import.
 """
 
-import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import itertools
 import os
-import select
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -66,7 +63,7 @@ def be_stopped() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Pause:
-    """Stops the process until `continue_stopped` continues it.
+    """Stops the process until the test continues it.
 
     Attributes:
         path: a named pipe, in which the process says that it will stop, and that it goes on.
@@ -80,29 +77,6 @@ class Pause:
             pipe.write(b"%8d" % os.getpid())
             be_stopped()
             pipe.write(b"%8d" % 0)
-
-
-@contextlib.contextmanager
-def continue_stopped(path: Path) -> Iterator[Pause]:
-    """Continues every process that a Pause has stopped, in a thread; yields that Pause."""
-    os.mkfifo(path)
-    pipe = os.open(path, os.O_RDWR)
-
-    def work() -> None:
-        while (pid := int(os.read(pipe, 8))) > 0:
-            # The signal may come before the process has stopped: again, until it says that it goes on.
-            while not select.select([pipe], [], [], 0.005)[0]:
-                os.kill(pid, signal.SIGCONT)
-            assert int(os.read(pipe, 8)) == 0
-
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        done = thread.submit(work)
-        try:
-            yield Pause(path)
-        finally:
-            os.write(pipe, b"%8d" % -1)
-            done.result()
-            os.close(pipe)
 
 
 class Trap:

@@ -23,12 +23,15 @@ next(iterator)
 faults.report(ready, worker_pools.zygote_of(iterator), *worker_pools.pids_of(iterator))
 {then}
 """
-WAITS = "list(iterator)"
-"""Waits for the batch that the worker in the fault is to make."""
-TRAINS = "[next(iterator) for _ in range(4)]; faults.hang()"
-"""Is busy with a batch before."""
-HAS_FORKED = "child = os.fork(); faults.report(ready, child) if child else faults.hang()\nlist(iterator)"
-"""Waits, while a process that it has forked, and reports, waits too."""
+THEN = {
+    # Waits for the batch that the worker in the fault is to make.
+    "waits": "list(iterator)",
+    # Is busy with a batch before.
+    "trains": "[next(iterator) for _ in range(4)]; faults.hang()",
+    # Waits, while a process that it has forked, and reports, waits too.
+    "has forked": "child = os.fork(); faults.report(ready, child) if child else faults.hang()\nlist(iterator)",
+}
+"""What a trainer does when it has its first batch."""
 
 
 @contextlib.contextmanager
@@ -40,11 +43,11 @@ def trainer(
     Args:
         folder: an empty folder.
         fault: what happens in a worker, a function of `faults`.
-        then: the code that the trainer runs then.
+        then: what the trainer does then, a key of `THEN`.
         modules: folders of more modules.
     """
     with Pipe(folder / "there") as there, Pipe(folder / "ready") as ready:
-        code = TRAINER.format(then=then)
+        code = TRAINER.format(then=THEN[then])
         process = subprocess.Popen(
             [sys.executable, "-c", code, there.path, ready.path, fault],
             env=environment(*modules),

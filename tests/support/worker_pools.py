@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import os
 import select
 import subprocess
@@ -29,6 +30,7 @@ def loader_of(*operations: Any, **options: Any) -> millstream.DataLoader:
         "sampler": millstream.IndexSampler(SIZE, shuffle=True, num_epochs=1, seed=5),
         "operations": [*operations, millstream.Batch(BATCH)],
         "worker_count": 2,
+        "stall_timeout": WAIT_SECONDS,
     }
     return millstream.DataLoader(**(arguments | options))
 
@@ -66,6 +68,13 @@ def workers_of(iterator: millstream.DataLoaderIterator) -> list[Worker]:
 def pids_of(iterator: millstream.DataLoaderIterator) -> list[int]:
     """Returns the process numbers of an iterator's workers."""
     return [worker.pid or 0 for worker in workers_of(iterator)]
+
+
+def expect_stalls(iterator: millstream.DataLoaderIterator, seconds: float) -> None:
+    """Shortens the stall timeout, once the workers are there: how long they take to start is the machine's affair."""
+    workers_of(iterator)
+    executor = executor_of(iterator)
+    executor._options = dataclasses.replace(executor._options, stall_timeout=seconds)
 
 
 def zygote_of(iterator: millstream.DataLoaderIterator) -> int:

@@ -13,7 +13,7 @@ from suite.work import Columns, Map, Records, Work, identity
 
 def _big(scale: Scale) -> Work:
     arrays = data.big_arrays(scale.pick(tiny=256, quick=512, full=1024))
-    return Work(Records(arrays), (Map(identity, identity),), 128)
+    return Work(Records(arrays), (Map(identity, identity, identity),), 128)
 
 
 def _columns(scale: Scale) -> Work:
@@ -22,12 +22,12 @@ def _columns(scale: Scale) -> Work:
 
 def _nested(scale: Scale) -> Work:
     dicts = data.nested_dicts(scale.pick(tiny=512, quick=16_384, full=16_384))
-    return Work(Records(dicts), (Map(identity, identity),), 256)
+    return Work(Records(dicts), (Map(identity, identity, identity),), 256)
 
 
 def _strings(scale: Scale) -> Work:
     texts = data.sentences(scale.pick(tiny=512, quick=65_536, full=65_536))
-    return Work(Records(texts), (Map(identity, identity),), 256)
+    return Work(Records(texts), (Map(identity, identity, identity),), 256)
 
 
 class CopyOut:

@@ -20,16 +20,16 @@ def tokens_of(record: bytes) -> Any:
 
 
 def tokens_in_graph(record: Any) -> Any:
-    """Returns the same in TensorFlow's operations."""
+    """Returns the same in TensorFlow's operations, for one record or many."""
     import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
 
-    return tf.reshape(tf.io.decode_raw(record, tf.uint16), (data.TOKEN_BYTES // 2,))
+    return tf.io.decode_raw(record, tf.uint16, fixed_length=data.TOKEN_BYTES)
 
 
 def token_work(scale: Scale) -> Work:
     """Returns the pipeline of the tokens."""
     files = data.token_files(scale.pick(tiny=1024, quick=65_536, full=262_144))
-    return Work(files, (Map(tokens_of, tokens_in_graph),), 256)
+    return Work(files, (Map(tokens_of, tokens_in_graph, tokens_in_graph),), 256)
 
 
 def decode(record: bytes) -> dict[str, Any]:

@@ -23,10 +23,10 @@ def add_fraction(value: int, rng: np.random.Generator) -> float:
 
 
 def add_fraction_in_graph(value: Any) -> Any:
-    """Returns the same in TensorFlow's operations."""
+    """Returns the same in TensorFlow's operations, for one value or many."""
     import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
 
-    return tf.cast(value, tf.float64) + tf.random.uniform((), dtype=tf.float64)
+    return tf.cast(value, tf.float64) + tf.random.uniform(tf.shape(value), dtype=tf.float64)
 
 
 def is_even(value: Any) -> Any:
@@ -35,20 +35,20 @@ def is_even(value: Any) -> Any:
 
 
 def _plain(scale: Scale) -> Work:
-    return Work(_integers(scale), (Map(identity, identity),), BATCH_SIZE)
+    return Work(_integers(scale), (Map(identity, identity, identity),), BATCH_SIZE)
 
 
 def _random(scale: Scale) -> Work:
-    return Work(_integers(scale), (RandomMap(add_fraction, add_fraction_in_graph),), BATCH_SIZE)
+    return Work(_integers(scale), (RandomMap(add_fraction, add_fraction_in_graph, add_fraction_in_graph),), BATCH_SIZE)
 
 
 def _filtered(scale: Scale) -> Work:
-    return Work(_integers(scale), (Filter(is_even, is_even),), BATCH_SIZE)
+    return Work(_integers(scale), (Filter(is_even, is_even, is_even),), BATCH_SIZE)
 
 
 def _elements(scale: Scale) -> Work:
     vectors = data.vectors(scale.pick(tiny=512, quick=65_536, full=65_536))
-    return Work(Records(vectors), (Map(identity, identity),), None)
+    return Work(Records(vectors), (Map(identity, identity, identity),), None)
 
 
 CASES = (

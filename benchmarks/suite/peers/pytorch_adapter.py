@@ -20,7 +20,7 @@ from suite.peers.base import Stream
 from suite.work import SEED, Columns, Files, Records, Work, apply_to_many
 
 LARGE_BYTES = 4096
-"""Arrays of so many bytes are stacked by PyTorch itself, which in workers does so in shared memory."""
+"""Arrays of so many bytes are stacked by PyTorch itself in workers, where it does so in shared memory."""
 
 
 @final
@@ -189,12 +189,12 @@ class Survivors(torch.utils.data.IterableDataset):
 
 
 def collate(elements: list[Any]) -> Any:
-    """Returns the batch: small arrays stacked by NumPy, which has less to do per record than PyTorch."""
+    """Returns the batch: stacked by NumPy, which has less to do per record, and needs no second core to be fast."""
     first = elements[0]
     if isinstance(first, dict):
         return {name: collate([element[name] for element in elements]) for name in first}
     if isinstance(first, np.ndarray):
-        if first.nbytes >= LARGE_BYTES:
+        if first.nbytes >= LARGE_BYTES and torch.utils.data.get_worker_info() is not None:
             return torch.utils.data.default_collate([np.ascontiguousarray(element) for element in elements])
         return torch.from_numpy(np.stack(elements))
     if isinstance(first, str):

@@ -1,4 +1,4 @@
-"""tf.data: everything autotuned and in its graph.
+"""tf.data: everything autotuned and in its graph, record by record or, as its guide advises, on whole batches.
 
 It has no worker processes, and reads files in order only: there it shuffles through a buffer.
 """
@@ -25,24 +25,22 @@ class TensorflowAdapter:
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
-        del contender
         tf.random.set_seed(SEED)
-        steps = [(step, _graph(step)) for step in work.steps]
-        dataset: Any = _files(work) if isinstance(work.source, Files) else None
-        if dataset is None:
-            columns, count = _columns(work)
-            dataset = _shuffled(tf.data.Dataset.range(count), count, work)
-            if not steps and work.batch_size:
-                # Nothing happens to single records: whole batches are gathered.
-                dataset = dataset.batch(work.batch_size)
-            dataset = dataset.map(lambda keys: _gathered(columns, keys), num_parallel_calls=tf.data.AUTOTUNE)
-        for step, function in steps:
-            dataset = (
-                dataset.filter(function)
-                if isinstance(step, Filter)
-                else dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
-            )
-        if work.batch_size and (steps or isinstance(work.source, Files)):
+        batches_first = contender.mode == "batches first"
+        if batches_first and work.batch_size is None:
+            raise UnsupportedError("nothing is batched in this case")
+        functions = [_graph(step, of_many=batches_first) for step in work.steps]
+        dataset = _records(work, work.batch_size if batches_first else None)
+        for step, function in zip(work.steps, functions, strict=True):
+            if not isinstance(step, Filter):
+                dataset = dataset.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+            elif batches_first:
+                dataset = dataset.map(_masked(function), num_parallel_calls=tf.data.AUTOTUNE)
+            else:
+                dataset = dataset.filter(function)
+        if batches_first and work.filters:
+            dataset = dataset.rebatch(work.batch_size)
+        elif work.batch_size and not batches_first:
             dataset = dataset.batch(work.batch_size)
         return Stream(iter(dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()))
 
@@ -50,10 +48,26 @@ class TensorflowAdapter:
 ADAPTER = TensorflowAdapter()
 
 
-def _graph(step: Step) -> Any:
-    if step.graph is None:
-        raise UnsupportedError("a step is Python that TensorFlow has no operations for")
-    return step.graph
+def _graph(step: Step, *, of_many: bool) -> Any:
+    function = step.graph_of_many if of_many else step.graph
+    if function is None:
+        raise UnsupportedError(f"TensorFlow has no operations for a step{' on whole batches' if of_many else ''}")
+    return function
+
+
+def _masked(function: Any) -> Any:
+    return lambda batch: tf.boolean_mask(batch, function(batch))
+
+
+def _records(work: Work, batch_size: int | None) -> Any:
+    """Returns the records, shuffled; in batches if a size is given."""
+    if isinstance(work.source, Files):
+        dataset = _files(work)
+        return dataset.batch(batch_size) if batch_size else dataset
+    columns, count = _columns(work)
+    keys = _shuffled(tf.data.Dataset.range(count), count, work)
+    keys = keys.batch(batch_size) if batch_size else keys
+    return keys.map(lambda some: _gathered(columns, some), num_parallel_calls=tf.data.AUTOTUNE)
 
 
 def _shuffled(dataset: Any, count: int, work: Work) -> Any:

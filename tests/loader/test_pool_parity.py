@@ -1,0 +1,345 @@
+"""The stream of worker processes is the oracle's, to the byte, however many there are and whatever they are set to."""
+
+import collections
+import dataclasses
+import enum
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+import elements_of_all_kinds
+import numpy as np
+import pytest
+import strategies
+from elements_of_all_kinds import BFLOAT16, SHAPES, Example, FrozenExample, Pair, elements, filled, with_layout
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import oracle
+from strategies import Jitter, Pipeline, Scale, pipelines
+from streams import comparable, drain
+
+import millstream
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, Transformation
+
+# Workers need not import hypothesis to have the operations and classes of these modules.
+for module in (strategies, elements_of_all_kinds, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)
+
+thread_options = st.sampled_from([millstream.ReadOptions(0), millstream.ReadOptions(2, 8), millstream.ReadOptions()])
+
+
+def loader_of(pipeline: Pipeline, worker_count: int = 0, **options: Any) -> millstream.DataLoader:
+    """Returns a loader of a random pipeline."""
+    return millstream.DataLoader(
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
+        worker_count=worker_count,
+        **options,
+    )
+
+
+def expected_of(pipeline: Pipeline) -> tuple[list[object], type[BaseException] | None]:
+    """Returns the oracle's stream of a random pipeline."""
+    return drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
+
+
+@given(
+    pipeline=pipelines(),
+    worker_count=st.sampled_from([1, 2, 2, 3, 5]),
+    buffer_size=st.sampled_from([1, 2, 7]),
+    read_options=thread_options,
+    data=st.data(),
+)
+@settings(deadline=None, max_examples=30)
+def test_workers_equal_the_oracle(
+    pipeline: Pipeline, worker_count: int, buffer_size: int, read_options: millstream.ReadOptions, data: st.DataObject
+) -> None:
+    """Any pipeline, any options: the same elements, then the same type of error.
+
+    The same pool then gives them again, and goes on from states that the consumer's own process has taken; its states
+    are good in the consumer's process, with threads and without.
+    """
+    expected, error = expected_of(pipeline)
+    loader = loader_of(pipeline, worker_count, worker_buffer_size=buffer_size, read_options=read_options)
+    inline = iter(loader_of(pipeline, read_options=millstream.ReadOptions(0)))
+    threads = iter(loader_of(pipeline, read_options=millstream.ReadOptions(2)))
+    with iter(loader) as workers:
+        assert drain(workers) == (expected, error)
+        there, back = data.draw(st.tuples(*[st.integers(0, len(expected))] * 2))
+
+        workers.seek(there)
+        state = workers.get_state()
+        for iterator in (inline, threads):
+            iterator.set_state(state)
+            assert drain(iterator) == (expected[there:], error)
+
+        inline.seek(0)
+        assert [comparable(next(inline)) for _ in range(back)] == expected[:back]
+        again = iter(loader)
+        again.set_state(inline.get_state())
+        assert drain(again) == (expected[back:], error)
+        again.close()
+    threads.close()
+
+
+@given(pipeline=pipelines(), counts=st.permutations([0, 1, 2, 3]), data=st.data())
+@settings(deadline=None, max_examples=8)
+def test_a_stream_may_move_from_one_number_of_workers_to_another(
+    pipeline: Pipeline, counts: list[int], data: st.DataObject
+) -> None:
+    """A stream interrupted again and again, each time resumed by another number of workers, is the oracle's."""
+    expected, error = expected_of(pipeline)
+    actual: list[object] = []
+    state = iter(loader_of(pipeline)).get_state()
+    for count in counts:
+        with iter(loader_of(pipeline, count, read_options=data.draw(thread_options))) as iterator:
+            iterator.set_state(state)
+            for _ in range(data.draw(st.integers(0, max(1, len(expected) // 2)))):
+                if len(actual) < len(expected):
+                    actual.append(comparable(next(iterator)))
+            state = iterator.get_state()
+            if count == counts[-1]:
+                rest, last = drain(iterator)
+
+    assert (actual + rest, last) == (expected, error)
+
+
+@pytest.mark.parametrize("worker_count", [1, 3])
+def test_shards_and_epochs(worker_count: int) -> None:
+    """Every shard of several, over several epochs that end in a short batch, is the oracle's."""
+    for shard_count in (1, 3):
+        for index in range(shard_count):
+            pipeline = Pipeline(
+                range(50),
+                millstream.IndexSampler(47, shuffle=True, num_epochs=3, seed=8),
+                (Scale(3), Jitter(), Batch(4)),
+                ShardOptions(index, shard_count),
+            )
+            with iter(loader_of(pipeline, worker_count)) as iterator:
+                assert drain(iterator) == expected_of(pipeline)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def types_in(element: Any) -> Any:
+    """Returns the very types of everything in an element."""
+    parts: list[Any] = []
+    if isinstance(element, dict):
+        parts = list(element.values())
+    elif isinstance(element, (list, tuple)):
+        parts = list(element)
+    elif dataclasses.is_dataclass(element) and not isinstance(element, type):
+        parts = [getattr(element, field.name) for field in dataclasses.fields(element)]
+    return type(element), [types_in(part) for part in parts]
+
+
+def stream_of(source: Any, operations: list[Transformation], worker_count: int, **options: Any) -> list[Any]:
+    """Returns the elements that a source and operations give in order."""
+    loader = millstream.DataLoader(
+        data_source=source,
+        sampler=millstream.IndexSampler(len(source), num_epochs=1),
+        operations=operations,
+        worker_count=worker_count,
+        **options,
+    )
+    with iter(loader) as iterator:
+        return list(iterator)
+
+
+@given(
+    source=st.lists(elements, min_size=15, max_size=40), worker_count=st.sampled_from([1, 2]), threads=thread_options
+)
+@settings(deadline=None, max_examples=16)
+def test_elements_of_all_kinds_without_a_batch(
+    source: list[Any], worker_count: int, threads: millstream.ReadOptions
+) -> None:
+    """Whatever an element is made of, it arrives as it was, and its classes are the consumer's own."""
+    actual = stream_of(source, [], worker_count, read_options=threads)
+
+    assert [comparable(element) for element in actual] == [comparable(element) for element in source]
+    assert [types_in(element) for element in actual] == [types_in(element) for element in source]
+
+
+DTYPES = [np.uint8, np.int64, ">i4", np.float16, np.complex128, np.bool_, "<U5", "S3", "M8[s]", BFLOAT16]
+
+
+def arrays_of_all_kinds(number: int) -> dict[str, Any]:
+    """Returns an element with an array of each dtype and shape, in some memory layout."""
+    return {
+        f"{np.dtype(dtype)} {shape}": with_layout(filled(shape, np.dtype(dtype), number), number % 6)
+        for dtype in DTYPES
+        for shape in SHAPES
+    }
+
+
+def nested_leaves(number: int) -> Any:
+    """Returns a nested element with a leaf of each kind that stacks."""
+    return [
+        collections.OrderedDict(number=number, real=number / 3, complex=number * 1j, none=None, truth=number % 2 == 0),
+        Pair("text" * (number % 5), b"bytes\0" * (number % 3)),
+        Example(np.float32(number), (np.int8(number % 100), np.datetime64(number, "s"))),
+        FrozenExample({"a": [np.full(3, number), np.full((), number, dtype=BFLOAT16)]}),
+    ]
+
+
+def swapped(batch: Any) -> Any:
+    """Returns a batch whose parts are in another order."""
+    return batch[::-1]
+
+
+@pytest.mark.parametrize(
+    ("make", "then"),
+    [(arrays_of_all_kinds, []), (arrays_of_all_kinds, [Batch(2)]), (nested_leaves, []), (nested_leaves, [swapped])],
+    ids=["arrays", "arrays twice", "nested", "nested and mapped"],
+)
+def test_batches_of_all_kinds(make: Any, then: list[Any]) -> None:
+    """Batches of arrays of every dtype, shape and layout, and of nested leaves, are the same bytes."""
+    operations = [make, Batch(3), *then]
+    inline = stream_of(range(24), operations, 0, read_options=millstream.ReadOptions(0))
+    workers = stream_of(range(24), operations, 2)
+
+    assert [comparable(batch) for batch in workers] == [comparable(batch) for batch in inline]
+    assert [types_in(batch) for batch in workers] == [types_in(batch) for batch in inline]
+
+
+def test_large_elements_without_a_batch() -> None:
+    """A message may be much larger than a socket's buffer, in arrays and in objects that travel in the pickle."""
+
+    def large(number: int) -> Any:
+        return np.full((300, 1000), number), [str(number)] * 5_000, bytes([number]) * 1_000_000
+
+    inline = stream_of(range(6), [large], 0)
+    workers = stream_of(range(6), [large], 2)
+
+    assert [comparable(element) for element in workers] == [comparable(element) for element in inline]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    """An enumeration."""
+
+    RED = 1
+    BLUE = 2
+
+
+def test_local_classes_are_the_consumers_own() -> None:
+    """Instances of classes that no module has come back as such, and the classes are as the consumer left them."""
+
+    class Place(NamedTuple):
+        x: int
+        colour: Any
+
+    @dataclasses.dataclass
+    class Sample:
+        place: Any
+        seen = 0
+
+        def moved(self) -> Any:
+            return self.place.x + 1
+
+    class LocalError(Exception):
+        pass
+
+    def make(number: int) -> Any:
+        Sample.seen += 1
+        if number == 9:
+            raise LocalError("at nine", number)
+        return Sample(Place(number, Colour(1 + number % 2)))
+
+    moved = Sample.moved
+    Sample.seen = 1000
+    loader = millstream.DataLoader(
+        data_source=range(20),
+        sampler=millstream.IndexSampler(20, num_epochs=1),
+        operations=[make, lambda sample: sample],
+        worker_count=2,
+    )
+    with iter(loader) as iterator:
+        actual = [next(iterator) for _ in range(9)]
+        with pytest.raises(LocalError) as caught:
+            next(iterator)
+
+    assert [type(sample) for sample in actual] == [Sample] * 9
+    assert [type(sample.place) for sample in actual] == [Place] * 9
+    assert [sample.place.colour for sample in actual] == [Colour.RED, Colour.BLUE] * 4 + [Colour.RED]
+    assert [sample.moved() for sample in actual] == list(range(1, 10))
+    assert Sample.moved is moved
+    assert Sample.seen == 1000
+    assert caught.value.args == ("at nine", 9)
+
+
+MAIN = """
+    import dataclasses, enum
+    import millstream
+
+    OFFSET = 5
+
+    class Colour(enum.Enum):
+        RED = 1
+
+    @dataclasses.dataclass
+    class Sample:
+        x: int
+        colour: Colour = Colour.RED
+        seen = 0
+        def shifted(self):
+            return self.x + OFFSET
+
+    class SampleError(ValueError):
+        pass
+
+    def make(number):
+        Sample.seen += 1
+        if number == 7:
+            raise SampleError(number)
+        return Sample(number)
+
+    shifted, Sample.seen = Sample.shifted, 100
+    loader = millstream.DataLoader(
+        data_source=range(20),
+        sampler=millstream.IndexSampler(20, num_epochs=1),
+        operations=[make],
+        worker_count=2,
+    )
+    with iter(loader) as iterator:
+        samples = [next(iterator) for _ in range(7)]
+        try:
+            next(iterator)
+        except SampleError as error:
+            assert error.args == (7,)
+    OFFSET = 50
+    assert [sample.shifted() for sample in samples] == list(range(50, 57))
+    assert {type(sample) for sample in samples} == {Sample}
+    assert {sample.colour for sample in samples} == {Colour.RED}
+    assert Sample.shifted is shifted
+    assert Sample.seen == 100
+    print("fine")
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "command", "standard input"])
+def test_classes_of_main_are_the_consumers_own(how: str, tmp_path: Path) -> None:
+    """The same for classes of a script, of `python -c` and of a script on standard input, without ceremony."""
+    program = textwrap.dedent(MAIN)
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    arguments = {"script": [str(script)], "command": ["-c", program], "standard input": ["-"]}[how]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        input=program if how == "standard input" else "",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("fine\n", "")
