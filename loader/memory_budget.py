@@ -1,5 +1,6 @@
 """How much shared memory all arenas together may take."""
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -7,7 +8,6 @@ MEMORY_SHARE = 0.5
 """The part of the memory available that batches in flight, and batches kept by the consumer, may take."""
 
 _SMALLEST_BUDGET = 1 << 28
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def memory_budget() -> int:
@@ -33,10 +33,26 @@ def _machine_memory() -> int:
 
 
 def _container_limits() -> list[int]:
+    """Returns the limits of the control groups that this process is in: a container's, or a batch system's job's."""
     limits = [sys.maxsize]
-    for path in _CGROUP_LIMITS:
-        try:
-            limits.append(int(Path(path).read_text()))
-        except (OSError, ValueError):
-            continue
+    for folder, name in _control_groups():
+        for group in (folder, *folder.parents):
+            with contextlib.suppress(OSError, ValueError):
+                limits.append(int((group / name).read_text()))
     return limits
+
+
+def _control_groups() -> list[tuple[Path, str]]:
+    """Returns the folder of each control group of this process, and the name of the file with its limit."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    groups = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            groups.append((Path(f"/sys/fs/cgroup{path}"), "memory.max"))
+        elif "memory" in controllers.split(","):
+            groups.append((Path(f"/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes"))
+    return groups

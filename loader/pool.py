@@ -189,6 +189,8 @@ class Pool:
             poll.register(worker.channel.fileno(), wanted)
             if worker.handle is not None:
                 poll.register(worker.handle, select.POLLIN)
+        if any(worker.exited is not None for worker in self.workers):
+            seconds = 0.0
         ready = dict(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
         # Which worker is meant is settled now: what follows closes descriptors, and opens others with their numbers.
         news = [(worker, ready.get(worker.channel.fileno(), 0), worker.handle in ready) for worker in self.workers]
@@ -331,7 +333,9 @@ class _Processes:
             ours, theirs = socket.socketpair()
             self.control = Channel(ours, blocking=False)
             environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **os.environ, "JAX_PLATFORMS": "cpu"}
-            command = [sys.executable, "-P", "-c", _START, json.dumps(sys.path), str(theirs.fileno()), str(self.owner)]
+            # Not every entry need be a string: imports pass over the others.
+            path = json.dumps(sys.path, default=str)
+            command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), str(self.owner)]
             with theirs:
                 self.zygote = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)
                     command,
@@ -358,10 +362,14 @@ class _Processes:
 
     def end(self) -> None:
         """Ends the processes for good."""
-        with self._lock:
-            self._ended = True
-        self.stop()
-        os.close(self.pipeline)
+        try:
+            # Not in a forked process, in which nobody might give the lock back.
+            if self.owner == os.getpid():
+                with self._lock:
+                    self._ended = True
+                self.stop()
+        finally:
+            os.close(self.pipeline)
 
 
 def _end_zygote(zygote: subprocess.Popen[bytes], workers: list[int]) -> None:

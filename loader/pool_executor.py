@@ -202,7 +202,8 @@ class PoolExecutor(Executor):
         lost = list(worker.calls)
         begun = read_call(worker.last_words)
         cause = describe_exit(exited, read_stacks(worker.last_words))
-        if begun is None:
+        if begun is None and (lost or not worker.is_ready):
+            # One that has nothing to do may be killed as often as anybody likes.
             self._deaths_at_start += 1
             if self._deaths_at_start >= MOST_DEATHS_AT_START + self._options.num_workers:
                 raise WorkerDiedError(f"Worker processes die while they start: the last one {cause}")

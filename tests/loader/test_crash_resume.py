@@ -1,97 +1,98 @@
-"""A trainer that is killed again and again, and resumed each time, has seen the stream of one that never was."""
+"""A trainer that is killed again and again, at any moment, sees in the end the very stream of one that never was."""
 
-import json
+import os
 import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Self
 
-import numpy as np
 import psutil
 import pytest
-from worker_pools import environment
+import resumed_trainer
+from oracle import oracle
+from resumed_trainer import PIPELINES, SAMPLER, SIZE, text_of
+from worker_pools import still_there
 
-import millstream
+pytestmark = pytest.mark.timeout(180)
 
-TRAINER = """
-import json, os, sys
-from pathlib import Path
-import test_crash_resume_pipeline as pipeline
-
-folder = Path(sys.argv[1])
-state, partial = folder / "state", folder / "state.partial"
-with iter(pipeline.make_loader(int(sys.argv[2]))) as iterator:
-    if state.exists():
-        iterator.set_state(state.read_bytes())
-    for batch in iterator:
-        # Long lines: the pipe holds few of them, so that the trainer does not run far ahead of who kills it.
-        print(json.dumps([iterator.step, batch.tolist(), " " * 1000]), flush=True)
-        if iterator.step % 3 == 0:
-            partial.write_bytes(iterator.get_state())
-            os.replace(partial, state)
-"""
-
-PIPELINE = """
-import numpy as np
-import millstream
-
-def jitter(element, rng):
-    return element * 1000 + rng.integers(1000)
-
-def keep(element):
-    return element % 3 != 0
-
-def make_loader(worker_count):
-    return millstream.DataLoader(
-        data_source=range(90),
-        sampler=millstream.IndexSampler(90, shuffle=True, num_epochs=2, seed=9),
-        operations=[*OPERATIONS, millstream.Batch(4)],
-        worker_count=worker_count,
-    )
-"""
+KILLS = 5
 
 
-@pytest.mark.parametrize(
-    "operations",
-    [
-        "[millstream.RandomMapTransform(jitter)]",
-        "[millstream.FilterTransform(keep), millstream.RandomMapTransform(jitter)]",
-    ],
-)
-def test_the_stream_over_all_lives_of_a_trainer(operations: str, tmp_path: Path) -> None:
-    """What each life delivered, cut where the next one resumed, is the stream without any crash, to the last batch."""
-    pipeline = PIPELINE.replace("def make_loader", f"OPERATIONS = {operations}\n\ndef make_loader")
-    (tmp_path / "test_crash_resume_pipeline.py").write_text(pipeline)
-    namespace: dict[str, object] = {"np": np, "millstream": millstream}
-    exec(pipeline, namespace)
-    expected = [batch.tolist() for batch in namespace["make_loader"](0)]  # type: ignore[operator]
-    chance = random.Random(len(operations))
-    seen: dict[int, list[int]] = {}
-    lives, last_step = 0, 0
-    while last_step < len(expected):
-        lives += 1
-        state = tmp_path / "state"
-        resumed_at = json.loads(state.read_bytes())["step"] if state.exists() else 0
-        seen = {step: batch for step, batch in seen.items() if step <= resumed_at}
-        command = [sys.executable, "-c", TRAINER, str(tmp_path), str(lives % 3)]
-        # Long enough to pass a step at which the state is written.
-        length = chance.randint(3, 7)
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, pipesize=4096, text=True, env=environment(tmp_path)
-        ) as trainer:
-            assert trainer.stdout is not None
-            descendants: list[psutil.Process] = []
-            for line in trainer.stdout:
-                if not line.endswith("\n"):
-                    break  # Cut off by the kill: it counts as never delivered, and nor does a state tell of it.
-                last_step, batch, _ = json.loads(line)
-                seen[last_step] = batch
-                length -= 1
-                if length == 0:
-                    # What it has done in the meantime is in the pipe, and read as well.
-                    descendants = psutil.Process(trainer.pid).children(recursive=True)
-                    trainer.kill()
-        assert psutil.wait_procs(descendants, timeout=10)[1] == []
+class Life:
+    """One life of the trainer, from its start to its end."""
 
-    assert lives > 3
-    assert [seen[step] for step in sorted(seen)] == expected
+    def __init__(self, kind: str, worker_count: int, state_file: Path) -> None:
+        self.batches: list[str] = []
+        # All that it starts inherits this.
+        self._mark = f"{state_file}:{os.urandom(8).hex()}"
+        self.process = subprocess.Popen(
+            [sys.executable, resumed_trainer.__file__, kind, str(worker_count), str(state_file)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LIFE": self._mark},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kills the trainer, wherever it is: all that it has started ends as well."""
+        self.process.kill()
+        # What it has done since it was last listened to.
+        rest = self.process.communicate()[0]
+        for line in rest.splitlines():
+            if line != "end":
+                self.note(line.split())
+        left = [process.pid for process in psutil.process_iter(["environ"]) if self._mark in marks_of(process)]
+        assert still_there(left, 1.0) == []
+
+    def first_step(self) -> int:
+        """Returns the step at which the trainer begins."""
+        word, step = self.next_line()
+        assert word == "begin"
+        return int(step)
+
+    def next_line(self) -> list[str]:
+        """Returns the words of the trainer's next line."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().split()
+
+    def train(self, count: int) -> None:
+        """Waits until it has trained on so many batches, or has ended."""
+        while len(self.batches) < count and (words := self.next_line()) != ["end"]:
+            self.note(words)
+
+    def note(self, words: list[str]) -> None:
+        """Takes note of a batch."""
+        word, batch = words
+        assert word == "batch"
+        self.batches.append(batch)
+
+
+def marks_of(process: psutil.Process) -> list[str]:
+    """Returns the values in a process's environment, as far as they can be seen."""
+    return list((process.info["environ"] or {}).values())
+
+
+@pytest.mark.parametrize("kind", sorted(PIPELINES))
+def test_a_trainer_killed_again_and_again_sees_the_oracles_stream(kind: str, tmp_path: Path) -> None:
+    """Each life resumes at the last state saved, with as many workers as it likes; no process outlives one.
+
+    What was trained on after that state is trained on again: it is cut off where the next life begins.
+    """
+    expected = [text_of(batch) for batch in oracle(range(SIZE), SAMPLER, PIPELINES[kind])]
+    chance, state_file = random.Random(7), tmp_path / "state"
+    trained: list[str] = []
+    for _ in range(KILLS):
+        with Life(kind, chance.choice([1, 2, 2, 3]), state_file) as life:
+            step = life.first_step()
+            life.train(chance.randrange(len(expected) // KILLS * 2))
+        assert step <= len(trained)
+        trained = trained[:step] + life.batches
+    with Life(kind, 2, state_file) as life:
+        step = life.first_step()
+        life.train(len(expected))
+        assert life.process.wait() == 0
+
+    assert trained[:step] + life.batches == expected

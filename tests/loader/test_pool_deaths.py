@@ -4,14 +4,13 @@ import contextlib
 import logging
 import os
 import signal
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import faults
 import pytest
 from faults import At, ReportThen
+from memory_limits import memory_limit
 from worker_pools import (
     BATCH,
     EXPECTED,
@@ -210,45 +209,3 @@ def test_a_worker_that_runs_out_of_memory(times: int, tmp_path: Path) -> None:
             with pytest.raises(WorkerDiedError, match=r"SIGKILL: by the system, if memory ran out.* used up to \d\d"):
                 next(iterator)
         assert limit.num_kills() in (times, None)
-
-
-class MemoryLimit:
-    """A control group with a limit; without one, where this user may make none, it limits nothing."""
-
-    def __init__(self, num_bytes: int) -> None:
-        name = f"millstream-test-{uuid.uuid4().hex}"
-        self.group: Path | None = None
-        for parent in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
-            with contextlib.suppress(OSError):
-                (parent / name).mkdir()
-                self.group = parent / name
-                break
-        for limit in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max"):
-            if self.group is not None and (self.group / limit).exists():
-                (self.group / limit).write_text(str(num_bytes))
-
-    def apply(self, pid: int) -> None:
-        """Applies the limit to a process and all that it forks from now on."""
-        if self.group is not None:
-            (self.group / "cgroup.procs").write_text(str(pid))
-
-    def num_kills(self) -> int | None:
-        """Returns how many processes were killed for want of memory; None where there is no limit."""
-        if self.group is None:
-            return None
-        file = next(
-            self.group / name for name in ("memory.oom_control", "memory.events") if (self.group / name).exists()
-        )
-        return int(dict(line.split() for line in file.read_text().splitlines())["oom_kill"])
-
-
-@contextlib.contextmanager
-def memory_limit(num_bytes: int) -> Iterator[MemoryLimit]:
-    """Yields a limit; all that it was applied to must have ended when it ends."""
-    limit = MemoryLimit(num_bytes)
-    yield limit
-    if limit.group is not None:
-        deadline = time.monotonic() + 2.0
-        while (limit.group / "cgroup.procs").read_text():
-            assert time.monotonic() < deadline
-        limit.group.rmdir()

@@ -108,7 +108,8 @@ class Swept:
 
 def drain(iterator: Iterator[Any], allowed: tuple[type[Exception], ...] = ()) -> tuple[list[Any], list[Exception]]:
     """Returns a stream's elements, and the errors that came in between."""
-    elements, errors = [], []
+    elements: list[Any] = []
+    errors: list[Exception] = []
     while True:
         try:
             elements.append(comparable(next(iterator)))

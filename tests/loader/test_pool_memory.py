@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faults import WAIT_SECONDS
+from memory_limits import memory_limit
 from worker_pools import SIZE, environment, loader_of, made_all, python
 
 import millstream
@@ -150,6 +152,26 @@ def test_batches_that_jax_keeps_are_never_rewritten(monkeypatch: pytest.MonkeyPa
             del batch, device_batch
         assert aliases == len(expected)
     assert all(is_full_of(np.asarray(device_batch), numbers) for device_batch, numbers in kept)
+
+
+def test_the_limit_of_a_control_group_is_the_memory_that_there_is() -> None:
+    """Row 7: arenas do not count on memory that the container, or the job, of this process does not have."""
+    code = """
+import sys
+from millstream.loader.memory_budget import memory_available
+before = memory_available()
+print(flush=True)
+sys.stdin.readline()
+print(before, memory_available())
+"""
+    with memory_limit(300 << 20) as limit:
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            limit.apply(process.pid)
+            before, after = map(int, process.communicate("go\n", WAIT_SECONDS)[0].split())
+    assert after == 300 << 20 if limit.group else before > 1 << 20
 
 
 def test_descriptors_grow_with_workers_only() -> None:

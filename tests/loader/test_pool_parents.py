@@ -237,7 +237,7 @@ def test_a_script_needs_no_main_guard(expected_line: str, tmp_path: Path) -> Non
     """Row 17: classes, functions and lambdas of a script work, wherever it is run; nothing of its folder interferes."""
     script = tmp_path / "script" / "train.py"
     script.parent.mkdir()
-    script.write_text(PROGRAM.replace("COUNT", "2"))
+    script.write_text("import pathlib, sys\nsys.path.append(pathlib.Path('x'))\n" + PROGRAM.replace("COUNT", "2"))
     (tmp_path / "json.py").write_text("raise ImportError('a file of the current folder')")
     done = python(str(script), cwd=tmp_path)
 

@@ -23,7 +23,7 @@ from streams import comparable, drain
 
 import millstream
 from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Transformation
+from millstream.transforms import Batch, Map, Transformation
 
 # Workers need not import hypothesis to have the operations and classes of these modules.
 for module in (strategies, elements_of_all_kinds, sys.modules[__name__]):
@@ -215,8 +215,8 @@ def test_large_elements_without_a_batch() -> None:
     def large(number: int) -> Any:
         return np.full((300, 1000), number), [str(number)] * 5_000, bytes([number]) * 1_000_000
 
-    inline = stream_of(range(6), [large], 0)
-    workers = stream_of(range(6), [large], 2)
+    inline = stream_of(range(6), [Map(large)], 0)
+    workers = stream_of(range(6), [Map(large)], 2)
 
     assert [comparable(element) for element in workers] == [comparable(element) for element in inline]
 

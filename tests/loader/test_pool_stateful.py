@@ -23,7 +23,7 @@ import millstream
 from millstream.loader import pool_executor
 from millstream.loader.pool import Worker
 from millstream.sharding import ShardOptions
-from millstream.transforms import Batch
+from millstream.transforms import Batch, Map
 
 # Workers need not import hypothesis to have the operations of these modules.
 for module in (strategies, sys.modules[__name__]):
@@ -38,9 +38,9 @@ def spread(number: Any) -> Any:
 
 
 PIPELINES = {
-    "batches": Pipeline(range(150), SAMPLER, (Jitter(), spread, Batch(5)), ShardOptions(1, 2)),
+    "batches": Pipeline(range(150), SAMPLER, (Jitter(), Map(spread), Batch(5)), ShardOptions(1, 2)),
     "regrouped": Pipeline(
-        range(150), SAMPLER, (DropMultiples(3), Jitter(), Split(2), spread, Batch(4), Scale(2)), ShardOptions(0, 1)
+        range(150), SAMPLER, (DropMultiples(3), Jitter(), Split(2), Map(spread), Batch(4), Scale(2)), ShardOptions(0, 1)
     ),
     "elements": Pipeline(
         range(150), SAMPLER, (Split(3), AddIndex(), Jitter()), ShardOptions(0, 2, drop_remainder=True)

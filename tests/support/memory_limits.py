@@ -1,0 +1,49 @@
+"""Limits of memory, set as containers and batch systems set them."""
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+
+class MemoryLimit:
+    """A control group with a limit; without one, where this user may make none, it limits nothing."""
+
+    def __init__(self, num_bytes: int) -> None:
+        name = f"millstream-test-{uuid.uuid4().hex}"
+        self.group: Path | None = None
+        for parent in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+            with contextlib.suppress(OSError):
+                (parent / name).mkdir()
+                self.group = parent / name
+                break
+        for limit in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max"):
+            if self.group is not None and (self.group / limit).exists():
+                (self.group / limit).write_text(str(num_bytes))
+
+    def apply(self, pid: int) -> None:
+        """Applies the limit to a process and all that it forks from now on."""
+        if self.group is not None:
+            (self.group / "cgroup.procs").write_text(str(pid))
+
+    def num_kills(self) -> int | None:
+        """Returns how many processes were killed for want of memory; None where there is no limit."""
+        if self.group is None:
+            return None
+        file = next(
+            self.group / name for name in ("memory.oom_control", "memory.events") if (self.group / name).exists()
+        )
+        return int(dict(line.split() for line in file.read_text().splitlines())["oom_kill"])
+
+
+@contextlib.contextmanager
+def memory_limit(num_bytes: int) -> Iterator[MemoryLimit]:
+    """Yields a limit; all that it was applied to must have ended when it ends."""
+    limit = MemoryLimit(num_bytes)
+    yield limit
+    if limit.group is not None:
+        deadline = time.monotonic() + 2.0
+        while (limit.group / "cgroup.procs").read_text():
+            assert time.monotonic() < deadline
+        limit.group.rmdir()
