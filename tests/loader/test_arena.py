@@ -4,10 +4,12 @@ import contextlib
 import gc
 import itertools
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from arena_pairs import arena_pair
@@ -23,6 +25,9 @@ from millstream.loader.class_table import ClassTable
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.recycled_memory import ALIGNMENT, round_up
 from millstream.loader.transport import pack, unpack
+
+# Workers cannot import the modules of tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Filled = tuple[NDArray[np.uint8], int]
 """An array, and the number that all of it is."""

@@ -141,7 +141,7 @@ def test_batches_that_jax_keeps_are_never_rewritten(monkeypatch: pytest.MonkeyPa
     """Row 15: JAX takes an array of an arena as it is, without a copy; its place is not used again while JAX has it."""
     import jax
 
-    monkeypatch.setattr(pool, "memory_budget", lambda: 24 << 20)
+    monkeypatch.setattr(pool, "memory_budget", lambda: 64 << 20)
     expected, kept, aliases = expected_numbers(), [], 0
     with jax.enable_x64(True), iter(big_loader()) as iterator:
         for step, batch in enumerate(iterator):
