@@ -23,9 +23,6 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a thread, process, descriptor or piece of shared memory of ours behind."""
     keeps_own = request.node.get_closest_marker("third_party") is not None
     descriptors, segments = open_descriptors(), shared_segments()
-    # What is here already, JAX and its like above all, is no concern of the collection below: it takes a third of all
-    # time otherwise.
-    gc.freeze()
     yield
     gc.collect()
     for thread in our_threads():
@@ -34,6 +31,9 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     assert psutil.Process().children(recursive=True) == []
     assert shared_segments() - segments == set()
     assert keeps_own or len(open_descriptors()) <= len(descriptors), sorted(open_descriptors() - descriptors)
+    # What is left, JAX and its like above all, is no concern of the next test's collection: it would take half of the
+    # time of all tests.
+    gc.freeze()
 
 
 def our_threads() -> list[threading.Thread]:
