@@ -8,6 +8,10 @@ Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. The pse
 of splitmix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). It is made to be
 statistically as good as a shuffled list, not to keep secrets.
 
+Up to n = 2**32 all of it is done in words of 32 bits, of which processors handle more at once. The pseudo-random
+function is then a mix of the same form with two constants that were found by search, for each bit of the input to flip
+each bit of the output as often as not (Wellons, "Prospecting for Hash Functions", 2018, and what followed from it).
+
 Why the numbers are what they are:
 
 *   right_size is a power of two, so that splitting takes no division; left_size is n / right_size rounded up, so that
@@ -15,16 +19,24 @@ Why the numbers are what they are:
 *   Each part is added to modulo its size, not by exclusive or: turning an even number of places by one is an odd
     permutation, so that half of all permutations are odd, also where n is a power of two. Exclusive or on parts of
     two bits or more makes even permutations only.
-*   left_size is at most 2**20, so that a random word scaled down to it favours no number by more than 2**-22.
+*   left_size is at most 2**20, or 2**16 in words of 32 bits, so that a random word scaled down to it favours no number
+    by more than 2**-16 of its share.
 *   The smaller the parts, the less a round does, so that small n gets more rounds: 8 above n = 2**11, up to 52 for
     n = 2. With ideal functions, the distance from the uniform distribution over all permutations (total variation,
     computed by applying the rounds to that distribution) is below 1e-4 for every n up to 8.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]
+Wide = NDArray[np.uint64]
+Words = NDArray[np.unsignedinteger[Any]]
+"""Of 64 bits each, or of 32 each."""
+
+NARROW_LIMIT = 1 << 32
+"""Up to so many records, all arithmetic is done in words of 32 bits."""
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio, odd: the stride of splitmix64."""
@@ -32,7 +44,7 @@ _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MOST_LEFT_BITS = 20
 
 
-def permute(offsets: Words, num_records: int, seed: int, epoch: int | Words) -> NDArray[np.int64]:
+def permute(offsets: Wide, num_records: int, seed: int, epoch: int | Wide) -> NDArray[np.int64]:
     """Returns where each offset lands in the permutation of [0, num_records) that seed and epoch select.
 
     Args:
@@ -47,7 +59,9 @@ def permute(offsets: Words, num_records: int, seed: int, epoch: int | Words) -> 
     bits = (num_records - 1).bit_length()
     right_bits = max(1, (bits + 1) // 2, bits - _MOST_LEFT_BITS)
     left_size = ((num_records - 1) >> right_bits) + 1
-    keys = _round_keys(seed, epoch, round_pairs=max(4, 28 - 2 * bits))
+    keys: Words = _round_keys(seed, epoch, round_pairs=max(4, 28 - 2 * bits))
+    if num_records <= NARROW_LIMIT:
+        keys = (keys >> np.uint64(32)).astype(np.uint32)
 
     landed = _encipher(offsets, keys, left_size, right_bits)
     outside = np.flatnonzero(landed >= num_records)
@@ -59,53 +73,86 @@ def permute(offsets: Words, num_records: int, seed: int, epoch: int | Words) -> 
     return landed.view(np.int64)
 
 
-def _round_keys(seed: int, epoch: int | Words, round_pairs: int) -> Words:
+def _round_keys(seed: int, epoch: int | Wide, round_pairs: int) -> Wide:
     """Returns random words of shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m epochs.
 
     Seed and epoch go through the mix one after the other: a mere sum of the two would make epoch e of seed s the
     epoch e - 1 of seed s + 1.
     """
-    seeded = _mix(np.array([seed], dtype=np.uint64))
+    seeded = _mixed(np.array([seed], dtype=np.uint64))
     rounds = np.arange(1, 2 * round_pairs + 1, dtype=np.uint64).reshape(round_pairs, 2, 1)
-    of_rounds = _mix(rounds * _GOLDEN_GAMMA + seeded)
-    return _mix(of_rounds + np.atleast_1d(np.asarray(epoch, dtype=np.uint64)))
+    of_rounds = _mixed(rounds * _GOLDEN_GAMMA + seeded)
+    return _mixed(of_rounds + np.atleast_1d(np.asarray(epoch, dtype=np.uint64)))
 
 
-def _encipher(values: Words, keys: Words, left_size: int, right_bits: int) -> Words:
-    """Returns the images of values under one bijection of [0, left_size << right_bits)."""
-    right_mask = np.uint64((1 << right_bits) - 1)
-    left_bits = left_size.bit_length()
-    left = values >> np.uint64(right_bits)
-    right = values & right_mask
+def _mixed(words: Wide) -> Wide:
+    _mix(words, np.empty_like(words))
+    return words
+
+
+def _encipher(values: Wide, keys: Words, left_size: int, right_bits: int) -> Wide:
+    """Returns the images of values under one bijection of [0, left_size << right_bits).
+
+    The arithmetic is done in words as wide as the keys.
+    """
+    word_bits = 8 * keys.dtype.itemsize
+    mix, scale = (_mix_narrow, _scale_narrow) if word_bits == 32 else (_mix, _scale)
+    right_mask = (1 << right_bits) - 1
+    left = (values >> np.uint64(right_bits)).astype(keys.dtype, copy=False)
+    right = (values & np.uint64(right_mask)).astype(keys.dtype, copy=False)
     drawn, scratch = np.empty_like(left), np.empty_like(left)
     for left_key, right_key in keys:
         np.add(right, left_key, out=drawn)
-        _mix(drawn, scratch)
-        # A number below left_size: the word's high bits times left_size, over 2**(how many bits they are).
-        drawn >>= left_bits
-        drawn *= left_size
-        drawn >>= 64 - left_bits
+        scale(mix(drawn, scratch), left_size, scratch)
         left += drawn
         # Modulo left_size without a division: where left < left_size, the difference wraps around and is huge.
         np.subtract(left, left_size, out=drawn)
         np.minimum(left, drawn, out=left)
 
         np.add(left, right_key, out=drawn)
-        _mix(drawn, scratch)
-        drawn >>= 64 - right_bits
+        mix(drawn, scratch)
+        drawn >>= word_bits - right_bits
         right += drawn
         right &= right_mask
-    left <<= right_bits
-    left |= right
-    return left
+    landed = left.astype(np.uint64, copy=False)
+    landed <<= right_bits
+    landed |= right
+    return landed
 
 
-def _mix(words: Words, scratch: Words | None = None) -> Words:
+def _mix(words: Words, scratch: Words) -> Words:
     """Replaces each word by its image under the finaliser of splitmix64, a bijection, and returns the same array."""
-    scratch = np.empty_like(words) if scratch is None else scratch
     words ^= np.right_shift(words, 30, out=scratch)
     words *= 0xBF58476D1CE4E5B9
     words ^= np.right_shift(words, 27, out=scratch)
     words *= 0x94D049BB133111EB
     words ^= np.right_shift(words, 31, out=scratch)
     return words
+
+
+def _mix_narrow(words: Words, scratch: Words) -> Words:
+    """Replaces each word by its image under a bijection that flips all bits evenly, and returns the same array."""
+    words ^= np.right_shift(words, 16, out=scratch)
+    words *= 0x21F0AAAD
+    words ^= np.right_shift(words, 15, out=scratch)
+    words *= 0xD35A2D97
+    words ^= np.right_shift(words, 15, out=scratch)
+    return words
+
+
+def _scale(words: Words, size: int, _: Words) -> None:
+    """Replaces random words by numbers below size: their high bits times size, over 2**(how many bits those are)."""
+    words >>= size.bit_length()
+    words *= size
+    words >>= 64 - size.bit_length()
+
+
+def _scale_narrow(words: Words, size: int, scratch: Words) -> None:
+    """Replaces random words by words * size / 2**32, for a size up to 2**16: the product's halves one by one."""
+    np.bitwise_and(words, 0xFFFF, out=scratch)
+    scratch *= size
+    scratch >>= 16
+    words >>= 16
+    words *= size
+    words += scratch
+    words >>= 16
