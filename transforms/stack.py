@@ -84,17 +84,29 @@ def _stacker(kind: type) -> _Stacker:
 
 def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
     count, shape, dtype = len(column), column[0].shape, column[0].dtype
-    shapes = list(map(attrgetter("shape"), column))
-    if shapes.count(shape) != count:
-        _refuse_difference(column, path, "shape", shapes)
-    dtypes = list(map(attrgetter("dtype"), column))
-    if dtypes.count(dtype) != count:
-        _refuse_difference(column, path, "dtype", dtypes)
     batch = _memory((count, *shape), dtype, allocate)
-    # Laid end to end along their own first axis, arrays need no new axis each: half of np.stack's time if small.
-    rows, flat_shape = (column, (count * shape[0], *shape[1:])) if shape else ([row[None] for row in column], (count,))
-    np.concatenate(rows, axis=0, out=batch.reshape(flat_shape))
+    try:
+        # Laid end to end along their own first axis, arrays need no new axis each: half of np.stack's time if small.
+        rows = column if shape else [row[np.newaxis] for row in column]
+        length = len(rows[0])
+        same_length = list(map(len, rows)).count(length) == count
+        if same_length:
+            np.concatenate(rows, axis=0, out=batch.reshape(count * length, *shape[1:]), casting="no")
+    except (TypeError, ValueError):
+        # NumPy finds every other difference by itself, but does not say where it is.
+        _refuse_unlike_arrays(column, path)
+        raise
+    if not same_length:
+        _refuse_unlike_arrays(column, path)
     return batch
+
+
+def _refuse_unlike_arrays(column: list[Array], path: str) -> None:
+    """Raises for the first array that differs from the first one, if there is any."""
+    for what in ("shape", "dtype"):
+        properties = list(map(attrgetter(what), column))
+        if properties.count(properties[0]) != len(properties):
+            _refuse_difference(column, path, what, properties)
 
 
 def _stack_array_likes(column: list[Any], path: str, allocate: Allocate) -> Array:
