@@ -58,12 +58,15 @@ class Run(abc.ABC):
 class UnitRun(Run):
     """Outputs of phase 0."""
 
-    def __init__(self, elements: Elements, first: int, plan: Plan) -> None:
+    def __init__(self, elements: Elements, first: int, plan: Plan, stop: int) -> None:
         super().__init__(elements, first)
         self._plan = plan
+        self._stop = stop
 
     def after(self, row: int) -> Cursor:
         """Returns the place behind output `row`: the next unit, if this output is the last of its own."""
+        if self._plan.one_to_one and row + 1 == len(self.values) and self.error is None:
+            return Cursor(self._stop, (0,))
         units = self._plan.deal.units_of(self.origins.position)
         unit = int(units[row])
         is_last = row + 1 == len(units) or units[row + 1] != unit
@@ -217,7 +220,7 @@ class Schedule:
     def complete(self, call: Call, elements: Elements, seconds: float) -> None:
         """Takes the result of a call, and how long it took."""
         if isinstance(call, UnitCall):
-            call.run = UnitRun(elements, call.skip, self._plan)
+            call.run = UnitRun(elements, call.skip, self._plan, call.stop)
             if seconds * 2 < CALL_SECONDS and call.stop - call.start == self._units_per_call:
                 self._units_per_call = min(self._units_per_call * 2, self._plan.units_per_call)
         else:
