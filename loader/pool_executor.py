@@ -171,12 +171,7 @@ class PoolExecutor(Executor):
     def _take(self, worker: Worker, event: Event) -> None:
         if isinstance(event, Made):
             self._deaths_at_start = self._deaths_of_zygote = 0
-            assigned = self._assigned.pop(event.call, None)
-            if assigned is None:
-                for offset, _ in event.parcel.chunks:
-                    worker.arena.release(offset)
-            else:
-                self._schedule.complete(assigned.call, self._open(event, worker, assigned.call), event.seconds)
+            self._take_made(worker, event)
         elif isinstance(event, Broken):
             error = unpack_failure(event.failure, self._pool.classes)
             error.add_note("millstream: a worker process raised this while it unpickled the pipeline.")
@@ -184,18 +179,27 @@ class PoolExecutor(Executor):
         else:
             self._take_death(worker, event.exited)
 
-    def _open(self, made: Made, worker: Worker, call: Call) -> Elements:
-        """Returns what a worker has made; what cannot be unpickled here is an error at its turn, as any other."""
+    def _take_made(self, worker: Worker, made: Made) -> None:
+        """Completes a call; what cannot be unpickled here is an error at its turn, as any other."""
+        assigned = self._assigned.get(made.call)
+        if assigned is None:
+            for offset, _ in made.parcel.chunks:
+                worker.arena.release(offset)
+            return
         try:
             values, origins = unpack(made.parcel, worker.arena, self._pool.classes)
+            failure = None if made.failure is None else unpack_failure(made.failure, self._pool.classes)
+            outputs = Elements(values, origins, failure)
         except Exception as error:  # noqa: BLE001  (the user's classes may do anything when unpickled)
-            error.add_note(
-                f"millstream: while an output of a worker process was unpickled, from {self._describe(call)}."
-            )
-            return Elements.failed(error)
-        return Elements(
-            values, origins, None if made.failure is None else unpack_failure(made.failure, self._pool.classes)
-        )
+            if makes_several(assigned.call):
+                # Which of them it is will show, and those before it will be delivered.
+                self._split(made.call)
+                return
+            where = self._describe(assigned.call)
+            error.add_note(f"millstream: while an output of a worker process was unpickled, from {where}.")
+            outputs = Elements.failed(error)
+        del self._assigned[made.call]
+        self._schedule.complete(assigned.call, outputs, made.seconds)
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
         """Gives the calls of a dead worker to a new one; the call it died in only if it is for the first time."""
@@ -210,7 +214,7 @@ class PoolExecutor(Executor):
         elif begun in lost and begun in self._assigned:
             assigned = self._assigned[begun]
             assigned.deaths += 1
-            if isinstance(assigned.call, UnitCall) and assigned.call.stop - assigned.call.start > 1:
+            if makes_several(assigned.call):
                 # Which of them it was will show, and those before it will be delivered.
                 lost.remove(begun)
                 self._split(begun)
@@ -315,3 +319,8 @@ class PoolExecutor(Executor):
         shown = ", ".join(map(str, keys[:16].tolist())) + (", …" if len(keys) > 16 else "")
         first, last = np.min(origins.position), np.max(origins.position)
         return f"the record{'s' if len(keys) > 1 else ''} {shown} (positions {first} to {last})"
+
+
+def makes_several(call: Call) -> bool:
+    """Whether a call makes several units, so that it can be split."""
+    return isinstance(call, UnitCall) and call.stop - call.start > 1

@@ -166,6 +166,19 @@ def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> N
     assert ", ".join(map(str, EXPECTED[STEP])) in error.__notes__[-1]
 
 
+def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> None:
+    """Row 3: without a Batch many elements share a message; the one that cannot be taken is an error at its turn."""
+    home, order = os.getpid(), [number for batch in EXPECTED for number in batch]
+    bad = order[STEP * BATCH]
+    iterator = iter(loader_of(operations=[lambda number: faults.NeedsHome(home) if number == bad else number]))
+    delivered = []
+    with pytest.raises(LookupError, match="not here") as caught, iterator:
+        delivered.extend(iterator)
+
+    assert delivered == order[: STEP * BATCH]
+    assert f"from the record {bad} " in caught.value.__notes__[-1]
+
+
 def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
     """Row 3 and 5: pickling is part of making: the records are named and the status told."""
 
