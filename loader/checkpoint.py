@@ -14,16 +14,16 @@ from typing import Any, final
 
 import orbax.checkpoint as ocp
 
-from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.resumable import ResumableIterator
 from millstream.loader.state_files import read_state, write_state
 
 
 @final
 class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Orbax's way to a `DataLoaderIterator`; `CheckpointSave` and `CheckpointRestore` are what users pass."""
+    """Orbax's way to a loader's iterator; `CheckpointSave` and `CheckpointRestore` are what users pass."""
 
     async def async_save(
-        self, directory: Any, item: DataLoaderIterator | None = None, args: Any = None
+        self, directory: Any, item: ResumableIterator | None = None, args: Any = None
     ) -> list[ocp.future.Future]:
         """Takes the iterator's state as it is at this moment, and returns the writing of it.
 
@@ -41,11 +41,11 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
 
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="millstream_save")]
 
-    def save(self, directory: Any, item: DataLoaderIterator | None = None, args: Any = None) -> None:
+    def save(self, directory: Any, item: ResumableIterator | None = None, args: Any = None) -> None:
         """Writes the iterator's state into the folder, at once; the arguments are those of `async_save`."""
         write_state(directory, _iterator(item, args).get_state())
 
-    def restore(self, directory: Any, item: DataLoaderIterator | None = None, args: Any = None) -> DataLoaderIterator:
+    def restore(self, directory: Any, item: ResumableIterator | None = None, args: Any = None) -> ResumableIterator:
         """Returns the iterator, set to the place that was saved and already reading ahead.
 
         Raises:
@@ -80,7 +80,7 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
         TypeError: it is something else.
     """
 
-    item: DataLoaderIterator
+    item: ResumableIterator
 
     def __post_init__(self) -> None:
         _check_iterator(self.item)
@@ -99,22 +99,22 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
         TypeError: the item is something else.
     """
 
-    item: DataLoaderIterator
+    item: ResumableIterator
     allow: Collection[str] = ()
 
     def __post_init__(self) -> None:
         _check_iterator(self.item)
 
 
-def _iterator(item: DataLoaderIterator | None, args: Any) -> DataLoaderIterator:
+def _iterator(item: ResumableIterator | None, args: Any) -> ResumableIterator:
     """Returns the iterator, which Orbax's older interface hands over as it is and the newer one inside `args`."""
     return _check_iterator(getattr(args, "item", None) if item is None else item)
 
 
-def _check_iterator(item: Any) -> DataLoaderIterator:
-    if not isinstance(item, DataLoaderIterator):
+def _check_iterator(item: Any) -> ResumableIterator:
+    if not isinstance(item, ResumableIterator):
         raise TypeError(
             f"millstream.checkpoint saves and restores iterators, got {type(item).__name__}: pass iter(loader), "
-            "the iterator that the training loop draws from."
+            "or what device_put made of it: the iterator that the training loop draws from."
         )
     return item

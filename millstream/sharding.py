@@ -2,9 +2,13 @@
 
 import dataclasses
 import operator
+import os
 import sys
 import warnings
 from typing import SupportsIndex, final
+
+LAUNCHER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+"""What launchers that `jax.distributed.initialize()` knows leave in the environment of each of several processes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,27 @@ class ShardOptions:
                 f"shard_index must be between 0 and shard_count - 1 = {self.shard_count - 1}, got {self.shard_index}."
             )
 
+    def local_batch_size(self, global_batch_size: int) -> int:
+        """Returns how many records of each global batch this shard gets: the `batch_size` of its `Batch`.
+
+        The stream belongs to the global batch size. Whoever fixes that one, and takes the shards' from here, can go on
+        from a checkpoint with any number of shards that divides it, and learns of any other before training starts.
+
+        Args:
+            global_batch_size: records per step over all shards, a multiple of shard_count.
+
+        Raises:
+            ValueError: it is none.
+        """
+        share, rest = divmod(operator.index(global_batch_size), self.shard_count)
+        if rest or share < 1:
+            raise ValueError(
+                f"global_batch_size must be a positive multiple of shard_count = {self.shard_count}, got "
+                f"{global_batch_size}: all shards get equally many records of a whole batch. Use a number of shards "
+                "that divides it, or another global batch size, which is another stream."
+            )
+        return share
+
 
 @final
 class NoSharding(ShardOptions):
@@ -57,9 +82,13 @@ class ShardByJaxProcess(ShardOptions):
 
     Args:
         drop_remainder: as in `ShardOptions`.
+
+    Raises:
+        RuntimeError: several processes were started, as their environment shows, but JAX was not told so.
     """
 
     def __init__(self, drop_remainder: bool = False) -> None:
+        _check_initialised()
         super().__init__(*jax_process(), drop_remainder)
 
 
@@ -73,6 +102,24 @@ def jax_process() -> tuple[int, int]:
     import jax  # noqa: PLC0415  (jax costs a second to import: only those who ask for it pay)
 
     return jax.process_index(), jax.process_count()
+
+
+def _check_initialised() -> None:
+    """Raises where JAX would take this process for the only one, and would start its backends as such for good.
+
+    Each of several processes would then read everything: nothing fails, and all of them train on the same records.
+    """
+    import jax  # noqa: PLC0415  (as above)
+
+    started = [
+        f"{name}={os.environ[name]}" for name in LAUNCHER_VARIABLES if os.environ.get(name, "1") not in ("", "1")
+    ]
+    if started and not jax.distributed.is_initialized():
+        raise RuntimeError(
+            "ShardByJaxProcess() asks JAX which of its processes this is, but JAX knows of one only, while "
+            f"{started[0]} says that this is one of several. Call jax.distributed.initialize() before anything else "
+            "that asks JAX, or use NoSharding() where each process trains on its own."
+        )
 
 
 def warn_if_unsharded() -> None:

@@ -75,6 +75,42 @@ def test_no_sharding_is_the_only_shard() -> None:
     assert isinstance(options, ShardOptions)
 
 
+@pytest.mark.parametrize("shard_count", [1, 2, 3, 4, 6, 12])
+def test_shards_divide_a_global_batch(shard_count: int) -> None:
+    """Where the global batch can be dealt to the shards, `local_batch_size` says how much each of them gets."""
+    assert ShardOptions(0, shard_count).local_batch_size(12) * shard_count == 12
+
+
+@pytest.mark.parametrize(("shard_count", "global_batch_size"), [(5, 12), (24, 12), (1, 0), (3, -3)])
+def test_a_global_batch_that_cannot_be_dealt_is_refused(shard_count: int, global_batch_size: int) -> None:
+    """The error comes where the batch size is asked for, before there is a loader, and says what would fit."""
+    text = f"must be a positive multiple of shard_count = {shard_count}, got {global_batch_size}"
+    with pytest.raises(ValueError, match=text):
+        ShardOptions(0, shard_count).local_batch_size(global_batch_size)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "is_refused"),
+    [
+        ("OMPI_COMM_WORLD_SIZE", "4", True),
+        ("SLURM_STEP_NUM_TASKS", "2", True),
+        ("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1234", True),
+        ("OMPI_COMM_WORLD_SIZE", "1", False),
+        ("SLURM_STEP_NUM_TASKS", "", False),
+    ],
+)
+def test_processes_that_jax_was_not_told_of_are_an_error(
+    variable: str, value: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of several processes in which JAX was not initialised would read everything: it is told what to call."""
+    monkeypatch.setenv(variable, value)
+    if is_refused:
+        with pytest.raises(RuntimeError, match=rf"{variable}={value} says .* Call jax\.distributed\.initialize\(\)"):
+            millstream.ShardByJaxProcess()
+    else:
+        assert millstream.ShardByJaxProcess().shard_count == 1
+
+
 def test_a_loader_without_jax_does_not_import_it(tmp_path: Path) -> None:
     """Building, iterating and describing a loader never imports JAX: workers and small scripts do not pay for it."""
     code = """
@@ -140,3 +176,26 @@ def test_the_shard_of_a_loader_is_what_it_reads() -> None:
     """`loader.shard_options` says which shard it is, whoever gave it."""
     assert millstream.load([1], shard_options=ShardOptions(1, 3)).shard_options == ShardOptions(1, 3)
     assert millstream.load([1]).shard_options == NoSharding()
+
+
+@pytest.mark.parametrize(
+    ("operations", "shard_count", "is_told"),
+    [
+        ([millstream.transforms.Filter(bool)], 2, True),
+        ([abs, millstream.transforms.FlatMap(lambda number: [number], max_fan_out=1)], 4, True),
+        ([millstream.transforms.Filter(bool)], 1, False),
+        ([abs], 2, False),
+    ],
+    ids=["filter", "flat_map", "one_shard", "one_to_one"],
+)
+def test_checkpoints_that_bind_to_the_shards_are_told_of(
+    operations: list[Any], shard_count: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever builds a loader whose checkpoints need the same number of shards learns it then, not at a restore."""
+    shard = ShardOptions(0, shard_count, drop_remainder=True)
+    millstream.load(range(10), transformations=operations, shard_options=shard)
+
+    said = [record.getMessage() for record in caplog.records]
+    assert [f"go on only with {shard_count} shards, as now, because operations[" in text for text in said] == [
+        True
+    ] * is_told

@@ -18,6 +18,7 @@ from streams import equal_streams
 from millstream.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
 from millstream.errors import CheckpointError
 from millstream.loader import DataLoader, DataLoaderIterator, ReadOptions
+from millstream.loader.state_files import read_state, write_state
 from millstream.samplers import IndexSampler
 from millstream.sources import DataSource
 from millstream.transforms import Batch, Filter, RandomMap, Transformation
@@ -268,29 +269,48 @@ def test_a_damaged_state_is_refused(interface: Interface, tmp_path: Path) -> Non
 
 
 @each_interface
-@pytest.mark.parametrize("name", ["process_0-of-4.json", "process_3-of-4.json", "process_0-of-128.json"])
-def test_a_state_of_another_number_of_processes_restores(interface: Interface, name: str, tmp_path: Path) -> None:
-    """Processes of a 1:1 pipeline are all at the same place, so the state of any of them will do."""
+@pytest.mark.parametrize("count", [2, 4, 128])
+def test_a_state_of_another_number_of_processes_restores(interface: Interface, count: int, tmp_path: Path) -> None:
+    """Processes of a 1:1 pipeline are all at the same place, so that of any of them will do, once all are there."""
     with at_step(SAVED_STEP, loader()) as saved:
         interface.save(tmp_path, saved, lambda: None)
     file = state_file(tmp_path)
-    file.rename(file.with_name(name))
+    whole = file.read_bytes()
+    file.unlink()
     with iter(loader()) as restored:
+        for index in range(1, count):
+            file.with_name(f"process_{index}-of-{count}.json").write_bytes(whole)
+        assert f"process_0-of-{count}.json is missing" in str(assert_refused(interface, tmp_path, restored))
+        file.with_name(f"process_0-of-{count}.json").write_bytes(whole)
         interface.restore(tmp_path, restored)
         assert equal_streams(list(restored), list(loader())[SAVED_STEP:])
 
 
-def test_a_process_reads_its_own_state_first(tmp_path: Path) -> None:
-    """Where a folder holds states of several numbers of processes, a process takes the one that it wrote."""
+def test_a_process_with_a_disk_of_its_own_needs_no_other_state(tmp_path: Path) -> None:
+    """Where each host saves to its own disk, a process finds its own state alone; another's alone is not enough."""
     with at_step(SAVED_STEP, loader()) as saved:
         save_with_manager(tmp_path, saved, lambda: None)
-        file = state_file(tmp_path)
-        saved.seek(11)
-        for name in ("process_0-of-0.json", "process_0-of-16.json", "process_1-of-2.json"):
-            file.with_name(name).write_bytes(saved.get_state())
-    with iter(loader()) as restored:
-        restore_with_manager(tmp_path, restored)
-        assert restored.step == SAVED_STEP
+    folder = state_file(tmp_path).parent
+    own = read_state(folder)
+    state_file(tmp_path).rename(folder / "process_1-of-2.json")
+    with pytest.raises(CheckpointError, match=r"saved by 2 processes and holds 1 .* process_0-of-2.json is missing"):
+        read_state(folder)
+    assert own == (folder / "process_1-of-2.json").read_bytes()
+
+
+def test_files_that_are_no_states_do_not_matter(tmp_path: Path) -> None:
+    """Only names that `write_state` gives count; a number that no group has is never counted up to."""
+    with iter(loader()) as saved:
+        write_state(tmp_path, saved.get_state())
+        for name in ("process_0-of-0.json", "process_00-of-1.json", "process_x-of-y.json", "process_0-of-9.json.part"):
+            (tmp_path / name).write_bytes(b"")
+        assert read_state(tmp_path) == saved.get_state()
+        (tmp_path / "process_0-of-999999999.json").write_bytes(b"")
+        with pytest.raises(CheckpointError, match="states of 1 and 999999999 processes"):
+            read_state(tmp_path)
+        (tmp_path / "process_0-of-1.json").unlink()
+        with pytest.raises(CheckpointError, match=r"process_1-of-999999999\.json is missing"):
+            read_state(tmp_path)
 
 
 def test_every_step_of_a_run_restores(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""A checkpoint that a group of JAX processes cannot go on from is refused by all of them, and nothing has changed."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jax_groups import run_group
+from jax_programs import GLOBAL_BATCH, SEED, SIZE, Noise, NotThird, restore_each
+from oracle import oracle
+from streams import equal_streams
+
+from millstream.loader.state import LoaderState
+from millstream.samplers import IndexSampler
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, Transformation
+
+pytestmark = [pytest.mark.third_party, pytest.mark.timeout(240)]
+
+STEP = 4
+PROCESSES = 3
+
+
+def cut_short(states: Path) -> None:
+    """Leaves half of one process's state."""
+    file = states / "process_1-of-3.json"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def remove_all(states: Path) -> None:
+    """Leaves no state at all."""
+    for file in states.glob("*.json"):
+        file.unlink()
+
+
+def move(states: Path) -> None:
+    """Lets one process have been a batch further than the others."""
+    file = states / "process_2-of-3.json"
+    state = LoaderState.decode(file.read_bytes())
+    moved = dataclasses.replace(state, step=state.step + 1, position=state.position + GLOBAL_BATCH)
+    file.write_bytes(moved.encode())
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "half-written": (cut_short, "cannot be read"),
+    "empty": (lambda states: (states / "process_1-of-3.json").write_bytes(b""), "cannot be read"),
+    "one missing": (lambda states: (states / "process_1-of-3.json").unlink(), "process_1-of-3.json is missing"),
+    "all missing": (remove_all, "holds no loader state"),
+    "mixed": (
+        lambda states: shutil.copy(states / "process_0-of-3.json", states / "process_0-of-4.json"),
+        "states of 3 and 4 processes",
+    ),
+}
+"""What may be wrong with a checkpoint, and what the error says."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a group of three processes has left.
+
+    Attributes:
+        folder: the folders of checkpoints `whole` and `filtered`.
+        filtered: what each process yields behind the checkpoint, in a filtered pipeline restored by itself.
+    """
+
+    folder: Path
+    filtered: list[Any]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Returns checkpoints of a 1:1 pipeline and of a filtered one, saved by three processes."""
+    folder = tmp_path_factory.mktemp("refused")
+    return Saved(folder, run_group("save_both", PROCESSES, folder / "log", folder=folder, step=STEP))
+
+
+def damaged(saved: Saved, folder: Path, damage: Callable[[Path], object]) -> Path:
+    """Returns a copy of the checkpoints with something wrong."""
+    shutil.copytree(saved.folder / "whole", folder)
+    damage(folder / str(STEP) / "loader")
+    return folder
+
+
+def attempts_at(saved: Saved, folder: Path) -> dict[str, tuple[Path, int, bool]]:
+    """Returns every way to fail that does not depend on the number of processes."""
+    broken = {name: damaged(saved, folder / name, damage) for name, (damage, _) in DAMAGES.items()}
+    return {
+        **{name: (path, SEED, False) for name, path in broken.items()},
+        "another seed": (saved.folder / "whole", SEED + 1, False),
+        "another pipeline": (saved.folder / "whole", SEED, True),
+    }
+
+
+def assert_all_refused(told: dict[str, tuple[str, bool]]) -> None:
+    """Finds the right reason in every error, and every iterator where it was."""
+    reasons = {name: text for name, (_, text) in DAMAGES.items()}
+    for name, text in {**reasons, "another seed": "sampler seed", "another pipeline": "operations[0]"}.items():
+        why, is_where_it_was = told[name]
+        assert text in why, name
+        assert is_where_it_was, name
+    assert "process_1-of-3.json" in told["half-written"][0]
+
+
+def test_all_processes_refuse_what_one_of_them_cannot_read(saved: Saved, tmp_path: Path) -> None:
+    """As many processes as saved: one state is damaged or missing, and none waits for the one that has it.
+
+    A place that differs is each process's own: those that saved go on from there.
+    """
+    attempts = attempts_at(saved, tmp_path) | {
+        "places": (damaged(saved, tmp_path / "places", move), SEED, False),
+        "filtered": (saved.folder / "filtered", SEED, True),
+    }
+    for told in run_group("restore_each", PROCESSES, tmp_path / "log", attempts=attempts):
+        assert_all_refused(told)
+        assert [told["places"][0], told["filtered"][0]] == ["", ""]
+
+
+def test_another_number_of_processes_refuses_the_same(saved: Saved, tmp_path: Path) -> None:
+    """Files missing, damaged or at different places: each is a CheckpointError here too, in a group of one."""
+    attempts = attempts_at(saved, tmp_path) | {
+        "places": (damaged(saved, tmp_path / "places", move), SEED, False),
+        "filtered": (saved.folder / "filtered", SEED, True),
+    }
+    told = restore_each(attempts)
+    assert_all_refused(told)
+    assert "process_1-of-3.json at 48, process_2-of-3.json at 60" in told["places"][0]
+    assert "goes on only on the shard that saved it" in told["filtered"][0]
+    assert told["places"][1]
+    assert told["filtered"][1]
+
+
+def test_a_filtered_pipeline_goes_on_in_as_many_processes(saved: Saved) -> None:
+    """Each process goes on from its own state, with the rest of its own stream."""
+    sampler = IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=9)
+    for index, batches in enumerate(saved.filtered):
+        operations: list[Transformation] = [NotThird(), Noise(), Batch(GLOBAL_BATCH // PROCESSES, drop_remainder=True)]
+        whole = list(oracle(range(SIZE), sampler, operations, ShardOptions(index, PROCESSES, drop_remainder=True)))
+        assert equal_streams(whole[STEP : STEP + 3], batches)

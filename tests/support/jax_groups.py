@@ -1,0 +1,123 @@
+"""Starting a group of real JAX processes, as a scheduler does: one result from each, and no process left."""
+
+import contextlib
+import os
+import pickle
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax_programs
+import psutil
+from faults import WAIT_SECONDS
+from worker_pools import environment, still_there
+
+
+def run_group(program: str, count: int, log: Path, *, devices: int = 1, **task: Any) -> list[Any]:
+    """Returns what each process of a group has to say; None for one that died before it could.
+
+    When one has killed itself, the others are told to say what they have, and are killed: JAX would let them wait.
+
+    Args:
+        program: which function of `jax_programs` all of them run.
+        count: how many processes.
+        log: where they write what they print.
+        devices: how many devices each of them has.
+        task: arguments of the program; `killed` is the process that it lets kill itself, if it does.
+    """
+    killed = task.get("killed")
+    with contextlib.ExitStack() as stack:
+        mark = f"{log}:{os.urandom(8).hex()}"
+        stack.callback(_assert_gone, mark)
+        address = f"127.0.0.1:{_free_port()}"
+        settings = {
+            **environment(),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "GROUP": mark,
+        }
+        output = stack.enter_context(log.open("w"))
+        members = [
+            stack.enter_context(_member([program, address, str(index), str(count)], task, settings, output))
+            for index in range(count)
+        ]
+        pipes = [pipe for _, pipe in members]
+        lost = _results(pipes if killed is None else [pipes[killed]])
+        for process, _ in members:
+            assert process.stdin is not None
+            process.stdin.close()
+        results = lost if killed is None else _results([*pipes[:killed], *pipes[killed + 1 :]])
+        is_whole = None not in results and (killed is None or lost == [None])
+        statuses = [process.wait(WAIT_SECONDS) for process, _ in members] if is_whole and killed is None else []
+    assert is_whole, f"Not all of the processes said what they have:\n{log.read_text()[-4000:]}"
+    assert not any(statuses), f"The processes ended with {statuses}:\n{log.read_text()[-4000:]}"
+    if killed is not None:
+        results.insert(killed, None)
+    return results
+
+
+@contextlib.contextmanager
+def _member(
+    words: list[str], task: dict[str, Any], settings: dict[str, str], output: Any
+) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """Yields a process of the group, killed at the end, and the descriptor on which its result comes."""
+    reader, writer = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, jax_programs.__file__, *words, str(writer)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=settings,
+            pass_fds=[writer],
+        )
+    finally:
+        os.close(writer)
+    try:
+        with process:
+            try:
+                assert process.stdin is not None
+                process.stdin.write(pickle.dumps(task))
+                process.stdin.flush()
+                yield process, reader
+            finally:
+                process.kill()
+    finally:
+        os.close(reader)
+
+
+def _results(pipes: list[int]) -> list[Any]:
+    """Returns what some processes have to say, as soon as all have said it, one has ended without, or it takes long."""
+    deadline, said = time.monotonic() + 2 * WAIT_SECONDS, {pipe: bytearray() for pipe in pipes}
+    speaking = list(pipes)
+    while speaking:
+        ready, _, _ = select.select(speaking, [], [], max(0.0, deadline - time.monotonic()))
+        for pipe in ready:
+            if part := os.read(pipe, 1 << 16):
+                said[pipe] += part
+            else:
+                speaking.remove(pipe)
+        if not ready or not all(said[pipe] for pipe in pipes if pipe not in speaking):
+            return [None] * len(pipes)
+    return [pickle.loads(text) for text in said.values()]
+
+
+def _free_port() -> int:
+    """Returns the number of a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _assert_gone(mark: str) -> None:
+    """Finds whatever the group has started and left: all of it inherits the mark."""
+    left = [
+        process.pid
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get("GROUP") == mark
+    ]
+    assert still_there(left) == []

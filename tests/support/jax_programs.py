@@ -1,0 +1,228 @@
+"""What the processes of a group do: `python jax_programs.py PROGRAM ADDRESS INDEX COUNT DESCRIPTOR`.
+
+The arguments of the program come pickled on standard input; what it returns leaves pickled through the descriptor.
+"""
+
+import contextlib
+import itertools
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import psutil
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+from streams import equal_streams
+
+import millstream
+from millstream.checkpoint import CheckpointRestore, CheckpointSave
+from millstream.loader.state_files import read_state, write_state
+
+SIZE = 100
+GLOBAL_BATCH = 12
+SEED = 3
+
+
+class Noise(millstream.RandomMapTransform):
+    """Makes a number into leaves of several types, one of them random."""
+
+    def random_map(self, element: int, rng: np.random.Generator) -> dict[str, Any]:
+        """Returns the number itself, four random numbers, and bytes in two dimensions."""
+        return {
+            "number": np.int32(element),
+            "noise": rng.normal(size=4).astype(np.float32),
+            "nested": [np.full((2, 3), element, np.uint8)],
+        }
+
+
+class NotThird(millstream.FilterTransform):
+    """Drops multiples of three."""
+
+    def filter(self, element: int) -> bool:
+        """Says whether the number is not one."""
+        return element % 3 != 0
+
+
+def loader(
+    shard: millstream.ShardOptions, *operations: Any, seed: int = SEED, worker_count: int = 0
+) -> millstream.DataLoader:
+    """Returns a loader of endless shuffled batches, GLOBAL_BATCH numbers in each over all shards."""
+    return millstream.DataLoader(
+        data_source=range(SIZE),
+        sampler=millstream.IndexSampler(SIZE, shuffle=True, seed=seed),
+        operations=[*operations, millstream.Batch(shard.local_batch_size(GLOBAL_BATCH), drop_remainder=True)],
+        shard_options=shard,
+        worker_count=worker_count,
+    )
+
+
+def devices_in_a_row() -> NamedSharding:
+    """Returns the sharding that deals the first axis to all devices of all processes."""
+    return NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec("data"))
+
+
+def new_model(sharding: NamedSharding) -> dict[str, jax.Array]:
+    """Returns an untrained model, of integers, so that no order of adding them up makes a difference."""
+    weights = np.arange(48, dtype=np.int32)
+    return {"weights": jax.make_array_from_callback(weights.shape, sharding, lambda index: weights[index])}
+
+
+@jax.jit
+def trained(model: dict[str, jax.Array], batch: dict[str, Any]) -> dict[str, jax.Array]:
+    """Returns the model after one more step: all that it has ever seen, and in which order, decides what it is."""
+    noise = jax.lax.bitcast_convert_type(batch["noise"], np.int32).sum()
+    return {"weights": model["weights"] * 31 + noise + batch["number"].sum()}
+
+
+def train(folder: Path, save_at: int, stop_at: int, worker_count: int, killed: int | None = None) -> dict[str, Any]:
+    """Trains from the newest checkpoint on, saves once, and says what there was.
+
+    Args:
+        folder: the checkpoints.
+        save_at: the step at which model and loader are saved, while training goes on.
+        stop_at: the step at which training ends.
+        worker_count: processes that load.
+        killed: the process that kills itself in the last step, between taking its batch and training on it.
+    """
+    sharding, shard = devices_in_a_row(), millstream.ShardByJaxProcess(drop_remainder=True)
+    model, batches = new_model(sharding), iter(loader(shard, Noise(), worker_count=worker_count))
+    told: dict[str, Any] = {"process": jax.process_index(), "devices": jax.device_count(), "local": [], "global": []}
+    if killed is not None:
+        threading.Thread(target=close_when_told, args=(batches, told), daemon=True).start()
+    with ocp.CheckpointManager(folder) as manager:
+        if (newest := manager.latest_step()) is not None:
+            wanted = ocp.args.Composite(model=ocp.args.StandardRestore(model), loader=CheckpointRestore(batches))
+            model = manager.restore(newest, args=wanted).model
+        told["begin"] = batches.step
+        while batches.step < stop_at:
+            local = next(batches)
+            if killed is not None and batches.step == stop_at:
+                if jax.process_index() == killed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                take_part_in_vain(model, jax.make_array_from_process_local_data(sharding, local))
+            batch = jax.make_array_from_process_local_data(sharding, local)
+            model = trained(model, batch)
+            told["local"].append(local)
+            told["global"].append(multihost_utils.process_allgather(batch, tiled=True))
+            if batches.step == save_at:
+                now = ocp.args.Composite(model=ocp.args.StandardSave(model), loader=CheckpointSave(batches))
+                manager.save(batches.step, args=now)
+                if killed is not None:
+                    manager.wait_until_finished()  # So that the test knows which checkpoint is the newest.
+    batches.close()
+    told["weights"] = multihost_utils.process_allgather(model["weights"], tiled=True)
+    return told
+
+
+def take_part_in_vain(model: dict[str, jax.Array], batch: dict[str, Any]) -> None:
+    """Trains on a batch of which a part is lost with its process, until this one is killed too.
+
+    JAX hangs, or raises; at its exit a process would then wait for the others, or abort them.
+    """
+    with contextlib.suppress(ValueError):
+        jax.block_until_ready(trained(model, batch))
+    threading.Event().wait()
+
+
+def close_when_told(batches: millstream.DataLoaderIterator, told: dict[str, Any]) -> None:
+    """Closes the loader and says what there was, once the launcher has let go of this process's standard input.
+
+    In a thread: the main one may hang in a collective operation of JAX, which a process of the group has left.
+    """
+    sys.stdin.buffer.read()
+    batches.close()
+    say(told | {"left": [(child.name(), child.status()) for child in psutil.Process().children(recursive=True)]})
+
+
+def save_both(folder: Path, step: int) -> list[Any]:
+    """Saves a 1:1 pipeline and a filtered one at a step, and says what the restored filtered one yields then.
+
+    Each process also keeps its state in a folder of its own, as on a disk of its own, and finds it there.
+    """
+    shard = millstream.ShardByJaxProcess(drop_remainder=True)
+    for name, operations in (("whole", [Noise()]), ("filtered", [NotThird(), Noise()])):
+        with ocp.CheckpointManager(folder / name) as manager, iter(loader(shard, *operations)) as batches:
+            batches.seek(step)
+            manager.save(step, args=ocp.args.Composite(loader=CheckpointSave(batches)))
+            disk = folder / f"{name}_on_the_disk_of_{jax.process_index()}"
+            disk.mkdir()
+            write_state(disk, batches.get_state())
+            assert read_state(disk) == batches.get_state()
+    with ocp.CheckpointManager(folder / "filtered") as manager, iter(loader(shard, NotThird(), Noise())) as batches:
+        manager.restore(step, args=ocp.args.Composite(loader=CheckpointRestore(batches)))
+        return list(itertools.islice(batches, 3))
+
+
+def restore_each(attempts: dict[str, tuple[Path, int, bool]]) -> dict[str, tuple[str, bool]]:
+    """Tries to go on from checkpoints, and says of each why not, and whether the iterator is where it was.
+
+    Args:
+        attempts: for each a folder of checkpoints, the loader's seed, and whether the loader filters.
+    """
+    shard, told = millstream.ShardByJaxProcess(drop_remainder=True), {}
+    for name, (folder, seed, is_filtered) in attempts.items():
+        operations = [NotThird(), Noise()] if is_filtered else [Noise()]
+        whole = itertools.islice(loader(shard, *operations, seed=seed), 3)
+        with ocp.CheckpointManager(folder) as manager, iter(loader(shard, *operations, seed=seed)) as batches:
+            before = [next(batches), batches.get_state()]
+            try:
+                manager.restore(manager.latest_step(), args=ocp.args.Composite(loader=CheckpointRestore(batches)))
+                why = ""
+            except millstream.CheckpointError as error:
+                why = "\n".join([str(error), *getattr(error, "__notes__", [])])
+            is_where_it_was = batches.get_state() == before[1]
+            rest = [before[0], *itertools.islice(batches, 2)]
+        told[name] = why, is_where_it_was and equal_streams(list(whole), rest)
+    return told
+
+
+def stage(steps: int) -> dict[str, Any]:
+    """Takes global batches that are put on the devices ahead, and says what they are, and what was refused."""
+    shard = millstream.ShardByJaxProcess(drop_remainder=True)
+    told: dict[str, Any] = {"global": [], "shapes": []}
+    with millstream.device_put(iter(loader(shard, Noise())), devices_in_a_row(), buffer_size=3) as batches:
+        for batch in itertools.islice(batches, steps):
+            told["global"].append(multihost_utils.process_allgather(batch, tiled=True))
+            told["shapes"].append(batch["number"].shape)
+        told["step"] = batches.step
+    other = next(device for device in jax.devices() if device.process_index != jax.process_index())
+    try:
+        millstream.device_put(iter(loader(shard)), other)
+    except ValueError as error:
+        told["refused"] = str(error).split(",")[0]
+    return told
+
+
+def say(result: Any) -> None:
+    """Hands a result to whoever has started the group."""
+    with open(int(sys.argv[5]), "wb") as pipe:  # noqa: PTH123  (a descriptor)
+        pickle.dump(result, pipe)
+
+
+def main() -> None:
+    """Joins the group, runs the program, and says what it returns."""
+    program, address, index, count = sys.argv[1:5]
+    os.set_inheritable(int(sys.argv[5]), False)
+    task = pickle.load(sys.stdin.buffer)
+    jax.distributed.initialize(address, int(count), int(index))
+    try:
+        result = globals()[program](**task)
+    except BaseException:  # noqa: BLE001  (whatever it is)
+        # At an orderly exit, this process would wait for the others, which wait for this one.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    jax.distributed.shutdown()
+    say(result)
+
+
+if __name__ == "__main__":
+    main()
