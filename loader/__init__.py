@@ -7,5 +7,13 @@ checkpoint holds. README.md beside this file has the picture.
 from millstream.loader.data_loader import DataLoader, load
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.survivors import surviving_keys
 
-__all__ = ["DataLoader", "DataLoaderIterator", "MultiprocessingOptions", "ReadOptions", "load"]
+__all__ = [
+    "DataLoader",
+    "DataLoaderIterator",
+    "MultiprocessingOptions",
+    "ReadOptions",
+    "load",
+    "surviving_keys",
+]

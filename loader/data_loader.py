@@ -2,30 +2,40 @@
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.loader.arguments import (
+    Operations,
+    check_ends,
+    check_kind,
+    check_list,
+    check_operations,
+    check_padding,
+    check_randomness,
+    check_sampler,
+    check_source,
+    operation_name,
+    resolve_shard,
+    tell_of_bound_checkpoints,
+)
 from millstream.loader.executors import Executor, InlineExecutor, ThreadExecutor
-from millstream.loader.fingerprint import describe, describe_source
+from millstream.loader.fingerprint import describe, describe_keys, describe_source
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.options import MultiprocessingOptions, ReadOptions, as_count, available_cores
-from millstream.loader.plan import Plan, has_randomness
+from millstream.loader.plan import Plan
 from millstream.loader.schedule import Cursor
 from millstream.loader.state import Fingerprint
 from millstream.samplers import IndexSampler, Sampler
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, vectorised
-from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
+from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.transforms import Batch, RandomMap, Transformation
-from millstream.transforms.base import as_transformation
+from millstream.transforms import Batch, Transformation
 
 if TYPE_CHECKING:
     from millstream.loader.pool import WarmPools
-
-Operations = Sequence[Transformation | Callable[[Any], Any]]
 
 
 @final
@@ -62,20 +72,23 @@ class DataLoader:
         read_options: ReadOptions | None = None,
         stall_timeout: float = 600.0,
     ) -> None:
-        _check_source(data_source)
+        check_source(data_source)
         self._source = data_source
         self._given_sampler = sampler
-        self._sampler = _check_sampler(sampler, data_source)
-        self._operations = _check_operations(operations)
-        self._shard = _resolve_shard(shard_options, sampler)
+        self._sampler = check_sampler(sampler, data_source)
+        self._operations = check_operations(operations)
+        self._shard = resolve_shard(shard_options, sampler)
         if read_options is not None:
-            _check_kind(read_options, "read_options", ReadOptions)
+            check_kind(read_options, "read_options", ReadOptions)
         self._read_options = read_options or ReadOptions()
         num_workers = available_cores() if worker_count is None else as_count(worker_count, "worker_count", 0)
         buffer_size = as_count(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
-        _check_randomness(self._operations, self._sampler)
-        names = [_name(operation) for operation in self._operations]
+        check_randomness(self._operations, self._sampler)
+        check_padding(self._operations, self._shard)
+        check_ends(self._operations, self._sampler, self._shard)
+        tell_of_bound_checkpoints(self._operations, self._shard)
+        names = [operation_name(operation) for operation in self._operations]
         self._plan = Plan(data_source, self._sampler, self._operations, names, self._shard)
 
     @property
@@ -137,7 +150,7 @@ class DataLoader:
         return keys[: self._plan.tail_records].copy() if is_tail else keys.copy()
 
     def __repr__(self) -> str:
-        operations = ", ".join(_name(operation) for operation in self._operations)
+        operations = ", ".join(operation_name(operation) for operation in self._operations)
         return (
             f"DataLoader(data_source={describe_source(self._source)}, sampler={self._given_sampler!r}, "
             f"operations=[{operations}], shard {self._shard.shard_index} of {self._shard.shard_count}, "
@@ -204,8 +217,8 @@ def load(
     Raises:
         TypeError, ValueError: as `DataLoader`.
     """
-    _check_source(source)
-    _check_list(transformations, "transformations")
+    check_source(source)
+    check_list(transformations, "transformations")
     sampler = IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     batch = [] if batch_size is None else [Batch(batch_size, drop_remainder)]
     return DataLoader(
@@ -225,7 +238,8 @@ def describe_operations(operations: Sequence[Transformation]) -> tuple[str, ...]
     """
     first = next((i for i, operation in enumerate(operations) if isinstance(operation, Batch)), None)
     return tuple(
-        describe((operation.drop_remainder, operation.batch_fn)).join(("Batch", ""))
+        f"Batch(drop_remainder={operation.drop_remainder}, batch_fn={describe(operation.batch_fn)}, "
+        f"pad_remainder={operation.pad_remainder})"
         if i == first and isinstance(operation, Batch)
         else describe(operation)
         for i, operation in enumerate(operations)
@@ -234,85 +248,6 @@ def describe_operations(operations: Sequence[Transformation]) -> tuple[str, ...]
 
 def _describe_sampler(sampler: Sampler) -> tuple[tuple[str, str], ...]:
     if isinstance(sampler, IndexSampler):
-        return tuple((name, describe(getattr(sampler, name))) for name in ("num_records", "shuffle", "seed"))
+        words = [(name, describe(getattr(sampler, name))) for name in ("num_records", "shuffle", "seed")]
+        return (*words, *([] if sampler.keys is None else [("keys", describe_keys(sampler.keys))]))
     return (("sampler", describe(sampler)),)
-
-
-def _name(operation: Transformation) -> str:
-    """Returns what to call an operation in texts for people."""
-    written = type(operation).__repr__ is not object.__repr__
-    text = repr(operation) if written else type(operation).__name__
-    return text if len(text) <= 80 and " at 0x" not in text else type(operation).__name__
-
-
-def _check_source(source: DataSource[Any]) -> None:
-    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-        raise TypeError(
-            f"data_source must have len(source) and source[key], got {type(source).__name__}. "
-            "A list of records is a source; so is any class with __len__ and __getitem__."
-        )
-    if len(source) == 0:
-        raise ValueError(f"data_source must have at least one record, got an empty {type(source).__name__}.")
-
-
-def _check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:
-    ready = vectorised(sampler)
-    if ready.num_records is not None and ready.num_records > len(source):
-        raise ValueError(
-            f"The sampler draws from {ready.num_records} records, but data_source has {len(source)}. "
-            "Use num_records=len(source)."
-        )
-    return ready
-
-
-def _check_operations(operations: Operations) -> list[Transformation]:
-    _check_list(operations, "operations")
-    checked = []
-    for number, operation in enumerate(operations):
-        try:
-            checked.append(as_transformation(operation))
-        except (TypeError, ValueError) as error:
-            error.add_note(f"millstream: operations[{number}].")
-            raise
-    return checked
-
-
-def _check_list(value: object, name: str) -> None:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise TypeError(f"{name} must be a list, got {value!r} of type {type(value).__name__}: write {name}=[...].")
-
-
-def _check_kind(value: object, name: str, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r} of type {type(value).__name__}.")
-
-
-def _resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> ShardOptions:
-    carried = getattr(sampler, "shard_options", None)
-    if not isinstance(carried, ShardOptions) or isinstance(carried, NoSharding):
-        carried = None
-    if shard_options is None:
-        if carried is None:
-            warn_if_unsharded()
-            return NoSharding()
-        return carried
-    _check_kind(shard_options, "shard_options", ShardOptions)
-    if carried is not None and _same(carried) != _same(shard_options):
-        raise ValueError(
-            f"shard_options={shard_options} differs from the sampler's {carried}. "
-            "Give shard_options to the DataLoader only, or the same to both."
-        )
-    return shard_options
-
-
-def _same(shard: ShardOptions) -> tuple[int, int, bool]:
-    return shard.shard_index, shard.shard_count, shard.drop_remainder
-
-
-def _check_randomness(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
-    for number, operation in enumerate(operations):
-        if isinstance(operation, RandomMap) and not has_randomness(sampler):
-            raise ValueError(
-                f"operations[{number}], {_name(operation)}, needs randomness, but the sampler has no seed: "
-                "give the sampler one, for instance IndexSampler(..., seed=0)."
-            )

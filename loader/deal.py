@@ -9,9 +9,15 @@ element where there is no Batch. So shard s's unit k holds the positions
 and the k-th units of all shards laid end to end are the same positions for every number of shards, as long as
 `unit * shard_count` is the same. What is left after the last whole global unit is the *tail*: it is dealt out in
 contiguous runs too, as evenly as it goes.
+
+Where batches are padded, the tail is dealt like any other global unit, positions [(k * shard_count + s) * unit, …) as
+far as there are any: the padding is behind the last position, and its place does not depend on the number of shards. A
+shard that has no position there still has a unit: it reads the last position of all as a *template*, to learn the
+structure of the batch that it fills with nothing but padding.
 """
 
 import dataclasses
+import enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +25,17 @@ from numpy.typing import NDArray
 from millstream.sharding import ShardOptions
 
 _NOTHING = np.empty(0, dtype=np.int64)
+
+
+class Tail(enum.Enum):
+    """What the shards get of the tail."""
+
+    SPREAD = enum.auto()
+    """All of it, as evenly as it goes: the first shards get one position more."""
+    TRIMMED = enum.auto()
+    """Equally many positions each: up to shard_count - 1 are left out."""
+    PADDED = enum.auto()
+    """The positions that are theirs in a whole global unit, as far as there are any; a template otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,13 +46,13 @@ class Deal:
         unit: positions in one unit, at least 1.
         shard: which shard of how many.
         length: positions in the sampler's whole order; None when it is endless.
-        even_tail: whether all shards get equally many positions of the tail (up to shard_count - 1 are left out).
+        tail_rule: what this shard gets of the tail.
     """
 
     unit: int
     shard: ShardOptions
     length: int | None
-    even_tail: bool
+    tail_rule: Tail
 
     @property
     def global_unit(self) -> int:
@@ -49,16 +66,23 @@ class Deal:
 
     @property
     def tail(self) -> range:
-        """The positions of this shard's part of the tail; empty when there is none."""
+        """The positions of this shard's part of the tail, or that of its template; empty when there is none."""
         if self.length is None:
             return range(0)
-        start = self.length // self.global_unit * self.global_unit
-        share, extra = divmod(self.length - start, self.shard.shard_count)
-        if self.even_tail:
-            extra = 0
+        rest = range(self.length // self.global_unit * self.global_unit, self.length)
         index = self.shard.shard_index
-        first = start + index * share + min(index, extra)
-        return range(first, first + share + (index < extra))
+        if self.tail_rule is Tail.PADDED:
+            return rest[index * self.unit : (index + 1) * self.unit] or rest[-1:]
+        share, extra = divmod(len(rest), self.shard.shard_count)
+        if self.tail_rule is Tail.TRIMMED:
+            extra = 0
+        first = index * share + min(index, extra)
+        return rest[first : first + share + (index < extra)]
+
+    @property
+    def tail_share(self) -> int:
+        """How many positions of the tail are this shard's own: a template is not."""
+        return 0 if self.tail and self.is_template(self.tail[0]) else len(self.tail)
 
     @property
     def num_units(self) -> int | None:
@@ -75,6 +99,12 @@ class Deal:
         first = np.arange(start, whole, dtype=np.int64) * self.global_unit + self.shard.shard_index * self.unit
         positions = (first[:, np.newaxis] + np.arange(self.unit, dtype=np.int64)).reshape(-1)
         return np.concatenate([positions, tail]) if len(tail) else positions
+
+    def is_template(self, position: int) -> bool:
+        """Whether a position that this shard reads is another shard's, and read for its structure only."""
+        return (
+            self.tail_rule is Tail.PADDED and position // self.unit % self.shard.shard_count != self.shard.shard_index
+        )
 
     def units_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the unit that each of this shard's positions lies in."""

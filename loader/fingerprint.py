@@ -104,6 +104,13 @@ def describe_source(source: Any) -> str:
     return _clipped(f"{len(source)} records of {_Describer().words(source)}")
 
 
+def describe_keys(keys: Sequence[int] | np.ndarray[Any, np.dtype[Any]]) -> str:
+    """Returns record keys in words: how many, and a CRC over all of them, some seconds' work for a billion."""
+    array = np.asarray(keys, dtype="<i8")
+    starts = range(0, len(array), SAMPLE_BYTES)
+    return f"{len(array)} keys{_mark(array[start : start + SAMPLE_BYTES].tobytes() for start in starts)}"
+
+
 class _Describer:
     """One walk through a value: what is left of the budget, and which values enclose the present one.
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from millstream.columnar import Allocate, ColumnarRecords
-from millstream.loader.deal import Deal
+from millstream.loader.deal import Deal, Tail
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.steps import Step, annotated, collect, compile_step, describe_origin
 from millstream.randomness import generators, generators_from
@@ -62,6 +62,7 @@ class Plan:
         one_to_one: whether step k is unit k: no Filter and no FlatMap anywhere.
         batched_source: whether the source reads many records in one call.
         tail_records: how many records of this shard's tail get into an output, as far as phase 0's batches decide it.
+            A template is none of them.
         num_units: how many units have outputs; None when the order is endless.
         unit_limit: how many units can be asked for: num_units, and fewer than would have positions from 2**63 on.
         units_per_call: how many units one call of phase 0 may make: one where a unit is a batch, more where units are
@@ -86,17 +87,19 @@ class Plan:
             unit=_records_per_unit(leading, groups),
             shard=shard,
             length=sampler.length,
-            even_tail=shard.drop_remainder or any(batch.drop_remainder for batch in leading),
+            tail_rule=_tail_rule(leading, shard),
         )
-        self.tail_records = _tail_records(len(self.deal.tail), leading)
-        self.num_units = self.deal.num_units if self.tail_records else self.deal.whole_units
+        self.tail_records = _tail_records(self.deal.tail_share, leading)
+        has_tail = self.tail_records or self.deal.tail_rule is Tail.PADDED
+        self.num_units = self.deal.num_units if has_tail else self.deal.whole_units
         self.unit_limit = POSITION_LIMIT // self.deal.global_unit
         if self.num_units is not None:
             self.unit_limit = min(self.unit_limit, self.num_units)
         self.units_per_call = 1 if leading else max(1, 256 // self.deal.unit)
         self._sampler = sampler
         self._read = _reader(source)
-        self.phases = _compile(groups, names, functools.partial(_streams, sampler))
+        streams = functools.partial(_streams, sampler)
+        self.phases = _compile(groups, names, streams, is_template=self.deal.is_template)
         # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
         self._locate = functools.partial(_locate, self.deal, sampler)
         self._look_ahead_lock = threading.Lock()
@@ -187,6 +190,12 @@ def _records_per_unit(leading: Sequence[Batch], groups: Sequence[Sequence[Transf
     return regrouping.batch_size if isinstance(regrouping, Batch) else 1
 
 
+def _tail_rule(leading: Sequence[Batch], shard: ShardOptions) -> Tail:
+    if any(batch.pad_remainder for batch in leading):
+        return Tail.PADDED
+    return Tail.TRIMMED if shard.drop_remainder or any(batch.drop_remainder for batch in leading) else Tail.SPREAD
+
+
 def _tail_records(count: int, leading: Sequence[Batch]) -> int:
     """Returns how many of the tail's records are left when each Batch has dropped its remainder."""
     elements, size, kept = count, 1, count
@@ -204,13 +213,17 @@ def _compile(
     groups: Sequence[Sequence[Transformation]],
     names: Sequence[str],
     streams: "Callable[[Origins, int], Iterator[np.random.Generator]]",
+    *,
+    is_template: Callable[[int], bool],
 ) -> tuple[Phase, ...]:
     phases: list[Phase] = []
     number = random_number = 0
     for group in groups:
         steps = []
         for operation in group:
-            steps.append(compile_step(operation, number, names[number], streams, random_number))
+            steps.append(
+                compile_step(operation, number, names[number], streams, random_number, is_template=is_template)
+            )
             number += 1
             random_number += isinstance(operation, RandomMap)
         batches = [i for i, operation in enumerate(group) if isinstance(operation, Batch)]

@@ -15,6 +15,7 @@ from millstream.columnar import Allocate
 from millstream.errors import StackError
 from millstream.loader.elements import Elements, Origins
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms.pad import pad
 from millstream.transforms.stack import stack
 
 Step = Callable[[Elements, Allocate], Elements]
@@ -22,7 +23,15 @@ Streams = Callable[[Origins, int], "Iterator[np.random.Generator]"]
 """Gives one generator per element: from their origins and the number of the random operation."""
 
 
-def compile_step(operation: Transformation, number: int, name: str, streams: Streams, random_number: int) -> Step:
+def compile_step(
+    operation: Transformation,
+    number: int,
+    name: str,
+    streams: Streams,
+    random_number: int,
+    *,
+    is_template: Callable[[int], bool],
+) -> Step:
     """Returns the step of one operation.
 
     Args:
@@ -31,6 +40,7 @@ def compile_step(operation: Transformation, number: int, name: str, streams: Str
         name: what to call it in error texts.
         streams: where random operations get their generators.
         random_number: how many random operations come before this one.
+        is_template: whether the record at a position is there for its structure only (see `deal`).
     """
     where = f"operation {number}, {name}"
     match operation:
@@ -47,7 +57,7 @@ def compile_step(operation: Transformation, number: int, name: str, streams: Str
         case FlatMap():
             return _flat_map_step(operation, where)
         case Batch():
-            return _batch_step(operation, where)
+            return _batch_step(operation, where, is_template)
 
 
 def _map_step(results: Callable[[Elements], Iterator[Any]], where: str) -> Step:
@@ -99,8 +109,15 @@ def _flat_map_step(operation: FlatMap, where: str) -> Step:
     return step
 
 
-def _batch_step(operation: Batch, where: str) -> Step:
+def _batch_step(operation: Batch, where: str, is_template: Callable[[int], bool]) -> Step:
     size = operation.batch_size
+
+    def make(values: Sequence[Any], origins: Origins, allocate: Allocate) -> Any:
+        batch = make_batch(operation, values, origins, allocate)
+        if not operation.pad_remainder:
+            return batch
+        num_real = 0 if is_template(int(origins.position[0])) else len(values)
+        return pad(batch, num_real, size, allocate)
 
     def step(run: Elements, allocate: Allocate) -> Elements:
         # A group that the error cuts short is not a batch: the error comes instead of it.
@@ -108,7 +125,7 @@ def _batch_step(operation: Batch, where: str) -> Step:
         starts = range(0, len(run.values) if short_is_whole else len(run.values) - size + 1, size)
         groups = (slice(start, start + size) for start in starts)
         batches, error = collect(
-            (make_batch(operation, run.values[group], run.origins.take(group), allocate) for group in groups),
+            (make(run.values[group], run.origins.take(group), allocate) for group in groups),
             run.origins.take(slice(0, None, size)),
             where,
             len(starts),

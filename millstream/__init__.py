@@ -29,7 +29,14 @@ from millstream.errors import (
     WorkerError,
     WorkerStalledError,
 )
-from millstream.loader import DataLoader, DataLoaderIterator, MultiprocessingOptions, ReadOptions, load
+from millstream.loader import (
+    DataLoader,
+    DataLoaderIterator,
+    MultiprocessingOptions,
+    ReadOptions,
+    load,
+    surviving_keys,
+)
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
@@ -40,6 +47,7 @@ from millstream.transforms import (
     FlatMapTransform,
     MapTransform,
     MapWithIndexTransform,
+    PaddedBatch,
     RandomMapTransform,
 )
 
@@ -60,6 +68,7 @@ __all__ = [
     "MapWithIndexTransform",
     "MultiprocessingOptions",
     "NoSharding",
+    "PaddedBatch",
     "RandomMapTransform",
     "RangeDataSource",
     "ReadOptions",
@@ -78,6 +87,7 @@ __all__ = [
     "shard_by_jax_process",
     "sharding",
     "sources",
+    "surviving_keys",
     "transforms",
 ]
 

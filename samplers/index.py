@@ -1,8 +1,10 @@
 """The samplers of millstream: all records of a source, in order or globally shuffled, for any number of epochs."""
 
 import dataclasses
+import functools
 import operator
-from typing import SupportsIndex, final
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,8 @@ from millstream.samplers.base import POSITION_LIMIT, check_range
 from millstream.samplers.permutation import permute
 from millstream.sharding import NoSharding, ShardOptions
 
+RecordKeys: TypeAlias = NDArray[np.integer[Any]] | Sequence[int]
+
 
 @dataclasses.dataclass(frozen=True)
 class IndexSampler:
@@ -22,6 +26,9 @@ class IndexSampler:
     offset, or where the offset lands in the epoch's permutation. Nothing is stored, and any position costs the same to
     find, so that samplers over 10 and over 10**12 records are alike.
 
+    With `keys`, the epoch consists of these records and no others: what is said of record keys above holds for rows of
+    `keys`, and the record key at a position is what stands in that row.
+
     The positions are those of the global order: shard_options is what the loader deals them by.
 
     Attributes:
@@ -30,6 +37,10 @@ class IndexSampler:
         shuffle: whether each epoch is shuffled. It needs a seed.
         num_epochs: how many epochs, at least 1; None for endlessly many.
         seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for a pipeline without any.
+        keys: the keys of the records that take part, integers from 0 on, num_records of them, for instance what
+            `millstream.surviving_keys` has found; None for 0 … num_records - 1. A key that comes twice is read twice in
+            each epoch. Kept as an int64 array of shape (num_records,), without a copy where it is one, also in a file
+            (`np.load(path, mmap_mode="r")`): do not change it.
     """
 
     num_records: int
@@ -37,6 +48,7 @@ class IndexSampler:
     shuffle: bool = False
     num_epochs: int | None = None
     seed: int | None = None
+    keys: RecordKeys | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_records", _integer("num_records", self.num_records))
@@ -59,11 +71,34 @@ class IndexSampler:
                 raise ValueError(f"seed must be between 0 and 2**64 - 1, got {self.seed}.")
         elif self.shuffle:
             raise ValueError("shuffle=True needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
+        if self.keys is not None:
+            object.__setattr__(self, "keys", _valid_keys(self.keys, self.num_records))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IndexSampler) or type(other) is not type(self):
+            return NotImplemented
+        if self._numbers != other._numbers or self.keys is None or other.keys is None:
+            return self._numbers == other._numbers and self.keys is other.keys
+        return np.array_equal(self.keys, other.keys)
+
+    def __hash__(self) -> int:
+        # Arrays have no hash: what is equal has an equal hash all the same.
+        return hash(self._numbers)
+
+    @property
+    def _numbers(self) -> tuple[Any, ...]:
+        """All but the keys."""
+        return self.num_records, self.shard_options, self.shuffle, self.num_epochs, self.seed
 
     @property
     def length(self) -> int | None:
         """The number of positions, over all epochs; None where the order is endless."""
         return None if self.num_epochs is None else self.num_records * self.num_epochs
+
+    @functools.cached_property
+    def largest_key(self) -> int:
+        """The largest of all record keys."""
+        return self.num_records - 1 if self.keys is None else int(np.max(self.keys))
 
     def __len__(self) -> int:
         length = self.length
@@ -122,17 +157,18 @@ class IndexSampler:
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int | NDArray[np.uint64]) -> NDArray[np.int64]:
         """Returns the record keys of offsets into one epoch, or into an epoch for each."""
-        if not self.shuffle or self.seed is None:  # The constructor refuses a shuffle without a seed.
-            return offsets
-        return permute(offsets.view(np.uint64), self.num_records, self.seed, epoch)
+        rows = offsets
+        if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
+            rows = permute(offsets.view(np.uint64), self.num_records, self.seed, epoch)
+        return rows if self.keys is None else np.asarray(self.keys, np.int64)[rows]
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SequentialSampler(IndexSampler):
     """Every record exactly once, in the source's order: an `IndexSampler` of one epoch that is not shuffled.
 
-    It is built as `SequentialSampler(num_records, shard_options, seed)`; the arguments mean what they mean there.
+    It is built as `SequentialSampler(num_records, shard_options, seed, keys)`; the arguments mean what they mean there.
     """
 
     shuffle: bool = dataclasses.field(default=False, init=False)
@@ -144,3 +180,20 @@ def _integer(name: str, value: object) -> int:
     if not isinstance(value, bool) and isinstance(value, SupportsIndex):
         return operator.index(value)
     raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
+
+
+def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
+    """Returns the keys that the user gave as an array of int64; refuses what are no record keys."""
+    array = np.asarray(keys)
+    if array.ndim != 1 or len(array) != num_records:
+        raise ValueError(
+            f"keys must hold one record key for each of the num_records={num_records} records, got an array of shape "
+            f"{array.shape}: write IndexSampler(len(keys), keys=keys)."
+        )
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"keys must be integers, got an array of dtype {array.dtype}.")
+    smallest, largest = int(array.min()), int(array.max())
+    if smallest < 0 or largest >= POSITION_LIMIT:
+        raise ValueError(f"keys must be between 0 and 2**63 - 1, got {smallest} to {largest}.")
+    # In one piece, it crosses to worker processes as pages that all of them share.
+    return np.ascontiguousarray(array, dtype=np.int64)

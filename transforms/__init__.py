@@ -1,7 +1,7 @@
 """What happens to an element: the operations of a pipeline."""
 
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.batch import Batch
+from millstream.transforms.batch import Batch, PaddedBatch
 
 FilterTransform = Filter
 FlatMapTransform = FlatMap
@@ -19,6 +19,7 @@ __all__ = [
     "MapTransform",
     "MapWithIndex",
     "MapWithIndexTransform",
+    "PaddedBatch",
     "RandomMap",
     "RandomMapTransform",
     "Transformation",

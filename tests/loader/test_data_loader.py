@@ -19,7 +19,7 @@ from tqdm import tqdm
 import millstream
 from millstream.samplers import IndexSampler
 from millstream.sharding import NoSharding, ShardOptions
-from millstream.transforms import Batch, Map, Transformation
+from millstream.transforms import Batch, Map, PaddedBatch, Transformation
 
 INLINE = millstream.ReadOptions(num_threads=0)
 
@@ -43,6 +43,11 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] =
     ({"data_source": []}, ValueError, ("data_source", "at least one record", "empty list")),
     ({"sampler": None}, TypeError, ("sampler", "__getitem__(position)", "NoneType")),
     ({"sampler": IndexSampler(11)}, ValueError, ("sampler", "11 records", "has 10", "num_records=len(source)")),
+    (
+        {"sampler": IndexSampler(2, keys=[3, 10])},
+        ValueError,
+        ("sampler's keys go up to 10", "has 10 records", "made for this source"),
+    ),
     ({"operations": abs}, TypeError, ("operations", "a list", "abs", "operations=[...]")),
     ({"operations": "ab"}, TypeError, ("operations", "a list", "'ab'")),
     ({"operations": [abs, 3]}, TypeError, ("operation", "a function of one element", "got 3", "operations[1]")),
@@ -67,6 +72,19 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] =
         {"sampler": IndexSampler(10, ShardOptions(0, 2)), "shard_options": NoSharding()},
         ValueError,
         ("NoSharding", "differs", "shard_count=2"),
+    ),
+    (
+        {"operations": [Batch(2), Batch(3, pad_remainder=True)]},
+        ValueError,
+        ("pad_remainder=True must be the only Batch", "operations[0, 1] are Batches", "reshape it in a Map"),
+    ),
+    (
+        {
+            "operations": [abs, Batch(3, pad_remainder=True)],
+            "shard_options": ShardOptions(0, 2, drop_remainder=True),
+        },
+        ValueError,
+        ("operations[1] has pad_remainder=True", "drop_remainder=True, which leaves some out", "give one of them"),
     ),
 ]
 WRONG_ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
@@ -198,7 +216,8 @@ def test_record_keys_are_those_of_the_batch(pipeline: Pipeline) -> None:
         operations=pipeline.operations,
         shard_options=pipeline.shard,
     )
-    delivered = [np.ravel(batch).tolist() for batch in loader]
+    batches = (batch.batch[batch.mask] if isinstance(batch, PaddedBatch) else batch for batch in loader)
+    delivered = [np.ravel(batch).tolist() for batch in batches]
 
     assert [loader.record_keys(step).tolist() for step in range(len(loader))] == delivered
     for step in (-1, len(loader)):

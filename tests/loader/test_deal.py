@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.loader.deal import Deal
+from millstream.loader.deal import Deal, Tail
 from millstream.sharding import ShardOptions
 
 
@@ -13,7 +13,7 @@ def deals(draw: st.DrawFn) -> Deal:
     """Draws one shard's deal of a short order."""
     count = draw(st.integers(1, 9))
     shard = ShardOptions(draw(st.integers(0, count - 1)), count)
-    return Deal(draw(st.integers(1, 12)), shard, draw(st.integers(0, 250)), draw(st.booleans()))
+    return Deal(draw(st.integers(1, 12)), shard, draw(st.integers(0, 250)), draw(st.sampled_from(Tail)))
 
 
 def naive_units(deal: Deal) -> list[list[int]]:
@@ -22,7 +22,10 @@ def naive_units(deal: Deal) -> list[list[int]]:
     positions = list(range(deal.length or 0))
     for start in range(0, len(positions), deal.unit * count):
         rest = positions[start : start + deal.unit * count]
-        if deal.even_tail and len(rest) < deal.unit * count:
+        if deal.tail_rule is Tail.PADDED:
+            units.append(rest[index * deal.unit : (index + 1) * deal.unit] or [rest[-1]])
+            continue
+        if deal.tail_rule is Tail.TRIMMED and len(rest) < deal.unit * count:
             rest = rest[: len(rest) // count * count]
         units.append(np.array_split(rest, count)[index].tolist())
     return [unit for unit in units if unit]
@@ -31,7 +34,7 @@ def naive_units(deal: Deal) -> list[list[int]]:
 def shards(deal: Deal) -> list[Deal]:
     """Returns the deals of all shards of one order."""
     count = deal.shard.shard_count
-    return [Deal(deal.unit, ShardOptions(i, count), deal.length, deal.even_tail) for i in range(count)]
+    return [Deal(deal.unit, ShardOptions(i, count), deal.length, deal.tail_rule) for i in range(count)]
 
 
 @given(deals())
@@ -64,18 +67,45 @@ def test_several_units_are_single_ones_laid_end_to_end(deal: Deal, data: st.Data
 def test_the_shards_share_every_position_once(deal: Deal) -> None:
     """The k-th units of all shards laid end to end are the next positions; an even tail leaves out fewer than shards.
 
-    Shares of the tail differ by one position at most, the larger ones first.
+    Shares of the tail differ by one position at most, the larger ones first; padded ones are full before the next.
+    Templates are nobody's share.
     """
     everyone = shards(deal)
     most = max(shard.num_units or 0 for shard in everyone)
-    rows = [[shard.positions(k, k + 1).tolist() if k < (shard.num_units or 0) else [] for shard in everyone]
-            for k in range(most)]  # fmt: skip
+    rows = [[own_positions(shard, k) if k < (shard.num_units or 0) else [] for shard in everyone] for k in range(most)]
     dealt = [position for row in rows for part in row for position in part]
     left_out = (deal.length or 0) - len(dealt)
 
     assert dealt == list(range(len(dealt)))
-    assert 0 <= left_out < (deal.shard.shard_count if deal.even_tail else 1)
-    assert all(len(row[0]) - len(row[-1]) <= (0 if deal.even_tail else 1) for row in rows)
+    assert 0 <= left_out < (deal.shard.shard_count if deal.tail_rule is Tail.TRIMMED else 1)
+    for row in rows:
+        largest = {Tail.SPREAD: 1, Tail.TRIMMED: 0, Tail.PADDED: deal.unit}[deal.tail_rule]
+        assert 0 <= len(row[0]) - len(row[-1]) <= largest
+
+
+@given(deals())
+@settings(deadline=None, max_examples=200)
+def test_padded_and_trimmed_shards_have_equally_many_units(deal: Deal) -> None:
+    """With a trimmed or padded tail no shard has a unit more than another, and with a padded one all are equally many.
+
+    A padded shard's own positions, its `tail_share` of the tail, are those whose place in the global unit is its own.
+    """
+    everyone = shards(deal)
+
+    assert deal.tail_rule is Tail.SPREAD or len({shard.num_units for shard in everyone}) == 1
+    assert [shard.tail_share for shard in everyone] == [
+        len(own_positions(shard, shard.whole_units or 0)) for shard in everyone
+    ]
+    if deal.tail_rule is Tail.PADDED:
+        for shard in everyone:
+            for unit in range(shard.num_units or 0):
+                start = (unit * deal.shard.shard_count + shard.shard.shard_index) * deal.unit
+                assert all(start <= position < start + deal.unit for position in own_positions(shard, unit))
+
+
+def own_positions(deal: Deal, unit: int) -> list[int]:
+    """Returns the positions of a unit, without a template's."""
+    return [position for position in deal.positions(unit, unit + 1).tolist() if not deal.is_template(position)]
 
 
 @given(st.integers(1, 300), st.integers(1, 8), st.integers(0, 1 << 40))
@@ -83,7 +113,7 @@ def test_the_shards_share_every_position_once(deal: Deal) -> None:
 def test_an_endless_order_has_whole_units_only(unit: int, count: int, number: int) -> None:
     """Without an end there is no tail, and unit k of shard s starts at (k * shards + s) * unit, however large k is."""
     for index in range(count):
-        deal = Deal(unit, ShardOptions(index, count), None, even_tail=False)
+        deal = Deal(unit, ShardOptions(index, count), None, Tail.SPREAD)
         start = (number * count + index) * unit
 
         assert (deal.num_units, deal.whole_units, list(deal.tail)) == (None, None, [])
@@ -92,7 +122,7 @@ def test_an_endless_order_has_whole_units_only(unit: int, count: int, number: in
 
 def test_a_unit_larger_than_memory_is_its_tail() -> None:
     """A batch size beyond all records means one batch of everything, and costs what everything costs."""
-    deal = Deal(1 << 62, ShardOptions(1, 2), 7, even_tail=False)
+    deal = Deal(1 << 62, ShardOptions(1, 2), 7, Tail.SPREAD)
 
     assert deal.num_units == 1
     assert deal.positions(0, 1).tolist() == [4, 5, 6]

@@ -60,10 +60,8 @@ def test_elements_that_do_not_stack_are_named(operations: tuple[Any, ...], readi
     assert "shape (3,)" in str(error)
     assert "shape (5,)" in str(error)
     assert error.__notes__[0] == f"millstream: the record keys of these elements: {order[4]}, {order[6]}."
-    assert (
-        f"Batch(batch_size=4, drop_remainder=False, batch_fn=None), at record key {order[4]} (position 4)"
-        in (error.__notes__[1])
-    )
+    batch = "Batch(batch_size=4, drop_remainder=False, batch_fn=None, pad_remainder=False)"
+    assert f"{batch}, at record key {order[4]} (position 4)" in error.__notes__[1]
 
 
 def test_an_error_of_batch_fn_is_its_own(reading: millstream.ReadOptions) -> None:

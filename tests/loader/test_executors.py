@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracle
-from strategies import Pipeline, pipelines
+from strategies import UNEVEN_ENDS, Pipeline, pipelines
 from streams import comparable, drain
 
 import millstream
@@ -408,6 +408,7 @@ def run_in_any_order(schedule: Schedule, work: Callable[[Call], Elements], rando
             assert schedule.exhausted or schedule.next_phase is not None
 
 
+@UNEVEN_ENDS
 @given(pipeline=pipelines(), random=st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=300)
 def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipeline, random: Random) -> None:
@@ -420,6 +421,7 @@ def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipelin
     assert schedule.take() is None
 
 
+@UNEVEN_ENDS
 @given(pipeline=pipelines(), random=st.randoms(use_true_random=False), data=st.data())
 @settings(deadline=None, max_examples=100)
 def test_the_place_behind_each_output_is_where_the_rest_begins(

@@ -18,7 +18,7 @@ from elements_of_all_kinds import BFLOAT16, SHAPES, Example, FrozenExample, Pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracle
-from strategies import Jitter, Pipeline, Scale, pipelines
+from strategies import UNEVEN_ENDS, Jitter, Pipeline, Scale, pipelines
 from streams import comparable, drain
 
 import millstream
@@ -49,6 +49,7 @@ def expected_of(pipeline: Pipeline) -> tuple[list[object], type[BaseException] |
     return drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
 
 
+@UNEVEN_ENDS
 @given(
     pipeline=pipelines(),
     worker_count=st.sampled_from([1, 2, 2, 3, 5]),
@@ -88,6 +89,7 @@ def test_workers_equal_the_oracle(
     threads.close()
 
 
+@UNEVEN_ENDS
 @given(pipeline=pipelines(), counts=st.permutations([0, 1, 2, 3]), data=st.data())
 @settings(deadline=None, max_examples=8)
 def test_a_stream_may_move_from_one_number_of_workers_to_another(

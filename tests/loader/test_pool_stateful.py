@@ -15,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from oracle import oracle
-from strategies import AddIndex, DropMultiples, Jitter, Pipeline, Scale, Split
+from strategies import UNEVEN_ENDS, AddIndex, DropMultiples, Jitter, Pipeline, Scale, Split
 from streams import comparable
 from worker_pools import executor_of, pool_of, zygote_of
 
@@ -245,6 +245,7 @@ def send(worker: Worker, number: signal.Signals) -> None:
         return
 
 
+@UNEVEN_ENDS
 def test_a_consumer_may_do_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any sequence of what the iterator offers, of deaths, stops and changes of worker_count: the oracle's suffix."""
     monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.02)

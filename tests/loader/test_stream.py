@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracle
-from strategies import AddIndex, Jitter, Pipeline, Scale, one_to_one_operations, pipelines
+from strategies import UNEVEN_ENDS, AddIndex, Jitter, Pipeline, Scale, one_to_one_operations, pipelines
 from streams import comparable, drain
 
 import millstream
@@ -37,6 +37,7 @@ def expected_of(pipeline: Pipeline) -> tuple[list[object], type[BaseException] |
     return drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
 
 
+@UNEVEN_ENDS
 @given(pipeline=pipelines())
 @settings(deadline=None, max_examples=500)
 def test_inline_equals_oracle(pipeline: Pipeline) -> None:
@@ -44,6 +45,7 @@ def test_inline_equals_oracle(pipeline: Pipeline) -> None:
     assert expected_of(pipeline) == drain(iter(loader_of(pipeline)))
 
 
+@UNEVEN_ENDS
 @given(
     pipeline=pipelines(),
     num_threads=st.sampled_from([1, 2, 5]),
@@ -77,6 +79,7 @@ def test_length_is_the_number_of_batches(pipeline: Pipeline) -> None:
     assert error is not None or len(loader) == len(elements)
 
 
+@UNEVEN_ENDS
 @given(data=st.data(), pipeline=pipelines())
 @settings(deadline=None, max_examples=200)
 def test_state_at_every_step_resumes_with_the_suffix(data: st.DataObject, pipeline: Pipeline) -> None:
@@ -95,6 +98,7 @@ def test_state_at_every_step_resumes_with_the_suffix(data: st.DataObject, pipeli
     assert len(states) - 1 == len(expected)
 
 
+@UNEVEN_ENDS
 @given(data=st.data(), pipeline=pipelines())
 @settings(deadline=None, max_examples=200)
 def test_seek_equals_the_suffix(data: st.DataObject, pipeline: Pipeline) -> None:
@@ -112,6 +116,7 @@ def test_seek_equals_the_suffix(data: st.DataObject, pipeline: Pipeline) -> None
     assert (expected[step:], error) == drain(iterator)
 
 
+@UNEVEN_ENDS
 @given(data=st.data(), pipeline=pipelines())
 @settings(deadline=None, max_examples=100)
 def test_state_resumes_in_any_iterator(data: st.DataObject, pipeline: Pipeline) -> None:

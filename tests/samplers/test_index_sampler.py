@@ -3,6 +3,7 @@
 import dataclasses
 import pickle
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,7 +148,7 @@ def test_without_a_seed_there_is_no_generator() -> None:
 
 
 def test_the_sequential_sampler_is_one_epoch_in_order() -> None:
-    """SequentialSampler takes num_records, shard_options and seed, and ends after one epoch."""
+    """SequentialSampler takes num_records, shard_options, seed and keys, and ends after one epoch."""
     sampler = SequentialSampler(4, ShardOptions(1, 2), seed=3)
     assert [sampler[position].record_key for position in range(len(sampler))] == [0, 1, 2, 3]
     assert (sampler.shuffle, sampler.num_epochs, sampler.seed) == (False, 1, 3)
@@ -232,6 +233,18 @@ def test_numpy_integers_are_integers() -> None:
         ({"shuffle": 1, "seed": 1}, TypeError, "shuffle must be True or False, got 1"),
         ({"shard_options": None}, TypeError, "shard_options must be ShardOptions"),
         ({"shard_options": (0, 2)}, TypeError, "shard_options must be ShardOptions"),
+        (
+            {"keys": [1, 2]},
+            ValueError,
+            r"num_records=5 records, got an array of shape \(2,\): .*IndexSampler\(len\(keys",
+        ),
+        ({"keys": []}, ValueError, r"num_records=5 records, got an array of shape \(0,\)"),
+        ({"keys": np.ones((5, 1), int)}, ValueError, r"shape \(5, 1\)"),
+        ({"keys": 5}, ValueError, r"shape \(\)"),
+        ({"keys": np.ones(5)}, TypeError, "keys must be integers, got an array of dtype float64"),
+        ({"keys": [True] * 5}, TypeError, "keys must be integers, got an array of dtype bool"),
+        ({"keys": [0, 1, 2, 3, -1]}, ValueError, r"keys must be between 0 and 2\*\*63 - 1, got -1 to 3"),
+        ({"keys": np.array([0, 1, 2, 3, 2**63], np.uint64)}, ValueError, f"got 0 to {2**63}"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
@@ -240,7 +253,15 @@ def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Except
         IndexSampler(**{"num_records": 5, **arguments})
 
 
-@pytest.mark.parametrize("sampler", [IndexSampler(5, shuffle=True, num_epochs=2, seed=1), SequentialSampler(5)])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        IndexSampler(5, shuffle=True, num_epochs=2, seed=1),
+        IndexSampler(3, seed=1, keys=[7, 0, 7]),
+        SequentialSampler(5),
+        SequentialSampler(2, keys=keys(3, 1)),
+    ],
+)
 def test_samplers_are_values(sampler: IndexSampler) -> None:
     """A sampler shows all it is in its repr, cannot be changed, compares by value and survives pickling."""
     text = repr(sampler)
@@ -249,6 +270,46 @@ def test_samplers_are_values(sampler: IndexSampler) -> None:
         sampler.seed = 4  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(sampler)) == sampler
     assert hash(sampler) == hash(dataclasses.replace(sampler))
+
+
+def test_other_keys_are_another_sampler() -> None:
+    """Samplers are equal if their keys are: as a list or as an array of any integers, but not without them."""
+    sampler = IndexSampler(3, keys=[2, 0, 1])
+
+    assert sampler == IndexSampler(3, keys=np.array([2, 0, 1], np.uint8))
+    assert hash(sampler) == hash(IndexSampler(3, keys=np.array([2, 0, 1])))
+    assert sampler not in (IndexSampler(3), IndexSampler(3, keys=[0, 1, 2]), SequentialSampler(3, keys=[2, 0, 1]))
+    assert IndexSampler(3) not in (sampler, "sampler")
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data(), chosen=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=40), shuffle=st.booleans())
+def test_keys_are_what_the_rows_stand_for(data: st.DataObject, chosen: list[int], shuffle: bool) -> None:
+    """With keys, every way of asking gives the keys at the rows that a sampler without them gives."""
+    rows = IndexSampler(len(chosen), shuffle=shuffle, seed=6, num_epochs=3)
+    sampler = dataclasses.replace(rows, keys=chosen)
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    expected = [chosen[row] for row in rows.record_keys(start, stop).tolist()]
+
+    assert sampler.record_keys(start, stop).tolist() == expected
+    assert sampler.record_keys(start, stop).dtype == np.int64
+    assert sampler.record_keys_at(np.arange(start, stop)[::-1]).tolist() == expected[::-1]
+    assert [sampler[position].record_key for position in range(start, stop)] == expected
+    assert (sampler.largest_key, rows.largest_key) == (max(chosen), len(chosen) - 1)
+
+
+def test_keys_in_a_file_stay_there(tmp_path: Path) -> None:
+    """Memory-mapped keys are neither copied nor loaded; what the sampler gives is memory of its own."""
+    np.save(tmp_path / "keys.npy", np.arange(0, 1000, 5))
+    mapped = np.load(tmp_path / "keys.npy", mmap_mode="r")
+    sampler = IndexSampler(200, keys=mapped)
+    given = sampler.record_keys(0, 3)
+
+    assert isinstance(sampler.keys, np.ndarray)
+    assert np.shares_memory(sampler.keys, mapped)
+    assert given.flags.writeable
+    assert given.tolist() == [0, 5, 10]
 
 
 def test_ready_samplers_are_not_wrapped() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from millstream.randomness import generator
 from millstream.samplers import IndexSampler
 from millstream.sharding import NoSharding, ShardOptions
-from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation
 from millstream.transforms.stack import stack
 
 Element = tuple[int, int, Any]  # position, index, value
@@ -22,19 +22,21 @@ def oracle(
     shard: ShardOptions | None = None,
 ) -> Iterator[Any]:
     """Yields the stream of one shard, in the order of design: shuffle, deal, read, operate."""
-    elements: Iterator[Element] = (
-        (position, position, source[sampler[position].record_key])
-        for position in dealt(len(sampler), operations, shard or NoSharding())
-    )
+    positions, template = dealt(len(sampler), operations, shard or NoSharding())
+    elements: Iterator[Element] = ((position, position, source[sampler[position].record_key]) for position in positions)
     random_number = 0
     for operation in operations:
-        elements = apply(operation, elements, sampler, random_number)
+        elements = apply(operation, elements, sampler, random_number, template)
         random_number += isinstance(operation, RandomMap)
     return (value for _, _, value in elements)
 
 
-def dealt(length: int, operations: Sequence[Transformation], shard: ShardOptions) -> list[int]:
-    """Returns the positions of one shard: global batches of whole units, and an evenly split tail."""
+def dealt(length: int, operations: Sequence[Transformation], shard: ShardOptions) -> tuple[list[int], int | None]:
+    """Returns the positions of one shard: global batches of whole units, and an evenly split tail.
+
+    A padded tail is not split: each shard has its place in it. The second value is the position that a shard without
+    one there reads all the same, to pad what it cannot know the structure of otherwise.
+    """
     leading = [
         operation
         for operation in itertools.takewhile(lambda operation: not isinstance(operation, (Filter, FlatMap)), operations)
@@ -47,24 +49,27 @@ def dealt(length: int, operations: Sequence[Transformation], shard: ShardOptions
     if shard.drop_remainder or any(batch.drop_remainder for batch in leading):
         rest = rest[: len(rest) // shard.shard_count * shard.shard_count]
     mine = [p for p in range(whole) if p // unit % shard.shard_count == shard.shard_index]
+    if any(batch.pad_remainder for batch in leading):
+        own = [p for p in rest if p // unit % shard.shard_count == shard.shard_index]
+        template = rest[-1] if rest and not own else None
+        return mine + (own or rest[-1:]), template
     tail = [int(p) for p in np.array_split(rest, shard.shard_count)[shard.shard_index]]
     count = len(tail)
     for batch in leading:
         count = count // batch.batch_size if batch.drop_remainder else -(-count // batch.batch_size)
-    return mine + (tail if count else [])  # What every batch drops is not read.
+    return mine + (tail if count else []), None  # What every batch drops is not read.
 
 
 def apply(  # noqa: C901  (one case an operation)
-    operation: Transformation, elements: Iterable[Element], sampler: IndexSampler, random_number: int
+    operation: Transformation,
+    elements: Iterable[Element],
+    sampler: IndexSampler,
+    random_number: int,
+    template: int | None,
 ) -> Iterator[Element]:
     """Yields what one operation makes of the elements, one by one."""
     if isinstance(operation, Batch):
-        elements = iter(elements)
-        while group := list(itertools.islice(elements, operation.batch_size)):
-            if len(group) < operation.batch_size and operation.drop_remainder:
-                return
-            values = [value for _, _, value in group]
-            yield *group[0][:2], operation.batch_fn(values) if operation.batch_fn else stack(values)
+        yield from batches(operation, iter(elements), template)
         return
     for position, index, value in elements:
         match operation:
@@ -84,3 +89,23 @@ def apply(  # noqa: C901  (one case an operation)
                     raise ValueError(children)
                 for child, part in enumerate(children):
                     yield position, index * operation.max_fan_out + child, part
+
+
+def batches(operation: Batch, elements: Iterator[Element], template: int | None) -> Iterator[Element]:
+    """Yields what a Batch makes of the elements."""
+    while group := list(itertools.islice(elements, operation.batch_size)):
+        if len(group) < operation.batch_size and operation.drop_remainder:
+            return
+        position, index, _ = group[0]
+        values = [value for _, _, value in group]
+        if operation.pad_remainder:
+            yield position, index, padded(values, position == template, operation.batch_size)
+        else:
+            yield position, index, operation.batch_fn(values) if operation.batch_fn else stack(values)
+
+
+def padded(values: list[Any], is_template: bool, size: int) -> PaddedBatch:
+    """Returns the padded batch of some numbers or arrays, of no more than their structure if they are a template."""
+    real = [] if is_template else values
+    zero = values[0] - values[0]
+    return PaddedBatch(stack([*real, *[zero] * (size - len(real))]), np.arange(size) < len(real))

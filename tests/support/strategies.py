@@ -1,20 +1,31 @@
 """Random pipelines of all operations, which work on numbers and on batches of numbers alike."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation
+
+UNEVEN_ENDS = pytest.mark.filterwarnings("ignore:.*the shards may end at different steps:UserWarning")
+"""For tests of any pipeline: some are finite, filtered and sharded, which the loader warns of."""
 
 
 def total(element: Any) -> int:
     """Returns the sum of all numbers in an element."""
-    return int(np.sum(element))
+    return int(np.sum(element.batch if isinstance(element, PaddedBatch) else element))
+
+
+def on_numbers(change: Callable[[Any], Any], element: Any) -> Any:
+    """Returns a number or batch changed; of a padded batch, the batch."""
+    return element._replace(batch=change(element.batch)) if isinstance(element, PaddedBatch) else change(element)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +36,7 @@ class Scale(Map):
 
     def map(self, element: Any) -> Any:
         """Returns the element times the factor."""
-        return element * self.factor
+        return on_numbers(lambda numbers: numbers * self.factor, element)
 
 
 class Jitter(RandomMap):
@@ -33,7 +44,7 @@ class Jitter(RandomMap):
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         """Returns the element plus a draw."""
-        return element + int(rng.integers(1000))
+        return on_numbers(lambda numbers: numbers + int(rng.integers(1000)), element)
 
 
 class AddIndex(MapWithIndex):
@@ -41,7 +52,7 @@ class AddIndex(MapWithIndex):
 
     def map_with_index(self, index: int, element: Any) -> Any:
         """Returns the element plus its index."""
-        return element + index
+        return on_numbers(lambda numbers: numbers + index, element)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +76,7 @@ class Split(FlatMap):
     def flat_map(self, element: Any) -> Sequence[Any]:
         """Returns as many children as the element's sum says."""
         count = total(element) % (self.max_fan_out + 1 + self.strict)
-        return [element + child for child in range(count)]
+        return [on_numbers(functools.partial(operator.add, child), element) for child in range(count)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +118,30 @@ operations = st.one_of(
 
 @st.composite
 def pipelines(draw: st.DrawFn, of: st.SearchStrategy[Transformation] = operations) -> Pipeline:
-    """Draws a source, a sampler, operations and a shard."""
+    """Draws a source, a sampler, operations and a shard; in some pipelines with a Batch, it is one that pads."""
     size = draw(st.integers(1, 60))
+    num_records = draw(st.integers(1, size))
     sampler = IndexSampler(
-        draw(st.integers(1, size)),
+        num_records,
         shuffle=draw(st.booleans()),
         num_epochs=draw(st.integers(1, 3)),
         seed=draw(st.integers(0, 2**64 - 1)),
+        keys=draw(st.none() | st.lists(st.integers(0, size - 1), min_size=num_records, max_size=num_records)),
     )
     shard_count = draw(st.integers(1, 4))
     shard = ShardOptions(draw(st.integers(0, shard_count - 1)), shard_count, draw(st.booleans()))
-    return Pipeline(range(size), sampler, tuple(draw(st.lists(of, max_size=5))), shard)
+    chosen = draw(st.lists(of, max_size=5))
+    if any(isinstance(operation, Batch) for operation in chosen) and draw(st.booleans()):
+        chosen = with_padding(chosen)
+        shard = dataclasses.replace(shard, drop_remainder=False)
+    return Pipeline(range(size), sampler, tuple(chosen), shard)
+
+
+def with_padding(chosen: Sequence[Transformation]) -> list[Transformation]:
+    """Returns the operations with the first Batch padding its remainder, and without the others."""
+    first = next(number for number, operation in enumerate(chosen) if isinstance(operation, Batch))
+    return [
+        Batch(operation.batch_size, pad_remainder=True) if isinstance(operation, Batch) else operation
+        for number, operation in enumerate(chosen)
+        if number == first or not isinstance(operation, Batch)
+    ]

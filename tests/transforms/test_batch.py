@@ -13,7 +13,7 @@ from millstream.transforms import Batch
 def test_defaults() -> None:
     """A Batch keeps the remainder and stacks, unless told otherwise."""
     batch = Batch(4)
-    assert (batch.batch_size, batch.drop_remainder, batch.batch_fn) == (4, False, None)
+    assert (batch.batch_size, batch.drop_remainder, batch.batch_fn, batch.pad_remainder) == (4, False, None, False)
 
 
 def test_values_are_plain_python() -> None:
@@ -21,7 +21,7 @@ def test_values_are_plain_python() -> None:
     batch = Batch(np.int32(4), drop_remainder=np.True_)  # type: ignore[arg-type]
     assert (type(batch.batch_size), type(batch.drop_remainder)) == (int, bool)
     assert batch == Batch(4, drop_remainder=True)
-    assert repr(batch) == "Batch(batch_size=4, drop_remainder=True, batch_fn=None)"
+    assert repr(batch) == "Batch(batch_size=4, drop_remainder=True, batch_fn=None, pad_remainder=False)"
 
 
 def test_frozen_and_picklable() -> None:
@@ -43,6 +43,13 @@ def test_frozen_and_picklable() -> None:
         ((None,), TypeError, "batch_size must be an int, got None"),
         ((2, sum), TypeError, "drop_remainder must be True or False, got <built-in function sum>"),
         ((2, False, 3), TypeError, "batch_fn must be a function .* got 3"),
+        ((2, False, None, 1), TypeError, "pad_remainder must be True or False, got 1"),
+        (
+            (2, True, None, True),
+            ValueError,
+            "pad_remainder=True keeps .* drop_remainder=True leaves .*give one of them",
+        ),
+        ((2, False, sum, True), ValueError, "pad_remainder=True needs rows .* batch_fn in a Map"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: tuple[Any, ...], error: type[Exception], words: str) -> None:

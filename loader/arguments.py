@@ -1,0 +1,158 @@
+"""What a DataLoader accepts: each mistake is an error, or a warning, at construction."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millstream.loader.plan import has_randomness
+from millstream.samplers import IndexSampler, Sampler
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, vectorised
+from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
+from millstream.sources import DataSource
+from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
+from millstream.transforms.base import as_transformation
+
+Operations = Sequence[Transformation | Callable[[Any], Any]]
+
+
+def operation_name(operation: Transformation) -> str:
+    """Returns what to call an operation in texts for people."""
+    written = type(operation).__repr__ is not object.__repr__
+    text = repr(operation) if written else type(operation).__name__
+    return text if len(text) <= 100 and " at 0x" not in text else type(operation).__name__
+
+
+def check_source(source: DataSource[Any]) -> None:
+    """Refuses what is no source, and one without records."""
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"data_source must have len(source) and source[key], got {type(source).__name__}. "
+            "A list of records is a source; so is any class with __len__ and __getitem__."
+        )
+    if len(source) == 0:
+        raise ValueError(f"data_source must have at least one record, got an empty {type(source).__name__}.")
+
+
+def check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:
+    """Returns the sampler as one that answers for whole blocks; refuses one of more records than the source has."""
+    ready = vectorised(sampler)
+    if isinstance(sampler, IndexSampler) and sampler.keys is not None:
+        if sampler.largest_key >= len(source):
+            raise ValueError(
+                f"The sampler's keys go up to {sampler.largest_key}, but data_source has {len(source)} records. "
+                "Use keys that were made for this source."
+            )
+    elif ready.num_records is not None and ready.num_records > len(source):
+        raise ValueError(
+            f"The sampler draws from {ready.num_records} records, but data_source has {len(source)}. "
+            "Use num_records=len(source)."
+        )
+    return ready
+
+
+def check_operations(operations: Operations) -> list[Transformation]:
+    """Returns the operations, functions among them made into Maps; a note of each error says which it is."""
+    check_list(operations, "operations")
+    checked = []
+    for number, operation in enumerate(operations):
+        try:
+            checked.append(as_transformation(operation))
+        except (TypeError, ValueError) as error:
+            error.add_note(f"millstream: operations[{number}].")
+            raise
+    return checked
+
+
+def check_list(value: object, name: str) -> None:
+    """Refuses what is no list: a single function, a string."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list, got {value!r} of type {type(value).__name__}: write {name}=[...].")
+
+
+def check_kind(value: object, name: str, kind: type) -> None:
+    """Refuses what is no instance of the kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r} of type {type(value).__name__}.")
+
+
+def resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> ShardOptions:
+    """Returns the loader's shard, else the sampler's, else the only one; refuses two that differ."""
+    carried = getattr(sampler, "shard_options", None)
+    if not isinstance(carried, ShardOptions) or isinstance(carried, NoSharding):
+        carried = None
+    if shard_options is None:
+        if carried is None:
+            warn_if_unsharded()
+            return NoSharding()
+        return carried
+    check_kind(shard_options, "shard_options", ShardOptions)
+    if carried is not None and _same(carried) != _same(shard_options):
+        raise ValueError(
+            f"shard_options={shard_options} differs from the sampler's {carried}. "
+            "Give shard_options to the DataLoader only, or the same to both."
+        )
+    return shard_options
+
+
+def _same(shard: ShardOptions) -> tuple[int, int, bool]:
+    return shard.shard_index, shard.shard_count, shard.drop_remainder
+
+
+def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
+    """Refuses random operations where there is nothing to draw from."""
+    for number, operation in enumerate(operations):
+        if isinstance(operation, RandomMap) and not has_randomness(sampler):
+            raise ValueError(
+                f"operations[{number}], {operation_name(operation)}, needs randomness, but the sampler has no seed: "
+                "give the sampler one, for instance IndexSampler(..., seed=0)."
+            )
+
+
+def check_padding(operations: Sequence[Transformation], shard: ShardOptions) -> None:
+    """Refuses what does not go with `Batch(..., pad_remainder=True)`."""
+    batches = {number: operation for number, operation in enumerate(operations) if isinstance(operation, Batch)}
+    if not any(batch.pad_remainder for batch in batches.values()):
+        return
+    if len(batches) > 1:
+        raise ValueError(
+            f"A Batch with pad_remainder=True must be the only Batch of the pipeline, but operations{list(batches)} "
+            "are Batches: make one batch of the final size, and reshape it in a Map behind it."
+        )
+    if shard.drop_remainder:
+        (number,) = batches
+        raise ValueError(
+            f"operations[{number}] has pad_remainder=True, which keeps the last records, and {shard} has "
+            "drop_remainder=True, which leaves some out: give one of them."
+        )
+
+
+def check_ends(
+    operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler, shard: ShardOptions
+) -> None:
+    """Warns where shards may yield different numbers of batches whatever is dropped or padded at the end."""
+    deciding = [number for number, operation in enumerate(operations) if isinstance(operation, (Filter, FlatMap))]
+    if deciding and shard.shard_count > 1 and sampler.length is not None:
+        number = deciding[0]
+        warnings.warn(
+            f"operations[{number}], {operation_name(operations[number])}, decides on each of the {shard.shard_count} "
+            "shards alone how many batches there are: the shards may end at different steps, and a collective "
+            "operation of JAX then hangs. Filter ahead with millstream.surviving_keys and give the keys to "
+            "IndexSampler(len(keys), keys=keys), or read endlessly (num_epochs=None) and count the steps.",
+            stacklevel=3,
+        )
+
+
+def tell_of_bound_checkpoints(operations: Sequence[Transformation], shard: ShardOptions) -> None:
+    """Logs, before training starts, where checkpoints go on only with as many shards as there are now."""
+    deciding = [number for number, operation in enumerate(operations) if isinstance(operation, (Filter, FlatMap))]
+    if deciding and shard.shard_count > 1:
+        import logging  # noqa: PLC0415  (takes long to import)
+
+        logging.getLogger("millstream").warning(
+            "millstream: checkpoints of this DataLoader go on only with %d shards, as now, because operations[%d], %s, "
+            "decides on each shard alone how far its stream is. With keys filtered ahead (millstream.surviving_keys) "
+            "instead of a Filter, they go on with any number of shards.",
+            shard.shard_count,
+            deciding[0],
+            operation_name(operations[deciding[0]]),
+        )

@@ -1,0 +1,96 @@
+"""Padding fills a batch up as if elements of zeros had been stacked behind the real ones."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from elements_of_all_kinds import BFLOAT16, STRUCTURED, Example, FrozenExample, Pair, filled
+from numpy.typing import NDArray
+from streams import comparable
+
+from millstream.transforms.batch import PaddedBatch
+from millstream.transforms.pad import pad
+from millstream.transforms.stack import stack
+
+LEAVES: list[tuple[list[Any], Any]] = [
+    ([1, 2, 3], 0),
+    ([2**63, 1, 2**64 - 1], 0),
+    ([True, True, False], False),
+    ([1.5, -0.0, np.inf], 0.0),
+    ([1j, 2j, 3j], 0j),
+    (["a", "longer", ""], ""),
+    (["a\0", "b", ""], ""),
+    ([b"a\0", b"", b"ccc"], b""),
+    ([None, None, None], None),
+    ([np.float16(2), np.float16(3), np.float16(4)], np.float16(0)),
+    ([np.datetime64(5, "s")] * 3, np.datetime64(0, "s")),
+    *(
+        ([filled(shape, np.dtype(dtype), seed) for seed in (1, 2, 3)], np.zeros(shape, dtype))
+        for shape in ((), (0,), (2, 3))
+        for dtype in (np.uint8, ">i4", np.float32, np.bool_, "<U5", "S3", "M8[s]", BFLOAT16, STRUCTURED)
+    ),
+    ([{"a": 1, "b": [2, (3,)]}] * 3, {"a": 0, "b": [0, (0,)]}),
+    ([Pair(1, "x"), Pair(2, "y"), Pair(3, "z")], Pair(0, "")),
+    ([Example(np.ones(2), b"1")] * 3, Example(np.zeros(2), b"")),
+    ([FrozenExample({"x": 1.0})] * 3, FrozenExample({"x": 0.0})),
+]
+
+
+@pytest.mark.parametrize(("elements", "zero"), LEAVES, ids=lambda value: repr(value)[:40].replace("\0", "0"))
+def test_padding_is_stacking_zeros(elements: list[Any], zero: Any) -> None:
+    """For every kind of leaf and structure, the padded batch is that of the elements and as many zeros as fit."""
+    padded = pad(stack(elements), 3, 8)
+
+    assert comparable(padded.batch) == comparable(stack([*elements, *[zero] * 5]))
+    assert comparable(padded.mask) == comparable(np.array([True] * 3 + [False] * 5))
+
+
+def test_of_a_template_nothing_stays_but_its_structure() -> None:
+    """Of a batch without a real row, only structure, shapes and dtypes stay."""
+    template = stack([{"text": "word", "image": np.full((2,), 7, np.uint8), "raw": b"x", "nothing": None}])
+    zeros = {"text": np.zeros(3, "<U4"), "image": np.zeros((3, 2), np.uint8), "raw": np.array([b""] * 3, object)}
+
+    assert comparable(pad(template, 0, 3)) == comparable(PaddedBatch(zeros | {"nothing": None}, np.zeros(3, np.bool_)))
+
+
+def test_a_full_batch_is_not_copied() -> None:
+    """Where nothing is missing, the batch stays as it is, and has a mask all the same."""
+    batch = {"x": np.arange(3)}
+    padded = pad(batch, 3, 3)
+
+    assert padded.batch is batch
+    assert comparable(padded.mask) == comparable(np.ones(3, np.bool_))
+
+
+def test_arrays_are_made_where_they_are_wanted() -> None:
+    """The allocator gives the memory of the mask and of every array that holds no objects; its old content is gone."""
+    given: list[NDArray[Any]] = []
+
+    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        given.append(np.frombuffer(b"\xff" * (int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape).copy())
+        return given[-1]
+
+    padded = pad({"x": np.arange(2), "text": np.array([b"a", b"b"], dtype=object)}, 2, 4, allocate)
+
+    assert [id(array) for array in given] == [id(padded.mask), id(padded.batch["x"])]
+    assert padded.batch["x"].tolist() == [0, 1, 0, 0]
+    assert padded.batch["text"].tolist() == [b"a", b"b", b"", b""]
+    assert padded.mask.tolist() == [True, True, False, False]
+
+
+def test_objects_of_other_kinds_are_none() -> None:
+    """An array of the user's own objects has no zero: its padding is None."""
+    rows = np.array([[{1}, {2}]], dtype=object)
+
+    assert pad(rows, 1, 2).batch.tolist() == [[{1}, {2}], [None, None]]
+
+
+def test_a_padded_batch_is_a_tuple_of_two() -> None:
+    """It can be unpacked, replaced in parts and taken for a pytree, as any named tuple."""
+    padded = PaddedBatch(np.arange(2), np.array([True, False]))
+    batch, mask = padded
+
+    assert (batch is padded.batch, mask is padded.mask) == (True, True)
+    assert padded._fields == ("batch", "mask")
+    assert not dataclasses.is_dataclass(padded)
