@@ -171,7 +171,7 @@ def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> No
     home, order = os.getpid(), [number for batch in EXPECTED for number in batch]
     bad = order[STEP * BATCH]
     iterator = iter(loader_of(operations=[lambda number: faults.NeedsHome(home) if number == bad else number]))
-    delivered = []
+    delivered: list[int] = []
     with pytest.raises(LookupError, match="not here") as caught, iterator:
         delivered.extend(iterator)
 
