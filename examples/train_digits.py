@@ -37,7 +37,7 @@ import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 
 MODE = flags.DEFINE_enum("mode", "demo", ["demo", "train"], "demo: all three runs. train: one of them.")
-OUTPUT = flags.DEFINE_string("output", str(Path(__file__).parent / "output"), "The folder for the records.")
+OUTPUT = flags.DEFINE_string("output", str(Path(__file__).parent / "output"), "The folder for records and plot.")
 CHECKPOINTS = flags.DEFINE_string("checkpoints", None, "The folder for the checkpoints of --mode=train.")
 STEPS = flags.DEFINE_integer("steps", 1200, "How many batches to train on.", lower_bound=1)
 CHECKPOINT_EVERY = flags.DEFINE_integer("checkpoint_every", 100, "Steps between two checkpoints.", lower_bound=1)
@@ -242,6 +242,24 @@ def show(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Ste
         print(f"  {number:4}   {losses}  {same[0]:7}  {same[1]:6}  {events.get(number, '')}".rstrip())
 
 
+def plot(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Step], path: Path) -> None:
+    """Writes a picture of the losses: B and C, as far as they go, lie on A."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  (as above: only for those who plot)
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    for steps, title, color, width in (
+        (whole, "A, undisturbed", "lightgray", 4),
+        (killed, "B, killed", "tab:red", 1),
+        (resumed, "C, resumed", "tab:blue", 0.5),
+    ):
+        axes.plot(list(steps), [step.loss for step in steps.values()], label=title, color=color, linewidth=width)
+    axes.axvline(max(killed), color="tab:red", linewidth=0.5)
+    axes.set(xlabel="step", ylabel="cross-entropy", yscale="log", title="The same losses, killed or not")
+    axes.legend()
+    figure.savefig(path)
+
+
 def conclude(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Step]) -> None:
     """Prints that the interrupted training is the undisturbed one, or exits with an error that says where it is not."""
     if found := differences(whole, killed, resumed):
@@ -263,6 +281,9 @@ def demo() -> None:
     show(whole, killed, resumed, num_images)
     conclude(whole, killed, resumed)
     print(f"Accuracy on the held-out digits: {accuracy_of_c:.1%}")
+    picture = Path(OUTPUT.value) / "train_digits.png"
+    plot(whole, killed, resumed, picture)
+    print(f"The losses are plotted in {os.path.relpath(picture)}.")
 
 
 def main(_: list[str]) -> None:

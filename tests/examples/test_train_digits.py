@@ -11,6 +11,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from millstream.sources import ArrayRecordDataSource
 
@@ -30,7 +31,7 @@ def example() -> ModuleType:
     return module
 
 
-def test_the_demonstration_succeeds_and_leaves_only_its_records(tmp_path: Path) -> None:
+def test_the_demonstration_succeeds_and_leaves_only_its_records_and_a_plot(tmp_path: Path) -> None:
     """B, killed in mid-epoch, and C, resumed from B's checkpoint, are A; checkpoints are cleared away."""
     command = [sys.executable, str(EXAMPLE), f"--output={tmp_path}"]
     flags = ["--steps=400", "--checkpoint_every=10", "--kill_at=75"]
@@ -44,7 +45,10 @@ def test_the_demonstration_succeeds_and_leaves_only_its_records(tmp_path: Path) 
     assert accuracy is not None
     assert float(accuracy[1]) > 80
     assert done.stderr == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["digits"]
+    assert {path.name for path in tmp_path.iterdir()} == {"digits", "train_digits.png"}
+    with Image.open(tmp_path / "train_digits.png") as plot:
+        plot.load()
+        assert plot.format == "PNG"
 
 
 def test_records_are_written_once_and_hold_every_digit(example: ModuleType, tmp_path: Path) -> None:

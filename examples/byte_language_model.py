@@ -1,0 +1,200 @@
+"""Train a small language model on the text that comes with Python: its licence, its manual, its docstrings.
+
+    python examples/byte_language_model.py
+
+Text is read as bytes. A record is a page of a document, found by its number, so the shuffle is a true one over all
+pages; `FlatMap` cuts a page into windows of fixed length, and `Batch` fills up across pages. The model says of each
+byte how probable it is after those before it, and learns to write what looks a little like a manual of Python.
+
+Kill it whenever you like and start it again: it goes on from its newest checkpoint with the very windows that would
+have come, from the middle of a page too.
+"""
+
+import argparse
+import ast
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from absl import logging
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+import millstream
+from millstream.checkpoint import CheckpointRestore, CheckpointSave
+
+BATCH_SIZE = 32
+WINDOW_BYTES = 64
+PAGE_BYTES = 8 * WINDOW_BYTES
+HIDDEN = 192
+
+# ---- The text ------------------------------------------------------------------------------------------------------
+
+
+def documents() -> Iterator[str]:
+    """Yields what there is to read, some 1.4 million characters, in the same order at each call."""
+    library = Path(sysconfig.get_path("stdlib"))
+    yield from (path.read_text("utf-8") for path in library.glob("LICENSE.txt"))
+    yield from (topics[name] for name in sorted(topics))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for path in sorted(library.glob("*.py")):
+        nodes = ast.walk(ast.parse(path.read_bytes()))
+        yield "\n\n".join(ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented))
+
+
+def pages() -> list[bytes]:
+    """Returns all documents in pages of at most PAGE_BYTES: the records."""
+    texts = [document.encode() for document in documents()]
+    return [text[start : start + PAGE_BYTES] for text in texts for start in range(0, len(text), PAGE_BYTES)]
+
+
+def windows(page: bytes) -> list[np.ndarray]:
+    """Returns the windows of a page, uint8 of shape (WINDOW_BYTES,); what is left at its end is too short for one."""
+    count = len(page) // WINDOW_BYTES
+    return list(np.frombuffer(page, np.uint8, count * WINDOW_BYTES).reshape(count, WINDOW_BYTES))
+
+
+def training_loader() -> millstream.DataLoader:
+    """Returns the loader of endless batches of windows, uint8 of shape (BATCH_SIZE, WINDOW_BYTES)."""
+    source = pages()
+    return millstream.DataLoader(
+        data_source=source,
+        sampler=millstream.IndexSampler(len(source), shuffle=True, seed=0),
+        operations=[
+            millstream.transforms.FlatMap(windows, max_fan_out=PAGE_BYTES // WINDOW_BYTES),
+            millstream.Batch(BATCH_SIZE, drop_remainder=True),
+        ],
+    )
+
+
+# ---- The model: one layer of gated recurrent units (GRU) -----------------------------------------------------------
+
+
+def new_parameters() -> dict[str, jax.Array]:
+    """Returns the parameters of an untrained model."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    return {
+        "input": jax.random.normal(keys[0], (256, 3 * HIDDEN)) / 4,
+        "gates": jax.random.normal(keys[1], (HIDDEN, 2 * HIDDEN)) / HIDDEN**0.5,
+        "candidate": jax.random.normal(keys[2], (HIDDEN, HIDDEN)) / HIDDEN**0.5,
+        "output": jax.random.normal(keys[3], (HIDDEN, 256)) / HIDDEN**0.5,
+    }
+
+
+def read_byte(parameters: dict[str, jax.Array], state: jax.Array, seen: jax.Array) -> jax.Array:
+    """Returns the state, shape (..., HIDDEN), after one more byte, given as its row of the input parameters."""
+    to_gates, to_candidate = jnp.split(seen, [2 * HIDDEN], axis=-1)
+    reset, keep = jnp.split(jax.nn.sigmoid(to_gates + state @ parameters["gates"]), 2, axis=-1)
+    candidate = jnp.tanh(to_candidate + (reset * state) @ parameters["candidate"])
+    return keep * state + (1 - keep) * candidate
+
+
+def bits_per_byte(parameters: dict[str, jax.Array], text: jax.Array) -> jax.Array:
+    """Returns how many bits the model needs for a byte, the first of each window aside: 8 if it knows nothing."""
+
+    def read(state: jax.Array, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = read_byte(parameters, state, seen)
+        return state, state
+
+    _, states = jax.lax.scan(read, jnp.zeros((len(text), HIDDEN)), parameters["input"][text[:, :-1].T])
+    losses = optax.softmax_cross_entropy_with_integer_labels(states @ parameters["output"], text[:, 1:].T)
+    return jnp.mean(losses) / jnp.log(2)
+
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(6e-3))
+
+
+@jax.jit
+def train_step(model: dict[str, Any], text: jax.Array) -> tuple[dict[str, Any], jax.Array]:
+    """Returns parameters and optimizer after one step, and the loss before it."""
+    loss, gradients = jax.value_and_grad(bits_per_byte)(model["parameters"], text)
+    updates, optimizer = OPTIMIZER.update(gradients, model["optimizer"])
+    return {"parameters": optax.apply_updates(model["parameters"], updates), "optimizer": optimizer}, loss
+
+
+@jax.jit
+def write(parameters: dict[str, jax.Array], key: jax.Array) -> jax.Array:
+    """Returns 400 bytes as the model would write them after the end of a line."""
+
+    def next_byte(last: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        state = read_byte(parameters, last[0], parameters["input"][last[1]])
+        byte = jax.random.categorical(key, state @ parameters["output"] / 0.7)
+        return (state, byte), byte
+
+    return jax.lax.scan(next_byte, (jnp.zeros(HIDDEN), jnp.array(ord("\n"))), jax.random.split(key, 400))[1]
+
+
+# ---- The training loop ---------------------------------------------------------------------------------------------
+
+
+def train(output: Path, steps: int, checkpoint_every: int, report_every: int) -> None:
+    """Trains from the newest checkpoint, or from the beginning; prints what the model writes, and plots the loss."""
+    parameters = new_parameters()
+    model = {"parameters": parameters, "optimizer": OPTIMIZER.init(parameters)}
+    losses: list[float] = []
+    options = ocp.CheckpointManagerOptions(max_to_keep=2)
+    with ocp.CheckpointManager(output / "checkpoints", options=options) as manager, iter(training_loader()) as batches:
+        if (newest := manager.latest_step()) is not None:
+            wanted = ocp.args.Composite(
+                model=ocp.args.StandardRestore(model),
+                losses=ocp.args.JsonRestore(),
+                loader=CheckpointRestore(batches),
+            )
+            restored = manager.restore(newest, args=wanted)
+            model, losses = restored.model, restored.losses
+            print(f"Goes on from the checkpoint of step {batches.step}.")
+        with tqdm(total=steps, initial=batches.step, unit=" steps", disable=None) as bar:
+            while batches.step < steps:
+                model, loss = train_step(model, next(batches))
+                losses.append(float(loss))
+                bar.update()
+                if batches.step % report_every == 0:
+                    bar.write(f"step {batches.step}: {losses[-1]:.9g} bits per byte")
+                if batches.step % checkpoint_every == 0 or batches.step == steps:
+                    # Written in the background while training goes on, hence a copy of the list that grows.
+                    now = ocp.args.Composite(
+                        model=ocp.args.StandardSave(model),
+                        losses=ocp.args.JsonSave(list(losses)),
+                        loader=CheckpointSave(batches),
+                    )
+                    manager.save(batches.step, args=now)
+    sample = np.asarray(write(model["parameters"], jax.random.key(0)), np.uint8).tobytes()
+    print(f"The model writes:\n\n{sample.decode(errors='replace')}\n")
+    plot(losses, output / "loss.png")
+    print(f"The loss is plotted in {output / 'loss.png'}.")
+
+
+def plot(losses: list[float], path: Path) -> None:
+    """Writes a picture of the losses."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(losses, linewidth=0.8)
+    axes.set(
+        xlabel="step", ylabel="bits per byte", ylim=(0, 8), title="A language model of bytes reads Python's manual"
+    )
+    axes.grid(alpha=0.3)
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Trains as the command line says, without what Orbax tells about it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    folder = Path(__file__).parent / "output" / "bytes"
+    parser.add_argument("--output", type=Path, default=folder, help="the folder for checkpoints and plot")
+    parser.add_argument("--steps", type=int, default=1000, help="how many batches, those before a resume included")
+    parser.add_argument("--checkpoint_every", type=int, default=100, help="steps between two checkpoints")
+    parser.add_argument("--report_every", type=int, default=100, help="steps between two lines about the loss")
+    arguments = parser.parse_args()
+    logging.set_verbosity(logging.ERROR)
+    train(arguments.output.resolve(), arguments.steps, arguments.checkpoint_every, arguments.report_every)
+
+
+if __name__ == "__main__":
+    main()

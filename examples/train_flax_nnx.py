@@ -1,0 +1,183 @@
+"""Train a Flax NNX model with Optax and Orbax: copy this one.
+
+    python examples/train_flax_nnx.py                  # 1,000 steps, a checkpoint every 100
+    python examples/train_flax_nnx.py --steps=2000     # goes on where the first run ended
+
+Kill it whenever you like and start it again: model, optimizer, dropout keys and the place in the stream of batches are
+one checkpoint, so it goes on from there with the very batches and losses that would have come.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from absl import logging
+from flax import nnx
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from tqdm import tqdm
+
+import millstream
+from millstream.checkpoint import CheckpointRestore, CheckpointSave
+
+BATCH_SIZE = 64
+
+# ---- The data: 1,797 handwritten digits of 8 x 8 pixels, one in six held out ---------------------------------------
+
+
+class ShiftAndNoise(millstream.RandomMapTransform):
+    """Moves the image by up to one pixel in each direction and adds a little noise."""
+
+    def random_map(self, element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        """Returns a new element: whatever is random comes from `rng`, so it comes again after a resume."""
+        row, column = rng.integers(0, 3, size=2)
+        moved = np.pad(element["image"], ((1, 1), (1, 1), (0, 0)))[row : row + 8, column : column + 8]
+        return {**element, "image": moved + rng.normal(0, 0.05, moved.shape).astype(np.float32)}
+
+
+def loaders() -> tuple[millstream.DataLoader, millstream.DataLoader]:
+    """Returns the loader for training, endless and shuffled, and the one that has each held-out digit once."""
+    images, labels = load_digits(return_X_y=True)
+    digits = {"image": (images / 16).astype(np.float32).reshape(-1, 8, 8, 1), "label": labels.astype(np.int32)}
+    is_held_out = np.arange(len(labels)) % 6 == 0
+    train = millstream.InMemoryDataSource({name: leaf[~is_held_out] for name, leaf in digits.items()})
+    held_out = millstream.InMemoryDataSource({name: leaf[is_held_out] for name, leaf in digits.items()})
+    return (
+        millstream.DataLoader(
+            data_source=train,
+            sampler=millstream.IndexSampler(len(train), shuffle=True, seed=0),
+            operations=[ShiftAndNoise(), millstream.Batch(BATCH_SIZE, drop_remainder=True)],
+            worker_count=2,
+        ),
+        # The last batch is filled up to the size of the others, with a mask of the rows that count: jit compiles once.
+        millstream.DataLoader(
+            data_source=held_out,
+            sampler=millstream.IndexSampler(len(held_out), num_epochs=1),
+            operations=[millstream.Batch(BATCH_SIZE, pad_remainder=True)],
+        ),
+    )
+
+
+# ---- The model -----------------------------------------------------------------------------------------------------
+
+
+class Network(nnx.Module):
+    """Two convolutions, and a dense layer behind dropout."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Conv(1, 16, kernel_size=(3, 3), rngs=rngs)
+        self.second = nnx.Conv(16, 32, kernel_size=(3, 3), strides=2, rngs=rngs)
+        self.dropout = nnx.Dropout(0.3, rngs=rngs)
+        self.output = nnx.Linear(4 * 4 * 32, 10, rngs=rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """Returns the logits of the ten digits, shape (batch, 10), for images of shape (batch, 8, 8, 1)."""
+        features = nnx.relu(self.second(nnx.relu(self.first(images))))
+        logits: jax.Array = self.output(self.dropout(features.reshape(len(images), -1)))
+        return logits
+
+
+@nnx.jit
+def train_step(model: Network, optimizer: nnx.Optimizer[Network], batch: dict[str, jax.Array]) -> jax.Array:
+    """Updates the model, and returns its mean loss over the batch before that."""
+
+    def mean_loss(model: Network) -> jax.Array:
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(model(batch["image"]), batch["label"]))
+
+    loss: jax.Array
+    loss, gradients = nnx.value_and_grad(mean_loss)(model)
+    optimizer.update(model, gradients)
+    return loss
+
+
+@nnx.jit
+def num_right(model: Network, batch: dict[str, jax.Array], mask: jax.Array) -> jax.Array:
+    """Returns how many of the rows that the mask counts the model gets right."""
+    is_right = model(batch["image"]).argmax(axis=1) == batch["label"]
+    return jnp.sum(is_right & mask)
+
+
+def evaluate(model: Network, loader: millstream.DataLoader) -> str:
+    """Returns in words how many of the held-out digits the model gets right."""
+    without_dropout = nnx.view(model, deterministic=True)
+    right, total = 0, 0
+    for batch, mask in loader:
+        right += int(num_right(without_dropout, batch, mask))
+        total += int(mask.sum())
+    return f"{right} of {total} held-out digits right"
+
+
+# ---- The training loop ---------------------------------------------------------------------------------------------
+
+
+def train(output: Path, steps: int, checkpoint_every: int, evaluate_every: int) -> None:
+    """Trains from the newest checkpoint, or from the beginning, and plots the loss."""
+    train_loader, held_out_loader = loaders()
+    model = Network(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(2e-3), wrt=nnx.Param)
+    losses: list[float] = []
+    options = ocp.CheckpointManagerOptions(max_to_keep=2)
+    with (
+        ocp.CheckpointManager(output / "checkpoints", options=options) as manager,
+        millstream.device_put(iter(train_loader)) as batches,  # They are on the device before they are asked for.
+    ):
+        if (newest := manager.latest_step()) is not None:
+            wanted = ocp.args.Composite(
+                model=ocp.args.StandardRestore(nnx.state((model, optimizer))),
+                losses=ocp.args.JsonRestore(),
+                loader=CheckpointRestore(batches),
+            )
+            restored = manager.restore(newest, args=wanted)
+            nnx.update((model, optimizer), restored.model)
+            losses = restored.losses
+            print(f"Goes on from the checkpoint of step {batches.step}.")
+        with tqdm(total=steps, initial=batches.step, unit=" steps", disable=None) as bar:
+            while batches.step < steps:
+                losses.append(float(train_step(model, optimizer, next(batches))))
+                bar.update()
+                if batches.step % evaluate_every == 0:
+                    bar.write(f"step {batches.step}: loss {losses[-1]:.9g}, {evaluate(model, held_out_loader)}")
+                if batches.step % checkpoint_every == 0 or batches.step == steps:
+                    # Written in the background while training goes on, hence a copy of the list that grows.
+                    now = ocp.args.Composite(
+                        model=ocp.args.StandardSave(nnx.state((model, optimizer))),
+                        losses=ocp.args.JsonSave(list(losses)),
+                        loader=CheckpointSave(batches),
+                    )
+                    manager.save(batches.step, args=now)
+    plot(losses, output / "loss.png")
+    print(f"The loss is plotted in {output / 'loss.png'}.")
+
+
+def plot(losses: list[float], path: Path) -> None:
+    """Writes a picture of the losses, and of their mean over the last 50 steps."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(losses, linewidth=0.5, alpha=0.5, label="loss")
+    if len(losses) >= 50:
+        axes.plot(range(49, len(losses)), np.convolve(losses, np.ones(50) / 50, "valid"), label="mean of 50 steps")
+    axes.set(xlabel="step", ylabel="cross-entropy", yscale="log", title="A Flax NNX model learns digits")
+    axes.legend()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Trains as the command line says, without what Orbax tells about it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    folder = Path(__file__).parent / "output" / "flax_nnx"
+    parser.add_argument("--output", type=Path, default=folder, help="the folder for checkpoints and plot")
+    parser.add_argument("--steps", type=int, default=1000, help="how many batches, those before a resume included")
+    parser.add_argument("--checkpoint_every", type=int, default=100, help="steps between two checkpoints")
+    parser.add_argument("--evaluate_every", type=int, default=50, help="steps between two evaluations")
+    arguments = parser.parse_args()
+    logging.set_verbosity(logging.ERROR)
+    train(arguments.output.resolve(), arguments.steps, arguments.checkpoint_every, arguments.evaluate_every)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The tables of a document, row by row, and the tests that show what the rows say."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+Test = Callable[[], None]
+
+_RULE = re.compile(r"\|[-|]+\|")
+
+
+def first_cells(document: Path) -> list[str]:
+    """Returns the first cell of every row beneath the head of a table, in order."""
+    rows = []
+    is_below_head = False
+    for line in document.read_text().split("\n"):
+        if _RULE.fullmatch(line):
+            is_below_head = True
+        elif not line.startswith("|"):
+            is_below_head = False
+        elif is_below_head:
+            rows.append(line.split("|")[1].strip())
+    return rows
+
+
+class RowTests(dict[str, Test]):
+    """The tests of one document's rows, by the first cell of the row."""
+
+    def of(self, first_cell: str) -> Callable[[Test], Test]:
+        """Returns a decorator for the test of a row."""
+
+        def register(test: Test) -> Test:
+            assert first_cell not in self
+            self[first_cell] = test
+            return test
+
+        return register

@@ -1,0 +1,532 @@
+"""Every row of the tables in docs/coming-from-grain.md is true: code written for Grain shows what it says."""
+
+import dataclasses
+import inspect
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from document_tables import RowTests, first_cells
+
+import millstream as grain
+
+pytestmark = pytest.mark.third_party
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from-grain.md"
+ROWS = RowTests()
+
+# The names of `grain.python` 0.2.18 that are not here; the document says what to write instead, or that nothing is.
+LEFT_OUT = {
+    *("BatchOperation", "FilterOperation", "MapOperation", "Operation", "RandomMapOperation"),
+    *("DatasetIterator", "DatasetSelectionMap", "IterDataset", "MapDataset", "RandomAccessDataSource"),
+    *("PyGrainCheckpointHandler", "PyGrainCheckpointRestore", "PyGrainCheckpointSave", "PyGrainDatasetIterator"),
+    *(
+        "META_FEATURES",
+        "Record",
+        "Sampler",
+        "SharedMemoryArray",
+        "Transformation",
+        "Transformations",
+        "config",
+        "experimental",
+    ),
+}
+
+
+class AddNoise(grain.RandomMapTransform):
+    """A random operation, as one writes it for Grain."""
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns the element and a draw."""
+        return (*element, rng.random()) if isinstance(element, tuple) else (element, rng.random())
+
+
+def batches(source: Any, operations: Sequence[Any] = (), *, sampler: Any = None, **options: Any) -> list[Any]:
+    """Returns all that a loader of one epoch yields, in Grain's long form."""
+    sampler = sampler or grain.IndexSampler(len(source), shard_options=grain.NoSharding(), num_epochs=1, seed=0)
+    loader = grain.DataLoader(data_source=source, sampler=sampler, operations=operations, **options)
+    return [element.tolist() if isinstance(element, np.ndarray) else element for element in loader]
+
+
+def shuffled(num_records: int, seed: int = 0, **options: Any) -> grain.IndexSampler:
+    """Returns a sampler that shuffles one epoch, unless told otherwise."""
+    return grain.IndexSampler(num_records, shuffle=True, seed=seed, **{"num_epochs": 1, **options})
+
+
+def parameters(function: Any) -> set[str]:
+    """Returns the names of a function's parameters."""
+    return set(inspect.signature(function).parameters)
+
+
+# ---- The tests of the tests ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", first_cells(DOCUMENT))
+def test_a_row_is_true(row: str) -> None:
+    """Each row of each table has a test, and what it says holds."""
+    ROWS[row]()
+
+
+def test_no_row_has_gone() -> None:
+    """Each test here belongs to a row that is there."""
+    assert ROWS.keys() == set(first_cells(DOCUMENT))
+
+
+def test_every_name_of_grain_is_here_or_in_the_document() -> None:
+    """What `grain.python` offers and millstream does not is named in the document."""
+    text = DOCUMENT.read_text()
+
+    assert {name for name in LEFT_OUT if hasattr(grain, name)} == set()
+    assert {name for name in LEFT_OUT if name not in text} == set()
+
+
+# ---- Names ---------------------------------------------------------------------------------------------------------
+
+
+@ROWS.of("`DataLoader`, `DataLoaderIterator`, `load`, `ReadOptions`, `MultiprocessingOptions`, `RecordMetadata`")
+def _() -> None:
+    long = {"data_source", "sampler", "operations", "worker_count", "worker_buffer_size", "shard_options"}
+    short = {"source", "num_epochs", "shuffle", "seed", "transformations", "batch_size", "drop_remainder"}
+    assert long | {"read_options"} <= parameters(grain.DataLoader)
+    assert short | {"shard_options", "worker_count", "read_options"} <= parameters(grain.load)
+    assert grain.ReadOptions(num_threads=4, prefetch_buffer_size=8) == grain.ReadOptions(4, 8)
+    options = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=2)
+    assert (options.num_workers, options.per_worker_buffer_size) == (1, 2)
+    assert {"index", "record_key", "rng"} <= parameters(grain.RecordMetadata)
+
+
+@ROWS.of("`samplers.`: `IndexSampler`, `SequentialSampler`, `Sampler`")
+def _() -> None:
+    assert batches("abc", sampler=grain.samplers.SequentialSampler(3, shard_options=grain.NoSharding())) == [
+        "a",
+        "b",
+        "c",
+    ]
+    sampler = grain.samplers.IndexSampler(3, shard_options=grain.NoSharding(), shuffle=True, num_epochs=2, seed=1)
+    assert sorted(batches("abc", sampler=sampler)) == ["a", "a", "b", "b", "c", "c"]
+    assert isinstance(sampler, grain.samplers.Sampler)
+
+
+@ROWS.of("`sharding.`: `ShardOptions`, `NoSharding`, `ShardByJaxProcess`")
+def _() -> None:
+    none, whole = grain.sharding.NoSharding(), grain.sharding.ShardOptions(shard_index=0, shard_count=1)
+    assert dataclasses.astuple(none) == dataclasses.astuple(whole) == (0, 1, False)
+    by_process = grain.sharding.ShardByJaxProcess(drop_remainder=True)
+    assert (by_process.shard_index, by_process.shard_count, by_process.drop_remainder) == (0, 1, True)
+    assert grain.shard_by_jax_process(drop_remainder=True) == by_process
+
+
+@ROWS.of("`transforms.`: `Map`, `MapWithIndex`, `RandomMap`, `Filter`, `Batch`, `Transformation`")
+def _() -> None:
+    class Double(grain.transforms.Map):
+        def map(self, element: Any) -> Any:
+            return 2 * element
+
+    class Number(grain.transforms.MapWithIndex):
+        def map_with_index(self, index: int, element: Any) -> Any:
+            return (index, element)
+
+    class NotFour(grain.transforms.Filter):
+        def filter(self, element: Any) -> bool:
+            return bool(element[1] != 4)
+
+    class Draw(grain.transforms.RandomMap):
+        def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+            return (*element, 0 <= rng.random() < 1)
+
+    operations: list[grain.transforms.Transformation] = [Double(), Number(), NotFour(), Draw()]
+    assert batches(range(4), operations) == [(0, 0, True), (1, 2, True), (3, 6, True)]
+    assert batches(range(3), [grain.transforms.Batch(batch_size=2, drop_remainder=True)]) == [[0, 1]]
+
+
+@ROWS.of("`experimental.FlatMapTransform`")
+def _() -> None:
+    class Letters(grain.FlatMapTransform):
+        max_fan_out = 3
+
+        def flat_map(self, element: str) -> list[str]:
+            return list(element)
+
+    assert batches(["ab", "", "c"], [Letters()]) == ["a", "b", "c"]
+    assert batches(["ab", "", "c"], [grain.transforms.FlatMap(list, max_fan_out=3)]) == ["a", "b", "c"]
+
+
+@ROWS.of("`sources.`: `ArrayRecordDataSource`, `RangeDataSource`")
+def _() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        writer = ArrayRecordWriter(f"{folder}/two.array_record", "group_size:1")
+        writer.write(b"one")
+        writer.write(b"two")
+        writer.close()
+        with grain.sources.ArrayRecordDataSource(paths=[f"{folder}/two.array_record"]) as source:
+            assert batches(source) == [b"one", b"two"]
+    assert batches(grain.sources.RangeDataSource(start=4, stop=0, step=-2)) == [4, 2]
+
+
+@ROWS.of("`sources.SharedMemoryDataSource` (`grain.python.InMemoryDataSource`)")
+def _() -> None:
+    assert batches(grain.InMemoryDataSource(["a", "b"])) == ["a", "b"]
+    assert batches(grain.InMemoryDataSource({"x": np.arange(2)})) == [{"x": 0}, {"x": 1}]
+
+
+@ROWS.of("`sources.RandomAccessDataSource`")
+def _() -> None:
+    source: grain.sources.DataSource[str] = ["a", "b"]
+    assert batches(source) == ["a", "b"]
+
+
+@ROWS.of("`checkpoint.`: `CheckpointSave`, `CheckpointRestore`, `CheckpointHandler`")
+def _() -> None:
+    assert grain.checkpoint.__all__ == ["CheckpointHandler", "CheckpointRestore", "CheckpointSave"]
+
+
+@ROWS.of("`PyGrainCheckpointSave`, `PyGrainCheckpointRestore`, `PyGrainCheckpointHandler`")
+def _() -> None:
+    for name in ("CheckpointSave", "CheckpointRestore"):
+        assert "item" in parameters(getattr(grain.checkpoint, name))
+
+
+@ROWS.of("`PyGrainDatasetIterator`")
+def _() -> None:
+    assert isinstance(iter(grain.load("abc")), grain.DataLoaderIterator)
+
+
+@ROWS.of("`MapOperation`, `RandomMapOperation`, `FilterOperation`, `BatchOperation`")
+def _() -> None:
+    t = grain.transforms
+    assert batches(range(4), [t.Map(lambda x: x + 1), t.Filter(lambda x: x % 2 == 0), t.Batch(2)]) == [[2, 4]]
+    assert batches(range(2), [t.RandomMap(lambda x, rng: x + int(rng.integers(1)))]) == [0, 1]
+
+
+@ROWS.of("`DataLoader(enable_profiling=...)`, `config`, absl flags `--grain_*`")
+def _() -> None:
+    assert "enable_profiling" not in parameters(grain.DataLoader)
+    assert not hasattr(grain, "config")
+
+
+@ROWS.of("`Operation`, `Transformations`, `SharedMemoryArray`, `META_FEATURES` and the names in it")
+def _() -> None:
+    assert {"Operation", "Transformations", "SharedMemoryArray", "META_FEATURES"} <= LEFT_OUT
+
+
+@ROWS.of("`Record`, `TfRandomMap`, `DatasetSelectionMap`, `MapDataset`, `IterDataset` and what belongs to them")
+def _() -> None:
+    assert not hasattr(grain, "Record")
+    assert not hasattr(grain, "MapDataset")
+    assert not hasattr(grain.transforms, "TfRandomMap")
+
+
+# ---- What differs, and why -----------------------------------------------------------------------------------------
+
+
+@ROWS.of("shuffle over several hosts")
+def _() -> None:
+    parts = [
+        batches(range(16), [grain.Batch(2)], sampler=shuffled(16, shard_options=grain.ShardOptions(index, 2)))
+        for index in range(2)
+    ]
+    dealt = [first + second for first, second in zip(*parts, strict=True)]
+    assert dealt == batches(range(16), [grain.Batch(4)], sampler=shuffled(16))
+    assert {key < 8 for batch in parts[0] for key in batch} == {True, False}
+
+
+@ROWS.of("seeds")
+def _() -> None:
+    orders = {seed: batches(range(20), sampler=shuffled(20, seed, num_epochs=2)) for seed in (3, 4, 2**64 - 1)}
+    epochs = {tuple(order[start : start + 20]) for order in orders.values() for start in (0, 20)}
+    assert len(epochs) == 6
+
+
+@ROWS.of("random numbers of a record")
+def _() -> None:
+    draws = [draw for seed in (0, 1) for _, draw in batches(range(4), [AddNoise()], sampler=shuffled(4, seed))]
+    assert len(set(draws)) == 8
+
+
+@ROWS.of("several `RandomMap`s")
+def _() -> None:
+    one, two = (batches(range(4), [AddNoise()] * count) for count in (1, 2))
+    assert [element[:2] for element in two] == one
+    assert all(first != second for _, first, second in two)
+
+
+@ROWS.of("end of the data on *S* hosts")
+def _() -> None:
+    def parts(batch: grain.Batch, **options: Any) -> list[list[Any]]:
+        shards = [grain.ShardOptions(index, 3, **options) for index in range(3)]
+        return [batches(range(11), [batch], shard_options=shard) for shard in shards]
+
+    assert sorted(key for part in parts(grain.Batch(2)) for batch in part for key in batch) == list(range(11))
+    assert len({len(part) for part in parts(grain.Batch(2), drop_remainder=True)}) == 1
+    padded = parts(grain.Batch(2, pad_remainder=True))
+    assert {len(part) for part in padded} == {2}
+    assert sorted(key for part in padded for keys, mask in part for key in keys[mask]) == list(range(11))
+
+
+@ROWS.of("a bare function in `operations`")
+def _() -> None:
+    assert batches("ab", [str.upper]) == ["A", "B"]
+
+
+@ROWS.of("`MapWithIndex` in a `DataLoader`")
+def _() -> None:
+    assert batches("ab", [grain.transforms.MapWithIndex(lambda index, letter: (index, letter))]) == [(0, "a"), (1, "b")]
+
+
+@ROWS.of("`bytes` in a batch")
+def _() -> None:
+    assert batches([b"a\0", b"b"], [grain.Batch(2)]) == [[b"a\0", b"b"]]
+
+
+@ROWS.of("`DataLoader` without `shard_options`, and a sampler that carries none")
+def _() -> None:
+    class Own:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, position: int) -> grain.RecordMetadata:
+            return grain.RecordMetadata(index=position, record_key=1 - position)
+
+    assert batches("ab", sampler=Own()) == ["b", "a"]
+
+
+@ROWS.of("`len(loader)`")
+def _() -> None:
+    assert len(grain.load(range(10), num_epochs=1, batch_size=4)) == 3
+
+
+@ROWS.of("`len(sampler)` of an endless one")
+def _() -> None:
+    with pytest.raises(TypeError, match="endless"):
+        len(grain.IndexSampler(4))
+
+
+@ROWS.of("`sampler[i]` of a sharded one")
+def _() -> None:
+    sampler = grain.IndexSampler(4, shard_options=grain.ShardOptions(1, 2))
+    assert [sampler[position].record_key for position in range(4)] == [0, 1, 2, 3]
+
+
+@ROWS.of("a custom sampler without `len`")
+def _() -> None:
+    class Own:
+        def __getitem__(self, position: int) -> grain.RecordMetadata:
+            return grain.RecordMetadata(index=position, record_key=position % 2)
+
+    loader = grain.DataLoader(data_source="ab", sampler=Own(), operations=[grain.Batch(4)])
+    with iter(loader) as iterator:
+        iterator.seek(10**6)
+        assert next(iterator).tolist() == ["a", "b", "a", "b"]
+
+
+@ROWS.of("reading")
+def _() -> None:
+    calls = []
+
+    class Source:
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, key: int) -> int:
+            raise AssertionError(key)
+
+        def __getitems__(self, keys: Sequence[int]) -> list[int]:
+            calls.append(list(keys))
+            return list(keys)
+
+    in_this_thread = grain.ReadOptions(num_threads=0)
+    assert batches(Source(), [grain.Batch(4)], read_options=in_this_thread) == [[0, 1, 2, 3], [4, 5, 6, 7]] == calls
+
+
+@ROWS.of("`worker_count=None`")
+def _() -> None:
+    loader = grain.load("abc", worker_count=None)
+    assert loader.multiprocessing_options.num_workers == len(os.sched_getaffinity(0))
+
+
+@ROWS.of("workers")
+def _() -> None:
+    script = "import millstream as grain\nprint(*grain.load('abc', num_epochs=1, worker_count=1))"
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("a b c\n", "")
+
+
+@ROWS.of("batches from workers")
+def _() -> None:
+    with iter(grain.load(range(4), batch_size=4, worker_count=1)) as iterator:
+        assert type(next(iterator)) is np.ndarray
+
+
+@ROWS.of("iterators")
+def _() -> None:
+    with iter(grain.load("ab")) as iterator:
+        assert next(iterator) == "a"
+    with pytest.raises(ValueError, match="closed"):
+        next(iterator)
+
+
+# ---- Checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def loader(
+    seed: int = 0, num_epochs: int | None = 1, batch_size: int = 4, shards: int = 1, **options: Any
+) -> grain.DataLoader:
+    """Returns the loader whose states are taken elsewhere."""
+    return grain.DataLoader(
+        data_source=grain.RangeDataSource(0, 16, 1),
+        sampler=shuffled(16, seed, num_epochs=num_epochs),
+        shard_options=grain.ShardOptions(0, shards),
+        **{"operations": [grain.Batch(batch_size)], **options},
+    )
+
+
+def state_of_step_1(of: grain.DataLoader) -> bytes:
+    """Returns the state of a loader behind its first batch."""
+    with iter(of) as iterator:
+        next(iterator)
+        return iterator.get_state()
+
+
+def next_from(state: bytes, of: grain.DataLoader, **options: Any) -> list[int]:
+    """Returns the batch with which a loader goes on from a state."""
+    with iter(of) as iterator:
+        iterator.set_state(state, **options)
+        return list(next(iterator))
+
+
+@ROWS.of("workers, threads, buffers, `num_epochs`")
+def _() -> None:
+    state, expected = state_of_step_1(loader()), next_from(state_of_step_1(loader()), loader())
+    other = loader(num_epochs=3, worker_count=1, worker_buffer_size=2, read_options=grain.ReadOptions(0, 0))
+    assert next_from(state, other) == expected
+
+
+@ROWS.of("number of hosts, the global batch being the same")
+def _() -> None:
+    state, expected = state_of_step_1(loader()), next_from(state_of_step_1(loader()), loader())
+    assert next_from(state, loader(batch_size=2, shards=2)) == expected[:2]
+    positive = grain.transforms.Filter(lambda key: key > 0)
+    state = state_of_step_1(loader(operations=[positive, grain.Batch(4)], num_epochs=None))
+    with pytest.raises(grain.CheckpointError):
+        next_from(state, loader(operations=[positive, grain.Batch(2)], num_epochs=None, shards=2))
+
+
+@ROWS.of("seed, shuffle, source, an operation, its code or its parameters, global batch")
+def _() -> None:
+    state = state_of_step_1(loader())
+    negative = [grain.transforms.Map(lambda key: -key), grain.Batch(4)]
+    for other, name in ((loader(seed=1), "sampler"), (loader(operations=negative), "operations")):
+        with pytest.raises(grain.CheckpointError, match=name):
+            next_from(state, other)
+        assert len(next_from(state, other, allow={name})) == 4
+    with pytest.raises(grain.CheckpointError, match="global_batch"):
+        next_from(state, loader(batch_size=2))
+
+
+@ROWS.of("anything in the bytes of the state")
+def _() -> None:
+    state = state_of_step_1(loader())
+    for place in range(len(state)):
+        with pytest.raises(grain.CheckpointError):
+            iter(loader()).set_state(state[:place] + bytes([state[place] ^ 1]) + state[place + 1 :])
+
+
+# ---- From MapDataset to a DataLoader -------------------------------------------------------------------------------
+
+
+@ROWS.of("`MapDataset.source(source)`")
+def _() -> None:
+    assert batches(["a", "b"]) == ["a", "b"]
+
+
+@ROWS.of("`.seed(s)`, `.shuffle(seed=s)`")
+def _() -> None:
+    order = batches(range(50), sampler=grain.IndexSampler(50, shuffle=True, seed=7, num_epochs=1))
+    assert sorted(order) == list(range(50)) != order
+
+
+@ROWS.of("`.repeat(n)`, `.repeat()`")
+def _() -> None:
+    assert batches("ab", sampler=grain.IndexSampler(2, num_epochs=3)) == list("ababab")
+    endless = grain.DataLoader(data_source="ab", sampler=grain.IndexSampler(2, num_epochs=None))
+    with iter(endless) as iterator:
+        assert [next(iterator) for _ in range(5)] == list("ababa")
+
+
+@ROWS.of("`ds[shard_index::shard_count]`")
+def _() -> None:
+    assert batches(range(7), shard_options=grain.ShardOptions(1, 3)) == [1, 4]
+
+
+@ROWS.of("`.map(f)`, `.map_with_index(f)`, `.random_map(f)`, `.filter(f)`, `.batch(n)`")
+def _() -> None:
+    t = grain.transforms
+    operations = [
+        lambda key: 2 * key,
+        t.MapWithIndex(lambda index, key: index + key),
+        t.RandomMap(lambda key, rng: key + int(rng.integers(1))),
+        t.Filter(lambda key: key != 3),
+        t.Batch(2),
+    ]
+    assert batches(range(4), operations) == [[0, 6], [9]]
+
+
+@ROWS.of("`.to_iter_dataset(read_options)`")
+def _() -> None:
+    assert batches("ab", read_options=grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)) == ["a", "b"]
+
+
+@ROWS.of("`.mp_prefetch(options)`")
+def _() -> None:
+    assert batches("ab", worker_count=1, worker_buffer_size=2) == ["a", "b"]
+
+
+@ROWS.of("`ThreadPrefetchIterDataset(ds, m)`")
+def _() -> None:
+    is_read = threading.Event()
+
+    def read(key: int) -> int:
+        is_read.set()
+        return key
+
+    with iter(grain.load(range(100), transformations=[read])) as iterator:
+        iterator.start_prefetch()
+        assert is_read.wait(60)
+
+
+@ROWS.of("`experimental.device_put(ds, device, device_buffer_size=m)`")
+def _() -> None:
+    numbers = iter(grain.load(range(4), batch_size=4))
+    with grain.device_put(numbers, jax.devices()[0], buffer_size=2) as iterator:
+        batch = next(iterator)
+    assert isinstance(batch, jax.Array)
+    assert batch.tolist() == [0, 1, 2, 3]
+
+
+@ROWS.of("`ds[i]`")
+def _() -> None:
+    with iter(grain.load(range(10))) as iterator:
+        iterator.seek(7)
+        assert next(iterator) == 7
+
+
+@ROWS.of("`ds.slice(slice(a, b))`, for a split")
+def _() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/five.array_record"
+        writer = ArrayRecordWriter(path, "group_size:1")
+        for key in range(5):
+            writer.write(bytes([key]))
+        writer.close()
+        with grain.ArrayRecordDataSource(f"{path}[1:3]") as source:
+            assert batches(source) == [b"\1", b"\2"]
+    assert batches(list(range(5))[1:3]) == batches(grain.InMemoryDataSource(np.arange(5)[1:3])) == [1, 2]
