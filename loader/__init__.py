@@ -5,6 +5,7 @@ checkpoint holds. README.md beside this file has the picture.
 """
 
 from millstream.loader.data_loader import DataLoader, load
+from millstream.loader.device_iterator import DeviceIterator, device_put
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.survivors import surviving_keys
@@ -12,8 +13,10 @@ from millstream.loader.survivors import surviving_keys
 __all__ = [
     "DataLoader",
     "DataLoaderIterator",
+    "DeviceIterator",
     "MultiprocessingOptions",
     "ReadOptions",
+    "device_put",
     "load",
     "surviving_keys",
 ]

@@ -103,7 +103,7 @@ class ThreadExecutor(Executor):
         self._memory = RecycledMemory()
         self._options = options
         self._crew = Crew(options.num_threads)
-        self._results: queue.SimpleQueue[tuple[Call, Elements, float]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Call, Elements, float] | None] = queue.SimpleQueue()
         self._solo_calls = SOLO_CALLS
         self._calls_ahead = 1
         self._most_calls = max(options.prefetch_buffer_size, options.num_threads)
@@ -121,7 +121,7 @@ class ThreadExecutor(Executor):
                 self._run_one_here()
                 continue
             self.start()
-            self._receive(*self._results.get())
+            self._receive_next()
             # The consumer waited: more has to be in work at once.
             if self._solo_calls <= 0:
                 self._calls_ahead = min(4 * self._calls_ahead, self._most_calls)
@@ -139,6 +139,8 @@ class ThreadExecutor(Executor):
     def close(self) -> None:
         """Stops the threads, waiting at most CLOSE_SECONDS for those inside user code."""
         self._finalizer()
+        # Another thread may wait in `next` for what is now dropped.
+        self._results.put(None)
         self._crew.join(CLOSE_SECONDS)
 
     def _is_cheap(self, phase: int) -> bool:
@@ -163,9 +165,13 @@ class ThreadExecutor(Executor):
 
     def _receive_finished(self) -> None:
         while not self._results.empty():
-            self._receive(*self._results.get())
+            self._receive_next()
 
-    def _receive(self, call: Call, elements: Elements, seconds: float) -> None:
+    def _receive_next(self) -> None:
+        result = self._results.get()
+        if result is None:
+            raise ValueError("The threads that read are stopped: the iterator was closed, perhaps by another thread.")
+        call, elements, seconds = result
         self._note_seconds(call, seconds, made_here=False)
         self._schedule.complete(call, elements, seconds)
 

@@ -2,16 +2,15 @@
 
 import enum
 import operator
-from collections.abc import Awaitable, Callable, Collection
-from types import TracebackType
-from typing import Any, Self, final
+from collections.abc import Callable, Collection
+from typing import Any, final
 
 from millstream.errors import CheckpointError
 from millstream.loader.executors import Executor
 from millstream.loader.plan import Plan
+from millstream.loader.resumable import ResumableIterator
 from millstream.loader.schedule import Cursor, Run
 from millstream.loader.state import Fingerprint, LoaderState, check_compatible
-from millstream.loader.state_files import read_state, write_state
 
 
 class Lifecycle(enum.Enum):
@@ -26,7 +25,7 @@ class Lifecycle(enum.Enum):
 
 
 @final
-class DataLoaderIterator:
+class DataLoaderIterator(ResumableIterator):
     """Yields the batches of a `DataLoader`, and knows its place among them.
 
     Made by `iter(loader)`. Its place is that behind the last batch delivered: what has been read ahead does not count,
@@ -59,9 +58,6 @@ class DataLoaderIterator:
     def step(self) -> int:
         """The number of batches delivered since the beginning of the stream."""
         return self._step
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> Any:
         """Returns the next batch.
@@ -147,38 +143,9 @@ class DataLoaderIterator:
         else:
             self._seek_by_counting(step)
 
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the place as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
-
-        Args:
-            directory: the folder that Orbax is making; awaited before it is written to.
-
-        Returns:
-            The writing, which Orbax awaits in the background.
-        """
-        state = self.get_state()
-
-        async def write() -> None:
-            write_state(await directory.await_creation(), state)
-
-        return write()
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Goes to the place saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
-
-        Returns:
-            The beginning of read-ahead, which Orbax awaits in the background.
-
-        Raises:
-            CheckpointError: as `set_state`.
-        """
-        # Here, not in the background: there Orbax would turn a CheckpointError into one of its own about handlers.
-        self.set_state(read_state(directory))
-
-        async def read_ahead() -> None:
-            self.start_prefetch()
-
-        return read_ahead()
+    def interrupt(self) -> None:
+        """Ends all work ahead and keeps the place. Another thread that waits in `next` gets a ValueError."""
+        self._stop()
 
     def close(self) -> None:
         """Stops reading ahead and frees what was read. Takes at most two seconds. Idempotent.
@@ -188,14 +155,6 @@ class DataLoaderIterator:
         self._lifecycle = Lifecycle.CLOSED
         self._stop()
         self._stop_idle()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         shard = self._plan.deal.shard
@@ -237,9 +196,10 @@ class DataLoaderIterator:
         return self._executor
 
     def _place(self) -> Cursor:
-        if self._run is None or self._row == self._run.first:
+        run, row = self._run, self._row  # Another thread that closes the iterator may look here at any moment.
+        if run is None or row <= run.first:
             return self._start
-        return self._run.after(self._row - 1)
+        return run.after(row - 1)
 
     def _settle(self) -> None:
         """Remembers the place and leaves the executor; what it has that can serve another one stays ready."""

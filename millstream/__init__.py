@@ -32,8 +32,10 @@ from millstream.errors import (
 from millstream.loader import (
     DataLoader,
     DataLoaderIterator,
+    DeviceIterator,
     MultiprocessingOptions,
     ReadOptions,
+    device_put,
     load,
     surviving_keys,
 )
@@ -60,6 +62,7 @@ __all__ = [
     "DataLoader",
     "DataLoaderIterator",
     "DataSourceError",
+    "DeviceIterator",
     "FilterTransform",
     "FlatMapTransform",
     "InMemoryDataSource",
@@ -82,6 +85,7 @@ __all__ = [
     "WorkerStalledError",
     "__version__",
     "checkpoint",
+    "device_put",
     "load",
     "samplers",
     "shard_by_jax_process",

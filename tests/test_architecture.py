@@ -14,12 +14,13 @@ CORE = "millstream"
 PARTS = {"loader", "samplers", "sources", "transforms"}
 FACADE = {"millstream.__init__", "millstream.checkpoint"}
 
-SOLE_IMPORTERS = {
-    "array_record": "millstream.sources.array_record",
-    "jax": "millstream.sharding",
-    "orbax": "millstream.loader.checkpoint",
+IMPORTERS = {
+    "array_record": {"millstream.sources.array_record"},
+    # Which process this is; and where its batches go.
+    "jax": {"millstream.sharding", "millstream.loader.placement"},
+    "orbax": {"millstream.loader.checkpoint"},
 }
-"""The one module that may import each third party; numpy is everywhere."""
+"""The modules that may import each third party; numpy is everywhere."""
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
 LATE_IMPORTS = {"array_record", "jax"}
@@ -42,7 +43,7 @@ class Import:
     Attributes:
         target: the whole dotted name, `a.b.c` for `from a.b import c`.
         line: where.
-        is_late: whether it stands inside a function.
+        is_late: whether it stands inside a function, or where type checkers alone look.
         is_relative: whether it is written with leading dots.
     """
 
@@ -70,6 +71,8 @@ def _imports_within(node: ast.AST, is_late: bool) -> Iterator[Import]:
         ):
             yield Import(name, node.lineno, is_late)
     inside = is_late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    # What is imported for the eyes of a type checker never is when the program runs.
+    inside = inside or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     for child in ast.iter_child_nodes(node):
         yield from _imports_within(child, inside)
 
@@ -107,7 +110,7 @@ def _layer_violations(module: str, item: Import) -> Iterator[str]:
 
 def _third_party_violations(module: str, item: Import, top: str) -> Iterator[str]:
     """Yields a violation unless this is the module that may import the third party, and at the right time."""
-    if SOLE_IMPORTERS.get(top) != module and IMPORTING_PARTS.get(top) != part_of(module):
+    if module not in IMPORTERS.get(top, ()) and IMPORTING_PARTS.get(top) != part_of(module):
         yield f"line {item.line}: {module} imports {top}"
     if top in LATE_IMPORTS and not item.is_late:
         yield f"line {item.line}: {top} is imported when the module is, not when it is needed"
@@ -169,7 +172,7 @@ def test_every_part_is_read() -> None:
 
     assert {part_of(module) for module in MODULES} == PARTS | {"core"}
     assert set(LONG_MODULES) | FACADE <= set(MODULES)
-    assert set(SOLE_IMPORTERS.items()) <= found
+    assert {(top, module) for top, importers in IMPORTERS.items() for module in importers} <= found
     assert SCRIPTS
 
 
@@ -217,6 +220,7 @@ def test_forbidden_imports_are_found(module: str, source: str, word: str) -> Non
         ("millstream.loader.plan", "from millstream.sources import DataSource\nimport os\nimport numpy.typing"),
         ("millstream.samplers.index", "from millstream.samplers.base import Sampler\nimport millstream.errors"),
         ("millstream.sharding", "def f():\n    import jax"),
+        ("millstream.sharding", "if TYPE_CHECKING:\n    import jax"),
         ("millstream.loader.checkpoint", "import orbax.checkpoint as ocp"),
     ],
 )

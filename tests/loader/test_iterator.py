@@ -480,6 +480,33 @@ def test_start_prefetch_reads_before_the_first_batch_is_asked_for() -> None:
     ]
 
 
+@pytest.mark.parametrize("stop", [millstream.DataLoaderIterator.close, millstream.DataLoaderIterator.interrupt])
+def test_stopping_ends_the_wait_of_another_thread(
+    stop: Callable[[millstream.DataLoaderIterator], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`next` that waits for threads is an error as soon as another thread has closed or interrupted the iterator."""
+    monkeypatch.setattr(executors, "CLOSE_SECONDS", 0.1)
+    is_read, goes_on = threading.Event(), threading.Event()
+
+    def read(key: int) -> int:
+        is_read.set()
+        goes_on.wait(WAIT_SECONDS)
+        return key
+
+    def stop_when_read(iterator: millstream.DataLoaderIterator) -> None:
+        assert is_read.wait(WAIT_SECONDS)
+        stop(iterator)
+
+    iterator = iter(loader_of(millstream.ReadOptions(2), read, Batch(3)))
+    other = threading.Thread(target=stop_when_read, args=(iterator,))
+    other.start()
+    with pytest.raises(ValueError, match="closed"):
+        next(iterator)
+    other.join()
+    goes_on.set()
+    assert iterator.step == 0
+
+
 @pytest.mark.parametrize("options", [millstream.ReadOptions(0), millstream.ReadOptions(4, 0)])
 def test_without_read_ahead_nothing_is_read_early(options: millstream.ReadOptions) -> None:
     """No threads, or room for no records: `start_prefetch` does nothing, and a batch is read when it is asked for."""

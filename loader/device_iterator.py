@@ -1,0 +1,268 @@
+"""Batches on the device before the training step asks for them: a thread draws them, and puts them there.
+
+Guarantees:
+    * The iterator beneath is used by one thread only, that of a crew of one: a draw, `set_state` and `seek` are jobs
+      which it does in order. `close()` alone is called from elsewhere, which that iterator allows.
+    * A job draws one batch, and there are as many jobs as batches may be ahead: a new one when a batch is delivered.
+    * The place travels with the batch. What is staged does not count until it is delivered.
+    * The thread and the consumer share a round, which is staging from one place on. It ends with an error, at the end
+      of the stream, or when the consumer goes elsewhere or is interrupted; the next begins at the consumer's place.
+    * No job refers to the `DeviceIterator`: when that is let go of, the thread ends.
+"""
+
+import dataclasses
+import functools
+import queue
+import time
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any, final
+
+from millstream.loader.crew import CLOSE_SECONDS, Crew
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.options import as_count
+from millstream.loader.placement import Device, Placement
+from millstream.loader.resumable import ResumableIterator
+
+
+def device_put(
+    iterator: DataLoaderIterator,
+    device: Device = None,
+    buffer_size: int = 2,
+) -> "DeviceIterator":
+    """Returns an iterator over the same batches as `jax.Array`s, on the device before they are asked for.
+
+    Args:
+        iterator: what `iter(loader)` gives. It belongs to the new iterator from now on, which also closes it.
+        device: where to put the batches: a `jax.Device`, or a `jax.sharding.Sharding`. Where the sharding spans several
+            processes, each gives its part, as to `jax.make_array_from_process_local_data`, and gets the global batch.
+            None for the default device.
+        buffer_size: how many batches may be drawn ahead of the training step, at least 1. Counted are all that were
+            drawn from `iterator` and not delivered yet: on the device, on their way to it, and being drawn. What the
+            training step itself still holds is on the device, too.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+    """
+    if not isinstance(iterator, DataLoaderIterator):
+        raise TypeError(
+            f"device_put moves the batches of a loader's iterator, got {type(iterator).__name__}: "
+            "write device_put(iter(loader))."
+        )
+    return DeviceIterator(iterator, Placement(device), as_count(buffer_size, "buffer_size", 1))
+
+
+@final
+class DeviceIterator(ResumableIterator):
+    """Yields the batches of a `DataLoaderIterator` on the device, and knows its place among them.
+
+    Made by `device_put`. Each batch has the structure that the loader gives it, with `jax.Array`s as leaves, of the
+    dtypes that JAX gives them (64 bits become 32, unless JAX is told to keep them). Nothing is drawn before the first
+    `next` or `start_prefetch`.
+
+    Its place is that behind the last batch delivered: what lies on the device already does not count. An exception
+    comes at its turn and leaves the place as it was: `next` tries the same batch again and, where the pipeline is 1:1,
+    `seek(step + 1)` passes over it. Used by one thread at a time.
+    """
+
+    def __init__(self, iterator: DataLoaderIterator, placement: Placement, buffer_size: int) -> None:
+        self._iterator = iterator
+        self._placement = placement
+        self._buffer_size = buffer_size
+        self._place = _Place.of(iterator)
+        self._round: _Round | None = None
+        self._is_closed = False
+        self._crew = Crew(1)
+        self._finalizer = weakref.finalize(self, _end, self._crew, iterator)
+
+    @property
+    def step(self) -> int:
+        """The number of batches delivered since the beginning of the stream."""
+        return self._place.step
+
+    def __next__(self) -> Any:
+        """Returns the next batch, on the device; its transfer may still be under way, which JAX waits for.
+
+        Raises:
+            StopIteration: the stream has ended.
+            ValueError: the iterator is closed.
+            TypeError: JAX has no array of a leaf of the batch.
+            Exception: whatever an operation or the source raised, with notes of where, or JAX in putting the batch.
+        """
+        try:
+            current = self._running_round()
+            staged = current.take()
+            self._crew.submit(current.stage)
+        except BaseException:
+            # Ctrl-C may have come at any point, and a batch be lost: the next round begins at the consumer's place.
+            self._end_round()
+            raise
+        self._place = staged.place
+        return staged.batch
+
+    def start_prefetch(self) -> None:
+        """Begins to put batches on the device and returns at once, for instance while a model is restored.
+
+        Raises:
+            ValueError: the iterator is closed.
+        """
+        try:
+            self._running_round()
+        except BaseException:
+            self._end_round()
+            raise
+
+    def get_state(self) -> bytes:
+        """Returns the place as a few hundred bytes of JSON, at once: no thread or process is asked."""
+        return self._place.state
+
+    def set_state(self, state: bytes, *, allow: Collection[str] = ()) -> None:
+        """Goes to the place that a state tells of, that of any iterator over the same stream, on a device or not.
+
+        The arguments and errors are those of `DataLoaderIterator.set_state`. Waits for the batch that is being made.
+        """
+        self._go(functools.partial(self._iterator.set_state, state, allow=allow))
+
+    def seek(self, step: int) -> None:
+        """Goes to the place behind the first `step` batches.
+
+        The argument and errors are those of `DataLoaderIterator.seek`. Waits for the batch that is being made.
+        """
+        self._go(functools.partial(self._iterator.seek, step))
+
+    def close(self) -> None:
+        """Ends the thread, closes the iterator beneath and frees what is staged. Takes two seconds at most. Idempotent.
+
+        May be called while another thread waits in `next`, which is a ValueError then.
+        """
+        deadline = time.monotonic() + CLOSE_SECONDS
+        self._is_closed = True
+        if (current := self._round) is not None:
+            current.outcomes.put(_closed_error())
+        self._end_round()
+        self._finalizer()
+        self._crew.join(deadline - time.monotonic())
+
+    def __repr__(self) -> str:
+        return f"<DeviceIterator at step {self.step}, up to {self._buffer_size} batches ahead on {self._placement}>"
+
+    def _running_round(self) -> "_Round":
+        """Returns the round at hand, or a new one from the consumer's place on."""
+        self._check_open()
+        if self._round is not None:
+            return self._round
+        current = self._begin_round()
+        for _ in range(self._buffer_size):
+            self._crew.submit(current.stage)
+        return current
+
+    def _go(self, move: Callable[[], None]) -> None:
+        """Has the thread go to another place, and takes it for the consumer's if that succeeds."""
+        self._check_open()
+        self._end_round()
+        try:
+            current = self._begin_round()
+            self._crew.submit(functools.partial(current.report, move))
+            self._place = current.take().place
+        finally:
+            self._end_round()
+
+    def _begin_round(self) -> "_Round":
+        current = self._round = _Round(self._iterator, self._placement, self._place.state)
+        # Another thread that closes this either finds the round, and ends the wait for it, or is found out here.
+        self._check_open()
+        return current
+
+    def _end_round(self) -> None:
+        """Has the thread do nothing more of the round, and lets go of what it staged."""
+        if (current := self._round) is not None:
+            current.is_over = True
+        self._round = None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise _closed_error()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """A place between two batches: the state that tells of it, and the step."""
+
+    state: bytes
+    step: int
+
+    @classmethod
+    def of(cls, iterator: DataLoaderIterator) -> "_Place":
+        return cls(iterator.get_state(), iterator.step)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Staged:
+    """A batch on the device, and the place behind it."""
+
+    batch: Any
+    place: _Place
+
+
+@final
+class _Round:
+    """Staging from one place on. Jobs run in the thread; the consumer takes what came of them, in order.
+
+    Attributes:
+        outcomes: what came of each job.
+        is_over: whether jobs are to do nothing any more; set by either side.
+    """
+
+    def __init__(self, iterator: DataLoaderIterator, placement: Placement, start: bytes) -> None:
+        self._iterator = iterator
+        self._placement = placement
+        self._start = start
+        self._has_begun = False
+        self.outcomes: queue.SimpleQueue[_Staged | BaseException] = queue.SimpleQueue()
+        self.is_over = False
+
+    def stage(self) -> None:
+        """A job: puts the next batch on the device."""
+        self.report(self._next_on_device)
+
+    def report(self, work: Callable[[], Any]) -> None:
+        """A job: does some work, and puts what it returned, with the place where it led to, or what it raised."""
+        if self.is_over:
+            return
+        try:
+            outcome: _Staged | BaseException = _Staged(work(), _Place.of(self._iterator))
+        except BaseException as error:  # noqa: BLE001  (a thread has no one to raise to: the consumer gets it)
+            self.is_over = True
+            outcome = error
+        self.outcomes.put(outcome)
+
+    def take(self) -> _Staged:
+        """Returns what the next job came to, having waited for it, or raises what it raised."""
+        try:
+            outcome = self.outcomes.get()
+        except BaseException:
+            # Ctrl-C: perhaps because the thread waits for what never comes.
+            self.is_over = True
+            self._iterator.interrupt()
+            raise
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _next_on_device(self) -> Any:
+        if not self._has_begun:
+            # The last round may have drawn more than it delivered.
+            if self._iterator.get_state() != self._start:
+                self._iterator.set_state(self._start)
+            self._has_begun = True
+        return self._placement.put(next(self._iterator))
+
+
+def _end(crew: Crew, iterator: DataLoaderIterator) -> None:
+    """Tells the thread to end, and closes the iterator, which ends its wait for a batch."""
+    crew.stop()
+    iterator.close()
+
+
+def _closed_error() -> ValueError:
+    return ValueError("The iterator is closed: call millstream.device_put(iter(loader)) for a new one.")

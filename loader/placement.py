@@ -1,0 +1,148 @@
+"""Puts the leaves of batches where JAX computes with them."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import jax
+
+Device: TypeAlias = "jax.Device | jax.sharding.Sharding | None"  # type: ignore[valid-type]  # mypy: a variable
+"""Where batches can be put: on one device, on several, on the default device."""
+
+
+@final
+class Placement:
+    """Moves batches to one device, or deals them to several.
+
+    Args:
+        device: a device of this process; a sharding, over devices of this process or of several; None for the default
+            device, which is the one of the thread that asks for the placement.
+
+    Raises:
+        TypeError: `device` is something else.
+        ValueError: none of the devices is of this process.
+    """
+
+    def __init__(self, device: Device) -> None:
+        import jax  # noqa: PLC0415  (jax costs a second to import: only those who ask for it pay)
+
+        _check(device)
+        self._device = device
+        self._is_global = isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable
+        # `with jax.default_device(...)` holds in one thread only, and it is another one that moves the batches.
+        self._default_device = jax.config.jax_default_device  # type: ignore[attr-defined]  # made when JAX is run
+
+    def __repr__(self) -> str:
+        return "the default device" if self._device is None else str(self._device)
+
+    def put(self, batch: Any) -> Any:
+        """Returns the batch with a `jax.Array` in the place of each leaf. The transfers may still be under way.
+
+        Args:
+            batch: what JAX takes for a tree; dataclasses that JAX does not know are one, too. Where the sharding spans
+                several processes, this process's part of a global batch.
+
+        Raises:
+            TypeError: JAX has no array of a leaf: a text, bytes, or an array of them.
+            Exception: what else JAX raises, with a note that names the leaf.
+        """
+        import jax  # noqa: PLC0415  (as above)
+
+        leaves = list(_leaves(batch))
+        with jax.default_device(self._default_device):
+            try:
+                arrays = self._put_leaves([leaf for _, leaf in leaves])
+            except Exception:
+                self._find_refused(leaves)
+                raise
+        return _with_leaves(batch, iter(arrays))
+
+    def _put_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        import jax  # noqa: PLC0415  (as above)
+
+        if self._is_global:
+            return [jax.make_array_from_process_local_data(self._device, np.asarray(leaf)) for leaf in leaves]
+        arrays: Sequence[Any] = jax.device_put(leaves, self._device)
+        return arrays
+
+    def _find_refused(self, leaves: Sequence[tuple[str, Any]]) -> None:
+        """Raises for the first leaf that cannot be put alone, too."""
+        for path, leaf in leaves:
+            try:
+                self._put_leaves([leaf])
+            except TypeError as error:
+                raise TypeError(
+                    f"JAX has arrays of numbers and truth values only, and batch{path} is {_described(leaf)}: "
+                    "drop it in an operation, or make numbers of it."
+                ) from error
+            except Exception as error:
+                error.add_note(
+                    f"millstream: while batch{path}, {_described(leaf)}, was put on {self}. Is it a last, short batch "
+                    "that does not fit? Batch(..., drop_remainder=True) leaves it out, pad_remainder=True fills it up."
+                )
+                raise
+
+
+def _check(device: Any) -> None:
+    """Raises unless batches can be put there from this process."""
+    import jax  # noqa: PLC0415  (as above)
+
+    match device:
+        case None:
+            return
+        case jax.Device():
+            has_own = device.process_index == jax.process_index()
+        case jax.sharding.Sharding():
+            has_own = bool(device.addressable_devices)
+        case _:
+            raise TypeError(
+                "device must be a jax.Device, a jax.sharding.Sharding, for instance NamedSharding(mesh, "
+                f"PartitionSpec('data')), or None, got {device!r} of type {type(device).__name__}."
+            )
+    if not has_own:
+        raise ValueError(
+            f"device must have a part in this process, number {jax.process_index()} of {jax.process_count()}, got "
+            f"{device}, which has none: use jax.local_devices(), or a sharding over the devices of all processes."
+        )
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of a tree, each with where it is: `['image']`."""
+    import jax  # noqa: PLC0415  (as above)
+
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        here = path + jax.tree_util.keystr(keys)
+        if _is_instance_of_dataclass(leaf):
+            for field in dataclasses.fields(leaf):
+                yield from _leaves(getattr(leaf, field.name), f"{here}.{field.name}")
+        else:
+            yield here, leaf
+
+
+def _with_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
+    """Returns the tree with other leaves, given in the order of `_leaves`."""
+    import jax  # noqa: PLC0415  (as above)
+
+    def replaced(leaf: Any) -> Any:
+        if not _is_instance_of_dataclass(leaf):
+            return next(leaves)
+        # The class is not called, as in `stack`: its checks are about one element.
+        filled = object.__new__(type(leaf))
+        for field in dataclasses.fields(leaf):
+            object.__setattr__(filled, field.name, _with_leaves(getattr(leaf, field.name), leaves))
+        return filled
+
+    return jax.tree.map(replaced, tree)
+
+
+def _is_instance_of_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _described(leaf: Any) -> str:
+    """Returns what a leaf is, in a few words."""
+    name = type(leaf).__name__
+    return f"{name} of dtype {leaf.dtype} and shape {leaf.shape}" if hasattr(leaf, "dtype") else name

@@ -1,0 +1,86 @@
+"""What every iterator of a loader offers, wherever its batches lie: a place that can be told, saved and gone to."""
+
+import abc
+from collections.abc import Awaitable, Collection
+from types import TracebackType
+from typing import Any, Self
+
+
+class ResumableIterator(abc.ABC):
+    """Yields batches, and knows its place among them: that behind the last batch which it delivered."""
+
+    @property
+    @abc.abstractmethod
+    def step(self) -> int:
+        """The number of batches delivered since the beginning of the stream."""
+
+    @abc.abstractmethod
+    def __next__(self) -> Any: ...
+
+    @abc.abstractmethod
+    def start_prefetch(self) -> None:
+        """Begins to work ahead in the background and returns at once."""
+
+    @abc.abstractmethod
+    def get_state(self) -> bytes:
+        """Returns the place as a few hundred bytes of JSON, at once."""
+
+    @abc.abstractmethod
+    def set_state(self, state: bytes, *, allow: Collection[str] = ()) -> None:
+        """Goes to the place that a state tells of."""
+
+    @abc.abstractmethod
+    def seek(self, step: int) -> None:
+        """Goes to the place behind the first `step` batches."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stops working ahead and frees what was made. Idempotent."""
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the place as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
+
+        Args:
+            directory: the folder that Orbax is making; awaited before it is written to.
+
+        Returns:
+            The writing, which Orbax awaits in the background.
+        """
+        from millstream.loader.state_files import write_state  # noqa: PLC0415  (takes long to import)
+
+        state = self.get_state()
+
+        async def write() -> None:
+            write_state(await directory.await_creation(), state)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Goes to the place saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
+
+        Returns:
+            The beginning of read-ahead, which Orbax awaits in the background.
+
+        Raises:
+            CheckpointError: as `set_state`.
+        """
+        from millstream.loader.state_files import read_state  # noqa: PLC0415  (as above)
+
+        # Here, not in the background: there Orbax would turn a CheckpointError into one of its own about handlers.
+        self.set_state(read_state(directory))
+
+        async def read_ahead() -> None:
+            self.start_prefetch()
+
+        return read_ahead()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,636 @@
+"""Batches on the device: the same stream, the same protocol, and never more of them than was said."""
+
+import contextlib
+import dataclasses
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+import orbax.checkpoint as ocp
+import orbax.checkpoint.experimental.v1 as ocp_v1
+import pytest
+from faults import WAIT_SECONDS, At, Pipe, ReportThen, hang_in_c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from jax_groups import run_group
+from jax_programs import GLOBAL_BATCH, SEED, SIZE, Noise
+from oracle import oracle
+from strategies import UNEVEN_ENDS, Pipeline, pipelines
+from streams import comparable, drain, equal_streams
+from worker_pools import at_most, environment, in_background
+
+import millstream
+from millstream.checkpoint import CheckpointRestore, CheckpointSave
+from millstream.loader import device_iterator, executors
+from millstream.transforms import Batch
+
+pytestmark = pytest.mark.third_party
+
+INLINE = millstream.ReadOptions(num_threads=0)
+
+
+@pytest.fixture(autouse=True)
+def wide_numbers() -> Iterator[None]:
+    """Lets JAX keep 64 bits: what comes is compared to the last byte."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def loader_of(*operations: Any, **options: Any) -> millstream.DataLoader:
+    """Returns a loader of the numbers below 40, shuffled, in batches of 4, made without threads if not told."""
+    arguments: dict[str, Any] = {
+        "data_source": range(40),
+        "sampler": millstream.IndexSampler(40, shuffle=True, num_epochs=1, seed=5),
+        "operations": [Batch(4), *operations],
+        "read_options": INLINE,
+    }
+    return millstream.DataLoader(**(arguments | options))
+
+
+EXPECTED = [batch.tolist() for batch in loader_of()]
+
+
+def on_host(batch: Any) -> Any:
+    """Returns a batch with NumPy's arrays as leaves, whether it was on a device or not."""
+    return jax.tree.map(np.asarray, batch)
+
+
+def settle(iterator: millstream.DeviceIterator) -> None:
+    """Waits until the thread has done all that it may do now: its jobs are done in order, and this is one more."""
+    done = threading.Event()
+    iterator._crew.submit(done.set)
+    assert done.wait(WAIT_SECONDS)
+
+
+def staging_threads() -> list[threading.Thread]:
+    """Returns the library's threads that run."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+
+
+class Trainer(RuleBasedStateMachine):
+    """A training loop that does anything in any order: what it gets is the oracle's stream, on the device."""
+
+    @initialize(pipeline=pipelines(), buffer_size=st.integers(1, 5), num_threads=st.sampled_from([0, 0, 2]))
+    def begin(self, pipeline: Pipeline, buffer_size: int, num_threads: int) -> None:
+        """Makes an iterator."""
+        self.loader = millstream.DataLoader(
+            data_source=pipeline.source,
+            sampler=pipeline.sampler,
+            operations=pipeline.operations,
+            shard_options=pipeline.shard,
+            read_options=millstream.ReadOptions(num_threads),
+        )
+        stream = oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard)
+        self.expected, self.error = drain(map(on_host, stream))
+        self.buffer_size = buffer_size
+        self.step = 0
+        self.states: list[tuple[int, bytes]] = []
+        self.open()
+
+    def open(self) -> None:
+        """Begins with a fresh iterator."""
+        self.beneath = iter(self.loader)
+        self.iterator = millstream.device_put(self.beneath, buffer_size=self.buffer_size)
+
+    @rule(count=st.integers(1, 6))
+    def take(self, count: int) -> None:
+        """Batches arrive as the oracle says, and the end or the error where it says, again and again."""
+        for _ in range(count):
+            if self.step < len(self.expected):
+                assert comparable(on_host(next(self.iterator))) == self.expected[self.step]
+                self.step += 1
+            else:
+                with pytest.raises(self.error or StopIteration):
+                    next(self.iterator)
+
+    @rule()
+    def prefetch(self) -> None:
+        """Working ahead changes nothing."""
+        self.iterator.start_prefetch()
+
+    @rule()
+    def get_state(self) -> None:
+        """A state is the place of the training loop: a loader's own iterator goes on from there."""
+        with iter(self.loader) as plain:
+            plain.set_state(self.iterator.get_state())
+            assert plain.step == self.step
+            if self.step < len(self.expected):
+                assert comparable(on_host(next(plain))) == self.expected[self.step]
+        self.states.append((self.step, self.iterator.get_state()))
+
+    @precondition(lambda self: self.states)
+    @rule(which=st.integers(0, 100), is_fresh=st.booleans())
+    def set_state(self, which: int, is_fresh: bool) -> None:
+        """Any earlier state leads back to its place, in this iterator and in a fresh one."""
+        if is_fresh:
+            self.iterator.close()
+            self.open()
+        self.step, state = self.states[which % len(self.states)]
+        self.iterator.set_state(state)
+
+    @rule(data=st.data())
+    def seek(self, data: st.DataObject) -> None:
+        """Seeking goes to the step asked for."""
+        self.step = data.draw(st.integers(0, len(self.expected)))
+        self.iterator.seek(self.step)
+
+    @rule()
+    def fail_to_go(self) -> None:
+        """A state that cannot be read, or a step that cannot be, leaves the iterator where it is."""
+        with pytest.raises(millstream.CheckpointError):
+            self.iterator.set_state(b"{}")
+        with pytest.raises(IndexError):
+            self.iterator.seek(-1)
+
+    def teardown(self) -> None:
+        """At any time: no more is ahead than may be, and the step is that of the training loop."""
+        if hasattr(self, "iterator"):
+            assert self.iterator.step == self.step
+            settle(self.iterator)
+            assert self.beneath.step - self.step <= self.buffer_size
+            self.iterator.close()
+
+
+@UNEVEN_ENDS
+def test_a_training_loop_may_do_anything() -> None:
+    """Random pipelines, buffers and actions: the stream, the states and the errors are those of the host."""
+    run_state_machine_as_test(Trainer, settings=settings(deadline=None, max_examples=60, stateful_step_count=15))
+
+
+@given(steps=st.lists(st.integers(1, 5), min_size=1, max_size=4), buffer_size=st.integers(1, 6))
+@settings(deadline=None, max_examples=15)
+def test_no_more_is_staged_than_was_said(steps: list[int], buffer_size: int) -> None:
+    """Once the thread has nothing more to do, exactly `buffer_size` batches are drawn and on the device; never more."""
+    drawn: list[int] = []
+
+    class Counts(millstream.MapTransform):
+        """Counts the batches that are drawn."""
+
+        def map(self, element: Any) -> Any:
+            """Returns a batch of a shape that nothing else has."""
+            drawn.append(len(asked))
+            return np.broadcast_to(element[:1], (7, 11, 13)).copy()
+
+    asked: list[None] = []
+    # One batch a call: what the loader itself makes ahead is not what is counted here.
+    loader = loader_of(Counts(), data_source=range(400), sampler=millstream.SequentialSampler(400))
+    beneath = iter(loader)
+    beneath._plan.units_per_call = 1
+    with millstream.device_put(beneath, buffer_size=buffer_size) as iterator:
+        assert drawn == []
+        for count in steps:
+            for _ in range(count):
+                asked.append(None)
+                next(iterator)
+            settle(iterator)
+            assert beneath.step == len(drawn) == iterator.step + buffer_size
+            gc.collect()
+            assert sum(array.shape == (7, 11, 13) for array in jax.live_arrays()) == buffer_size
+    assert all(number < asked_before + buffer_size for number, asked_before in enumerate(drawn))
+
+
+def test_an_error_arrives_at_its_turn_and_next_tries_again() -> None:
+    """What comes before an error is delivered, the place is kept, and the batch comes once it can be made."""
+    fails = [ConnectionError("once"), ConnectionError("twice")]
+
+    def flaky(batch: Any) -> Any:
+        if batch.tolist() == EXPECTED[3] and fails:
+            raise fails.pop()
+        return batch
+
+    with millstream.device_put(iter(loader_of(flaky)), buffer_size=4) as iterator:
+        iterator.start_prefetch()
+        settle(iterator)
+        assert [next(iterator).tolist() for _ in range(3)] == EXPECTED[:3]
+        for word in ("twice", "once"):
+            with pytest.raises(ConnectionError, match=word) as caught:
+                next(iterator)
+            assert "flaky" in caught.value.__notes__[0]
+            assert iterator.step == 3
+        assert [batch.tolist() for batch in iterator] == EXPECTED[3:]
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                next(iterator)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Example:
+    """A dataclass that JAX knows nothing of."""
+
+    image: Any
+    extra: Any
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    first: Any
+    second: Any
+
+
+def test_a_batch_keeps_its_structure() -> None:
+    """Dicts, lists, tuples, named tuples and dataclasses, JAX's or not, hold arrays where the loader's did, or None."""
+
+    def nest(batch: Any) -> Any:
+        return {
+            "z": Example(batch, {"a": [Pair(batch + 1, None), (np.float32(2),)]}),
+            "b": Pair(Example(Example(batch.astype(ml_dtypes.bfloat16), 5), True), ()),
+        }
+
+    expected = next(iter(loader_of(nest)))
+    with millstream.device_put(iter(loader_of(nest))) as iterator:
+        batch = next(iterator)
+    assert type(batch["z"]) is Example
+    assert type(batch["b"]) is Pair
+    assert batch["z"].extra["a"][0].second is None
+    found = [
+        batch["z"].image,
+        *batch["z"].extra["a"][:1][0][:1],
+        batch["z"].extra["a"][1][0],
+        batch["b"].first.image.image,
+        batch["b"].first.image.extra,
+        batch["b"].first.extra,
+    ]
+    assert all(isinstance(leaf, jax.Array) for leaf in found)
+    assert comparable(np.asarray(found[0])) == comparable(expected["z"].image)
+    assert comparable(np.asarray(found[3])) == comparable(expected["b"].first.image.image)
+    assert [np.asarray(leaf).tolist() for leaf in found[4:]] == [5, True]
+
+
+def test_a_padded_batch_keeps_its_mask() -> None:
+    """The last batch that is filled up comes with the mask of its real rows."""
+    loader = loader_of(operations=[Batch(16, pad_remainder=True)])
+    with millstream.device_put(iter(loader)) as iterator:
+        *_, last = iterator
+    assert isinstance(last, millstream.PaddedBatch)
+    assert np.asarray(last.mask).tolist() == [True] * 8 + [False] * 8
+
+
+@pytest.mark.parametrize(
+    ("leaf", "said"),
+    [
+        ("text", r"batch\['meta'\]\[1\].name is str"),
+        (b"bytes", r"is bytes"),
+        (np.array(["a"]), r"is ndarray of dtype <U1 and shape \(1,\)"),
+        (np.array([b"a"], object), r"is ndarray of dtype object"),
+        (np.array(["2020-01-01"], "M8[D]"), r"is ndarray of dtype datetime64"),
+    ],
+    ids=["str", "bytes", "strings", "objects", "times"],
+)
+def test_what_jax_has_no_array_of_is_an_error_that_names_it(leaf: Any, said: str) -> None:
+    """A text among the leaves is a TypeError at its turn with the leaf's path; `seek` passes over the batch."""
+
+    @dataclasses.dataclass
+    class Meta:
+        name: Any
+
+    def add_text(batch: Any) -> Any:
+        return {"x": batch, "meta": [0, Meta(leaf if batch.tolist() == EXPECTED[2] else 1)]}
+
+    with millstream.device_put(iter(loader_of(add_text)), buffer_size=3) as iterator:
+        assert [next(iterator)["x"].tolist() for _ in range(2)] == EXPECTED[:2]
+        for _ in range(2):
+            with pytest.raises(TypeError, match=said) as caught:
+                next(iterator)
+            assert "drop it in an operation" in str(caught.value)
+            assert iterator.step == 2
+        iterator.seek(3)
+        assert [batch["x"].tolist() for batch in iterator] == EXPECTED[3:]
+
+
+@pytest.mark.parametrize("options", [{"worker_count": 2}, {"read_options": millstream.ReadOptions(2)}, {}], ids=str)
+def test_kept_batches_are_never_overwritten(options: dict[str, Any]) -> None:
+    """JAX takes large aligned arrays as they are on the CPU: their memory is not used again while a batch is kept."""
+
+    def enlarge(number: Any) -> Any:
+        return np.full((64, 128), number, np.int64)
+
+    loader = loader_of(operations=[enlarge, Batch(4)], **options)
+    expected = [batch.copy() for batch in loader]
+    host = next(iter(loader))
+    aliased = jax.device_put(host).unsafe_buffer_pointer() == host.__array_interface__["data"][0]
+    assert aliased, "the law is not tested: JAX copies this"
+    with millstream.device_put(iter(loader)) as iterator:
+        kept = list(iterator)
+        for _ in range(2):
+            iterator.seek(0)
+            for batch in iterator:
+                del batch
+    assert equal_streams(expected, [np.asarray(batch) for batch in kept])
+
+
+def test_an_interrupt_while_waiting_loses_nothing() -> None:
+    """Ctrl-C in `next` is a KeyboardInterrupt at once, and a later `next` goes on with the very batch."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    goes_on, interrupted = threading.Event(), threading.Event()
+
+    def interrupt(batch: Any) -> Any:
+        if batch.tolist() == EXPECTED[4] and not interrupted.is_set():
+            interrupted.set()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            goes_on.wait(WAIT_SECONDS)
+        return batch
+
+    try:
+        with millstream.device_put(iter(loader_of(interrupt)), buffer_size=1) as iterator:
+            with pytest.raises(KeyboardInterrupt):
+                list(iterator)
+            step = iterator.step
+            goes_on.set()
+            assert [batch.tolist() for batch in iterator] == EXPECTED[step:]
+        assert step == 4
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_an_interrupt_ends_the_wait_for_a_worker_that_hangs(tmp_path: Path) -> None:
+    """After Ctrl-C, the worker that hung is gone, and the next one makes the batch."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Pipe(tmp_path / "there") as there:
+            operation = At(EXPECTED[4][0], ReportThen(there.path, hang_in_c), tmp_path / "once")
+
+            def interrupt() -> None:
+                there.take_numbers()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+            with millstream.device_put(iter(loader_of(operation, worker_count=1))) as iterator:
+                with in_background(interrupt), pytest.raises(KeyboardInterrupt):
+                    list(iterator)
+                step = iterator.step
+                assert [batch.tolist() for batch in iterator] == EXPECTED[step:]
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+class Stuck:
+    """A source whose reads wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.is_read = threading.Event()
+        self.goes_on = threading.Event()
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, key: int) -> int:
+        self.is_read.set()
+        self.goes_on.wait(WAIT_SECONDS)
+        return key
+
+
+@pytest.fixture
+def short_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the end of an iterator wait less long for user code."""
+    for module in (device_iterator, executors):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
+
+
+def stuck_while(
+    reading: millstream.ReadOptions, action: Callable[[millstream.DeviceIterator], None]
+) -> tuple[millstream.DataLoaderIterator, Stuck]:
+    """Returns the iterator beneath and its source, having done something while a read was stuck."""
+    source = Stuck()
+    beneath = iter(loader_of(data_source=source, read_options=reading))
+    iterator = millstream.device_put(beneath)
+    iterator.start_prefetch()
+    assert source.is_read.wait(WAIT_SECONDS)
+    with at_most(2.0):
+        action(iterator)
+        del iterator
+    return beneath, source
+
+
+each_reading = pytest.mark.parametrize("reading", [INLINE, millstream.ReadOptions(2)], ids=["inline", "threads"])
+
+
+@pytest.mark.usefixtures("short_close")
+@each_reading
+def test_close_is_bounded_while_a_read_is_stuck(reading: millstream.ReadOptions) -> None:
+    """Closing takes two seconds at most, whatever user code does, and closes the iterator beneath."""
+    beneath, source = stuck_while(reading, lambda iterator: iterator.close())
+    source.goes_on.set()
+    with pytest.raises(ValueError, match="closed"):
+        next(beneath)
+
+
+@pytest.mark.usefixtures("short_close")
+@each_reading
+def test_next_ends_when_another_thread_closes(reading: millstream.ReadOptions) -> None:
+    """`next` that waits in one thread is an error as soon as another thread has closed the iterator."""
+
+    def close_meanwhile(iterator: millstream.DeviceIterator) -> None:
+        with in_background(iterator.close), pytest.raises(ValueError, match="closed"):
+            next(iterator)
+
+    _, source = stuck_while(reading, close_meanwhile)
+    source.goes_on.set()
+
+
+@pytest.mark.usefixtures("short_close")
+@each_reading
+def test_dropping_it_ends_all(reading: millstream.ReadOptions) -> None:
+    """An iterator that is let go of, even while its thread reads, takes its thread and the iterator beneath along."""
+    gc.disable()
+    try:
+        beneath, source = stuck_while(reading, lambda _: None)
+        threads = staging_threads()
+        source.goes_on.set()
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+        assert staging_threads() == []
+        with pytest.raises(ValueError, match="closed"):
+            next(beneath)
+    finally:
+        gc.enable()
+
+
+def test_leaving_a_loop_lets_go_of_everything() -> None:
+    """`break` from a loop over it is enough: iterators and batches end without a collector."""
+    beneath = iter(loader_of(lambda batch: batch.astype(np.float16)))
+    watched = weakref.ref(beneath)
+    gc.collect()
+    before = len(jax.live_arrays())
+    gc.disable()
+    try:
+        for batch in millstream.device_put(beneath, buffer_size=3):
+            assert batch.dtype == np.float16
+            break
+        threads = staging_threads()
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+        del batch, beneath
+        assert watched() is None
+        assert len(jax.live_arrays()) == before
+    finally:
+        gc.enable()
+
+
+def test_close_is_final_and_the_state_stays() -> None:
+    """After `close`, moving is an error, the state can still be taken, and closing again does nothing."""
+    with millstream.device_put(iter(loader_of())) as iterator:
+        assert iter(iterator) is iterator
+        next(iterator)
+    state = iterator.get_state()
+    iterator.close()
+    for move in (lambda: next(iterator), iterator.start_prefetch, lambda: iterator.seek(0)):
+        with pytest.raises(ValueError, match=r"closed: call millstream.device_put\(iter\(loader\)\)"):
+            move()
+    with millstream.device_put(iter(loader_of())) as other:
+        other.set_state(state)
+        assert [batch.tolist() for batch in other] == EXPECTED[1:]
+    assert repr(other) == "<DeviceIterator at step 10, up to 2 batches ahead on the default device>"
+
+
+def test_it_goes_on_where_the_iterator_is() -> None:
+    """An iterator that is in mid-stream when it is given away goes on from there, on the device."""
+    beneath = iter(loader_of())
+    next(beneath)
+    state = beneath.get_state()
+    with millstream.device_put(beneath) as iterator:
+        assert (iterator.step, iterator.get_state()) == (1, state)
+        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+
+
+@pytest.mark.parametrize("interface", ["manager", "v1"])
+def test_it_is_saved_and_restored_by_orbax(interface: str, tmp_path: Path) -> None:
+    """Orbax saves the place of the training loop, whatever is staged, and restores it into either kind of iterator."""
+    with millstream.device_put(iter(loader_of()), buffer_size=3) as saved:
+        for _ in range(4):
+            next(saved)
+        settle(saved)
+        if interface == "manager":
+            with ocp.CheckpointManager(tmp_path) as manager:
+                manager.save(4, args=ocp.args.Composite(loader=CheckpointSave(saved)))
+        else:
+            ocp_v1.save_checkpointables(tmp_path / "new", {"loader": saved})
+        assert next(saved).tolist() == EXPECTED[4]
+    plain, staged = iter(loader_of()), millstream.device_put(iter(loader_of()))
+    with contextlib.closing(plain), contextlib.closing(staged):
+        next(staged)
+        for restored in (plain, staged):
+            if interface == "manager":
+                with ocp.CheckpointManager(tmp_path) as manager:
+                    args = ocp.args.Composite(loader=CheckpointRestore(restored))
+                    assert manager.restore(4, args=args).loader is restored
+            else:
+                ocp_v1.load_checkpointables(tmp_path / "new", {"loader": restored})
+            assert restored.step == 4
+            assert [batch.tolist() for batch in restored] == EXPECTED[4:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ((loader_of(),), TypeError, r"got DataLoader: write device_put\(iter\(loader\)\)"),
+        ((iter(loader_of()), jax.local_devices), TypeError, "device must be a jax.Device"),
+        ((iter(loader_of()), jax.sharding.PartitionSpec()), TypeError, r"got P\(\) of type"),
+        ((iter(loader_of()), None, 0), ValueError, "buffer_size must be at least 1, got 0"),
+        ((iter(loader_of()), None, 1.5), TypeError, "buffer_size must be an integer"),
+    ],
+    ids=["loader", "function", "spec", "zero", "half"],
+)
+def test_wrong_arguments_are_refused_at_once(arguments: tuple[Any, ...], error: type[Exception], said: str) -> None:
+    """What cannot work is an error where it is written."""
+    with pytest.raises(error, match=said):
+        millstream.device_put(*arguments)
+
+
+ON_FOUR_DEVICES = """
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+import millstream
+
+jax.config.update("jax_enable_x64", True)
+devices = jax.devices()
+assert len(devices) == 4
+source = np.random.default_rng(0).normal(size=(42, 64, 8)).astype(np.float32)
+
+def loader(**options):
+    return millstream.DataLoader(
+        data_source=millstream.InMemoryDataSource({"image": source, "label": np.arange(42)}),
+        sampler=millstream.IndexSampler(42, shuffle=True, seed=1, num_epochs=1),
+        operations=[millstream.Batch(4)],
+        **options,
+    )
+
+expected = list(loader())
+mesh = Mesh(np.array(devices).reshape(2, 2), ("data", "model"))
+row = NamedSharding(Mesh(np.array(devices), ("data",)), PartitionSpec("data"))
+for device, wanted in [
+    (devices[2], SingleDeviceSharding(devices[2])),
+    (SingleDeviceSharding(devices[1]), SingleDeviceSharding(devices[1])),
+    (row, row),
+    (NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec("data"))),
+    (NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec())),
+]:
+    with millstream.device_put(iter(loader(worker_count=1)), device) as batches:
+        kept = [next(batches) for _ in range(10)]
+    for host, batch in zip(expected, kept):
+        for name in ("image", "label"):
+            assert batch[name].sharding == wanted and batch[name].committed
+            assert np.array_equal(np.asarray(batch[name]), host[name])
+
+# The last batch has two rows, which four devices cannot share: an error at its turn that says what to do.
+with millstream.device_put(iter(loader()), row) as batches:
+    for number in range(10):
+        next(batches)
+    try:
+        next(batches)
+    except ValueError as error:
+        assert "batch['image'], ndarray of dtype float32 and shape (2, 64, 8)" in error.__notes__[0], error.__notes__
+        assert "drop_remainder=True" in error.__notes__[0]
+    else:
+        raise AssertionError
+    assert batches.step == 10
+
+# The default device is that of the thread that asks, and holds for nobody else.
+with jax.default_device(devices[3]):
+    batches = millstream.device_put(iter(loader()))
+batch = next(batches)
+assert batch["label"].devices() == {devices[3]} and not batch["label"].committed
+batches.close()
+with millstream.device_put(iter(loader())) as batches:
+    assert next(batches)["label"].devices() == {devices[0]}
+
+# The interpreter ends in mid-stream: nothing is closed, and nothing aborts.
+endless = millstream.device_put(iter(millstream.load(range(1000), batch_size=4)), row)
+print("done", next(endless).shape)
+"""
+
+
+def test_several_devices_of_a_process(tmp_path: Path) -> None:
+    """Batches lie where the device or sharding says, equal to the host's; a program may end without closing."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ON_FOUR_DEVICES],
+        cwd=tmp_path,
+        env=environment() | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("done (4,)\n", "", 0)
+
+
+@pytest.mark.timeout(240)
+def test_devices_of_several_processes(tmp_path: Path) -> None:
+    """Where the sharding spans processes, each gives its part, and gets the global batch of the oracle."""
+    sampler = millstream.IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=2)
+    expected = list(oracle(range(SIZE), sampler, [Noise(), Batch(GLOBAL_BATCH, drop_remainder=True)]))[:5]
+    for told in run_group("stage", 2, tmp_path / "log", devices=2, steps=5):
+        assert equal_streams(expected, told["global"])
+        assert told["shapes"] == [(GLOBAL_BATCH,)] * 5
+        assert told["step"] == 5
+        assert told["refused"] == "device must have a part in this process"
