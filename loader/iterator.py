@@ -2,6 +2,7 @@
 
 import enum
 import operator
+import time
 from collections.abc import Callable, Collection
 from typing import Any, final
 
@@ -10,6 +11,7 @@ from millstream.loader.executors import Executor
 from millstream.loader.plan import Plan
 from millstream.loader.resumable import ResumableIterator
 from millstream.loader.schedule import Cursor, Run
+from millstream.loader.stage_clock import CONSUMER, NEXT
 from millstream.loader.state import Fingerprint, LoaderState, check_compatible
 
 
@@ -53,6 +55,7 @@ class DataLoaderIterator(ResumableIterator):
         self._start = Cursor(0, (0,) * len(plan.phases))
         self._run: Run | None = None
         self._row = 0
+        self._left_at: float | None = None
 
     @property
     def step(self) -> int:
@@ -165,6 +168,16 @@ class DataLoaderIterator(ResumableIterator):
 
     def _advance(self) -> bool:
         """Goes on to the next run of outputs; returns False at the end of the stream."""
+        start = time.perf_counter()
+        if self._left_at is not None:
+            self._plan.clock.add(CONSUMER, start - self._left_at)
+        try:
+            return self._take_run()
+        finally:
+            self._left_at = time.perf_counter()
+            self._plan.clock.add(NEXT, self._left_at - start)
+
+    def _take_run(self) -> bool:
         executor = self._running_executor()
         if self._run is not None and self._run.error is not None:
             error = self._run.error

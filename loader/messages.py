@@ -126,9 +126,11 @@ class Made:
         parcel: the values and origins.
         failure: the error at the end of the run.
         seconds: how long it took.
+        stages: of these, how long each stage of the pipeline took, in the order of the plan's clock.
     """
 
     call: int
     parcel: Parcel
     failure: Failure | None
     seconds: float
+    stages: tuple[float, ...]

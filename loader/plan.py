@@ -20,6 +20,7 @@ import numpy as np
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.loader.deal import Deal, Tail
 from millstream.loader.elements import Elements, Origins
+from millstream.loader.stage_clock import KEYS, READ, StageClock
 from millstream.loader.steps import Step, annotated, collect, compile_step, describe_origin
 from millstream.randomness import generators, generators_from
 from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
@@ -65,6 +66,7 @@ class Plan:
             A template is none of them.
         num_units: how many units have outputs; None when the order is endless.
         unit_limit: how many units can be asked for: num_units, and fewer than would have positions from 2**63 on.
+        clock: where the time goes: the one thing here that changes.
         units_per_call: how many units one call of phase 0 may make: one where a unit is a batch, more where units are
             small.
     """
@@ -97,13 +99,16 @@ class Plan:
             self.unit_limit = min(self.unit_limit, self.num_units)
         self.units_per_call = 1 if leading else max(1, 256 // self.deal.unit)
         self._sampler = sampler
-        self._read = _reader(source)
+        self.clock = clock = StageClock([operation_label(number, name) for number, name in enumerate(names)])
+        self._read = clock.timed(READ, _reader(source))
         streams = functools.partial(_streams, sampler)
-        self.phases = _compile(groups, names, streams, is_template=self.deal.is_template)
+        self.phases = _compile(groups, names, streams, is_template=self.deal.is_template, clock=clock)
         # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
-        self._locate = functools.partial(_locate, self.deal, sampler)
+        self._locate = clock.timed(KEYS, functools.partial(_locate, self.deal, sampler))
         self._look_ahead_lock = threading.Lock()
-        self._look_ahead = functools.lru_cache(maxsize=4)(functools.partial(_locate_chunk, self.deal, sampler))
+        self._look_ahead = functools.lru_cache(maxsize=4)(
+            clock.timed(KEYS, functools.partial(_locate_chunk, self.deal, sampler))
+        )
 
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
         """Crosses to another process as what it was made of."""
@@ -112,7 +117,7 @@ class Plan:
     def parts(self) -> list[tuple[str, Any]]:
         """Returns what the plan was made of, with what to call each part in texts for people."""
         source, sampler, operations, names, _ = self._recipe
-        named = [(f"operations[{i}], {names[i]}", operation) for i, operation in enumerate(operations)]
+        named = [(operation_label(i, names[i]), operation) for i, operation in enumerate(operations)]
         return [("data_source", source), ("sampler", sampler), *named]
 
     def locate(self, start: int, stop: int) -> Origins:
@@ -158,6 +163,11 @@ class Plan:
         for step in self.phases[phase].steps:
             group = step(group, allocate)
         return group
+
+
+def operation_label(number: int, name: str) -> str:
+    """Returns what to call an operation where the whole pipeline is looked at."""
+    return f"operations[{number}], {name}"
 
 
 def split_phases(operations: Sequence[Transformation]) -> list[list[Transformation]]:
@@ -215,15 +225,15 @@ def _compile(
     streams: "Callable[[Origins, int], Iterator[np.random.Generator]]",
     *,
     is_template: Callable[[int], bool],
+    clock: StageClock,
 ) -> tuple[Phase, ...]:
     phases: list[Phase] = []
     number = random_number = 0
     for group in groups:
         steps = []
         for operation in group:
-            steps.append(
-                compile_step(operation, number, names[number], streams, random_number, is_template=is_template)
-            )
+            step = compile_step(operation, number, names[number], streams, random_number, is_template=is_template)
+            steps.append(clock.timed(operation_label(number, names[number]), step))
             number += 1
             random_number += isinstance(operation, RandomMap)
         batches = [i for i, operation in enumerate(group) if isinstance(operation, Batch)]

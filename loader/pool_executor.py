@@ -28,6 +28,7 @@ from millstream.loader.pool import Event, WarmPools, Worker, ZygoteDied
 from millstream.loader.process_state import describe_exit, describe_process
 from millstream.loader.recycled_memory import RecycledMemory
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
+from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import unpack, unpack_failure
 
 STALL_WARNING_SECONDS = 30.0
@@ -67,6 +68,7 @@ class PoolExecutor(Executor):
     ) -> None:
         self._plan = plan
         self._schedule = Schedule(plan, cursor)
+        self._unpack = plan.clock.timed(HAND_OVER, unpack)
         self._memory = RecycledMemory()
         self._pools = pools
         self._pool = pools.take(plan, workers, reading)
@@ -181,13 +183,14 @@ class PoolExecutor(Executor):
 
     def _take_made(self, worker: Worker, made: Made) -> None:
         """Completes a call; what cannot be unpickled here is an error at its turn, as any other."""
+        self._plan.clock.add_all(made.stages)
         assigned = self._assigned.get(made.call)
         if assigned is None:
             for offset, _ in made.parcel.chunks:
                 worker.arena.release(offset)
             return
         try:
-            values, origins = unpack(made.parcel, worker.arena, self._pool.classes)
+            values, origins = self._unpack(made.parcel, worker.arena, self._pool.classes)
             failure = None if made.failure is None else unpack_failure(made.failure, self._pool.classes)
             outputs = Elements(values, origins, failure)
         except Exception as error:  # noqa: BLE001  (the user's classes may do anything when unpickled)

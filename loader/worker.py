@@ -32,6 +32,7 @@ from millstream.loader.elements import Elements
 from millstream.loader.last_words import note_call
 from millstream.loader.messages import Broken, Fork, Group, Made, Make, PipelineFile, Ready, Units
 from millstream.loader.plan import Plan
+from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import pack, pack_failure, unpicklable_parts
 
 
@@ -82,13 +83,17 @@ class Maker:
         if run.error is not None and not isinstance(run.error, Exception):
             # SystemExit, caught in a read thread: to leave is to leave, whichever thread runs the user's code.
             raise run.error
+        begin = time.perf_counter()
         try:
             parcel = pack(run, self._allocator, self._classes)
         except Exception as error:  # noqa: BLE001  (user objects may do anything when pickled)
             run = without_unpicklable(run, error)
             parcel = pack(run, self._allocator, self._classes)
         failure = None if run.error is None else pack_failure(run.error, self._classes)
-        return Made(message.call, parcel, failure, time.perf_counter() - start)
+        end = time.perf_counter()
+        clock = self._plan.clock
+        clock.add(HAND_OVER, end - begin)
+        return Made(message.call, parcel, failure, end - start, clock.take())
 
     def _perform(self, call: Units | Group) -> Elements:
         if isinstance(call, Group):

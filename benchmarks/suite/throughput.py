@@ -18,18 +18,18 @@ def measure_rate(run: Run) -> Measurement:
     work = run.work()
     stream = PEERS[run.contender.peer].adapter().open(work, run.contender)
     try:
-        take = _taker(stream.batches, work.batch_size, run.case.consume)
-        _take_for(take, run.scale.warm_seconds, at_least=2)
+        take = taker(stream.batches, work.batch_size, run.case.consume)
+        take_for(take, run.scale.warm_seconds, at_least=2)
         run.gate()
         processor = time.process_time()
-        records, seconds = _take_for(take, run.scale.seconds, at_least=1)
+        records, seconds = take_for(take, run.scale.seconds, at_least=1)
         busy = (time.process_time() - processor) / seconds
     finally:
         stream.close()
     return Measurement(records / seconds, {"processors_busy_in_consumer": round(busy, 3)})
 
 
-def _taker(batches: Iterator[Any], batch_size: int | None, consume: Callable[[Any], None] | None) -> Callable[[], int]:
+def taker(batches: Iterator[Any], batch_size: int | None, consume: Callable[[Any], None] | None) -> Callable[[], int]:
     """Returns what takes some records and says how many."""
     if batch_size is None:
 
@@ -55,7 +55,7 @@ def num_rows(batch: Any) -> int:
     return len(batch)
 
 
-def _take_for(take: Callable[[], int], seconds: float, at_least: int) -> tuple[int, float]:
+def take_for(take: Callable[[], int], seconds: float, at_least: int) -> tuple[int, float]:
     """Takes for so long, and so often at least; returns the records taken and the seconds that passed."""
     records = times = 0
     start = now = time.perf_counter()

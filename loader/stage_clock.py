@@ -1,0 +1,70 @@
+"""Where the time goes: the seconds that the stages of a pipeline take, added up a block at a time.
+
+Guarantees:
+    * Any thread may add. A worker process adds to a clock of its own, and sends what it shows with each answer.
+    * It costs less than a microsecond for each stage of a block, and is always on.
+"""
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, final
+
+Result = TypeVar("Result")
+
+KEYS = "keys"
+READ = "read"
+HAND_OVER = "hand-over"
+NEXT = "next"
+CONSUMER = "consumer"
+
+
+@final
+class StageClock:
+    """Adds up seconds by stage.
+
+    Args:
+        operations: what the stages of the operations are called, in order.
+    """
+
+    def __init__(self, operations: Sequence[str]) -> None:
+        self._names = (KEYS, READ, *operations, HAND_OVER, NEXT, CONSUMER)
+        self._seconds = dict.fromkeys(self._names, 0.0)
+        self._lock = threading.Lock()
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Adds to one stage."""
+        with self._lock:
+            self._seconds[stage] += seconds
+
+    def timed(self, stage: str, function: Callable[..., Result]) -> Callable[..., Result]:
+        """Returns the function with the time of each call added to a stage."""
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Result:
+            start = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                self.add(stage, time.perf_counter() - start)
+
+        return call
+
+    def read(self) -> dict[str, float]:
+        """Returns the seconds of all stages."""
+        with self._lock:
+            return dict(self._seconds)
+
+    def take(self) -> tuple[float, ...]:
+        """Returns the seconds of all stages in order, and begins at zero again."""
+        with self._lock:
+            seconds = tuple(self._seconds.values())
+            self._seconds = dict.fromkeys(self._names, 0.0)
+        return seconds
+
+    def add_all(self, seconds: Sequence[float]) -> None:
+        """Adds what `take` has returned, in another process, of the same pipeline."""
+        with self._lock:
+            for stage, spent in zip(self._names, seconds, strict=True):
+                self._seconds[stage] += spent

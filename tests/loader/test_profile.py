@@ -1,0 +1,96 @@
+"""The profile tells where the time goes, whoever does the work."""
+
+import sys
+import time
+from typing import Any
+
+import cloudpickle
+import pytest
+
+import millstream
+
+# Workers cannot import a test module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SECONDS = 0.002
+RECORDS = 24
+BATCH = 4
+
+EXECUTORS = pytest.mark.parametrize(
+    ("workers", "threads"), [(0, 0), (0, 4), (2, 0), (2, 4)], ids=["inline", "threads", "workers", "both"]
+)
+
+
+def spend(value: Any) -> Any:
+    """Returns the value after SECONDS of work."""
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        pass
+    return value
+
+
+class SlowSource:
+    """Numbers that take SECONDS each to read."""
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, key: int) -> int:
+        return int(spend(key))
+
+
+def loader_of(source: Any, *operations: Any, workers: int, threads: int) -> millstream.DataLoader:
+    """Returns a loader of one shuffled epoch."""
+    return millstream.DataLoader(
+        data_source=source,
+        sampler=millstream.IndexSampler(RECORDS, shuffle=True, num_epochs=1, seed=0),
+        operations=operations,
+        worker_count=workers,
+        read_options=millstream.ReadOptions(num_threads=threads),
+    )
+
+
+@EXECUTORS
+def test_time_is_told_of_the_stage_that_took_it(workers: int, threads: int) -> None:
+    """A slow source shows as read, a slow operation as itself, and neither as anything else."""
+    for source, operations, slow in (
+        (SlowSource(), [abs, millstream.Batch(BATCH)], "read"),
+        (range(RECORDS), [spend, millstream.Batch(BATCH)], "operations[0], Map(spend)"),
+        (range(RECORDS), [millstream.Batch(1), spend], "operations[1], Map(spend)"),
+        (range(RECORDS), [millstream.FilterTransform(spend), millstream.Batch(BATCH)], "operations[0], Filter(spend)"),
+    ):
+        loader = loader_of(source, *operations, workers=workers, threads=threads)
+        with iter(loader) as batches:
+            count = sum(1 for _ in batches)
+        assert count > 0
+        profile = loader.profile()
+        own = {stage: seconds for stage, seconds in profile.items() if stage not in {"next", "consumer", "hand-over"}}
+        assert profile[slow] >= RECORDS * SECONDS
+        assert max(own, key=lambda stage: own[stage]) == slow
+
+
+def test_stages_are_named_in_the_order_of_the_pipeline() -> None:
+    """Each stage is there from the beginning, at zero."""
+    loader = loader_of(range(RECORDS), abs, millstream.Batch(BATCH), workers=0, threads=0)
+    operations = ["operations[0], Map(abs)", f"operations[1], {millstream.Batch(BATCH)!r}"]
+    stages = ["keys", "read", *operations, "hand-over", "next", "consumer"]
+    assert list(loader.profile().items()) == [(stage, 0.0) for stage in stages]
+
+
+def test_without_threads_and_workers_all_stages_are_inside_next() -> None:
+    """What `next` takes is at least what the pipeline takes; what the consumer does in between is its own."""
+    loader = loader_of(range(RECORDS), spend, millstream.Batch(BATCH), workers=0, threads=0)
+    for _ in loader:
+        spend(None)
+    profile = loader.profile()
+    inside, outside, handed_over = (profile.pop(stage) for stage in ("next", "consumer", "hand-over"))
+    assert inside >= sum(profile.values()) >= RECORDS * SECONDS
+    assert outside >= RECORDS // BATCH * SECONDS
+    assert handed_over == 0.0
+
+
+def test_workers_tell_what_the_hand_over_takes() -> None:
+    """Pickling in the workers and unpickling here are a stage of their own."""
+    loader = loader_of(range(RECORDS), millstream.Batch(BATCH), workers=1, threads=0)
+    assert len(list(loader)) == RECORDS // BATCH
+    assert loader.profile()["hand-over"] > 0.0
