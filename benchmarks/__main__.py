@@ -1,11 +1,12 @@
 """Measures millstream beside its peers, on the same work, in one run.
 
-    python benchmarks                           everything: some three hours
+    python benchmarks                           everything: some two hours
     python benchmarks --scale=quick             everything, short: some thirty minutes
     python benchmarks --cases=tiny,tokens --peers=millstream,grain --repeats=3
 
-Writes `<name>.json`, `<name>.md` and `<name>.png` into the output folder; the name is `latest` for a full run of all
-cases and else that of the scale. Peers that are not installed are reported as absent.
+Writes `<name>.json`, `<name>.md` and `<name>.png` into the output folder; the name is `latest` for a full run with all
+peers, and else that of the scale. A full run of some cases keeps what `latest` says of the others, so that two hours
+can be spread over several nights. Peers that are not installed are reported as absent.
 """
 
 import json
@@ -19,7 +20,7 @@ from tqdm import tqdm
 
 from suite.case import Case, Contender
 from suite.cases import CASES
-from suite.findings import Finding, as_json, find
+from suite.findings import Finding, as_json, find, from_json
 from suite.machine import describe_machine
 from suite.peers import PEERS
 from suite.plot import draw
@@ -35,10 +36,14 @@ REPEATS = flags.DEFINE_integer("repeats", None, "How often each contender runs; 
 OUTPUT = flags.DEFINE_string("output", str(Path(__file__).parent / "results"), "The folder for the results.")
 
 
-def measure_all(scale: Scale, repeats: int, cases: list[Case]) -> Iterator[list[Finding]]:
-    """Yields the findings so far after each case, and shows how far it has got."""
-    measured: dict[str, list[Result]] = {}
-    breakdowns: dict[str, dict[str, float]] = {}
+def measure_all(
+    scale: Scale,
+    repeats: int,
+    cases: list[Case],
+    measured: dict[str, list[Result]],
+    breakdowns: dict[str, dict[str, float]],
+) -> Iterator[list[Finding]]:
+    """Yields the findings after each case, those known before among them, and shows how far it has got."""
     with tqdm(disable=None, unit=" runs", smoothing=0) as bar:
 
         def advance(text: str) -> None:
@@ -78,12 +83,15 @@ def main(_: list[str]) -> None:
     scale = SCALES[SCALE.value]
     repeats = REPEATS.value or scale.repeats
     machine = describe_machine()
-    complete = scale is FULL and set(CASE_NAMES.value) == set(CASES) and set(PEER_NAMES.value) >= set(PEERS)
-    path = Path(OUTPUT.value) / ("latest" if complete else scale.name)
+    for_the_record = scale is FULL and set(PEER_NAMES.value) >= set(PEERS)
+    path = Path(OUTPUT.value) / ("latest" if for_the_record else scale.name)
+    known = path.with_suffix(".json")
+    before = json.loads(known.read_text())["cases"] if for_the_record and known.exists() else []
     found: list[Finding] = []
     report = ""
     # After each case: a run that is interrupted has not been for nothing.
-    for found in measure_all(scale, repeats, [CASES[name] for name in CASES if name in CASE_NAMES.value]):
+    chosen_cases = [CASES[name] for name in CASES if name in CASE_NAMES.value]
+    for found in measure_all(scale, repeats, chosen_cases, *from_json(before, CASES)):
         report = write(path, machine, scale, repeats, found)
     print(report)
     try:

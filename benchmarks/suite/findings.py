@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from suite.case import Case, Goal, Pick
+from suite.case import Case, Contender, Goal, Pick
 from suite.runner import Result
 
 COLUMNS: dict[str, Pick] = {
@@ -71,7 +71,8 @@ def find(
             verdicts=[_verdict(cases[name], goal, measured) for goal in cases[name].goals],
             breakdown=breakdowns.get(name, {}),
         )
-        for name, results in measured.items()
+        for name in cases
+        if (results := measured.get(name))
     ]
 
 
@@ -113,6 +114,24 @@ def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
         }
         for finding in findings
     ]
+
+
+def from_json(
+    written: Iterable[Mapping[str, Any]], cases: Mapping[str, Case]
+) -> tuple[dict[str, list[Result]], dict[str, dict[str, float]]]:
+    """Returns the results and the breakdowns of what `as_json` gave, as far as the cases and contenders still exist."""
+    measured, breakdowns = {}, {}
+    for words in written:
+        if (case := cases.get(words["name"])) is not None:
+            results = [_result_from_json(result) for result in words["contenders"]]
+            measured[case.name] = [result for result in results if result.contender in case.contenders]
+            breakdowns[case.name] = words["microseconds_per_record"]
+    return measured, breakdowns
+
+
+def _result_from_json(words: Mapping[str, Any]) -> Result:
+    contender = Contender(**{field.name: words[field.name] for field in dataclasses.fields(Contender)})
+    return Result(contender, words["values"], words["details"], words["reason"], words["same_content"])
 
 
 def _result_as_json(result: Result) -> dict[str, Any]:

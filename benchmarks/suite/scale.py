@@ -35,7 +35,7 @@ TINY = Scale("tiny", seconds=0.02, warm_seconds=0.0, repeats=1, limit_seconds=60
 QUICK = Scale("quick", seconds=0.7, warm_seconds=0.5, repeats=1, limit_seconds=90.0)
 """A few minutes: to see where things stand."""
 
-FULL = Scale("full", seconds=2.0, warm_seconds=1.0, repeats=5, limit_seconds=240.0)
+FULL = Scale("full", seconds=1.5, warm_seconds=1.0, repeats=3, limit_seconds=240.0)
 """The one whose results are kept."""
 
 SCALES = {scale.name: scale for scale in (TINY, QUICK, FULL)}

@@ -15,7 +15,7 @@ from suite import data
 from suite.case import Case, Contender, Goal, Pick
 from suite.cases import CASES
 from suite.content import content_of, expected_content
-from suite.findings import find
+from suite.findings import as_json, find, from_json
 from suite.orders import carry_out
 from suite.peers import PEERS
 from suite.report import markdown, number
@@ -139,6 +139,21 @@ def test_ratios_compare_the_best_modes_and_are_above_one_where_we_win() -> None:
     report = markdown({**machine, "load_before": 0, "versions": {"Grain": "1"}}, TINY, 3, [finding])
     assert "not installed here" in report
     assert "**no**" in report
+
+
+def test_results_are_read_back_as_they_were_written() -> None:
+    """What is known of other cases survives a run of a few: the JSON holds all that the report is made of."""
+    contenders = CASES["tiny"].contenders
+    measured = {
+        "tiny": [
+            Result(contenders[0], [1.0, 2.0], {"processors_busy_in_consumer": 0.5}, None, same_content=True),
+            Result(contenders[1], [], {}, "not installed here"),
+        ]
+    }
+    breakdowns = {"tiny": {"keys": 0.25}}
+    written = json.loads(json.dumps(as_json(find(measured, CASES, breakdowns))))
+    assert from_json(written, CASES) == (measured, breakdowns)
+    assert from_json(written, {}) == ({}, {})
 
 
 def test_numbers_have_three_digits() -> None:
