@@ -19,7 +19,7 @@ def operation_name(operation: Transformation) -> str:
     """Returns what to call an operation in texts for people."""
     written = type(operation).__repr__ is not object.__repr__
     text = repr(operation) if written else type(operation).__name__
-    return text if len(text) <= 100 and " at 0x" not in text else type(operation).__name__
+    return text if len(text) <= 80 and " at 0x" not in text else type(operation).__name__
 
 
 def check_source(source: DataSource[Any]) -> None:

@@ -73,3 +73,9 @@ class Batch:
                 "batch_fn in a Map before or behind the Batch."
             )
         object.__setattr__(self, "batch_size", batch_size)
+
+    def __repr__(self) -> str:
+        # In error texts and profiles what was asked for is enough.
+        size, *options = dataclasses.fields(self)
+        shown = [size, *(option for option in options if getattr(self, option.name) != option.default)]
+        return f"Batch({', '.join(f'{field.name}={getattr(self, field.name)!r}' for field in shown)})"

@@ -60,7 +60,7 @@ def test_elements_that_do_not_stack_are_named(operations: tuple[Any, ...], readi
     assert "shape (3,)" in str(error)
     assert "shape (5,)" in str(error)
     assert error.__notes__[0] == f"millstream: the record keys of these elements: {order[4]}, {order[6]}."
-    batch = "Batch(batch_size=4, drop_remainder=False, batch_fn=None, pad_remainder=False)"
+    batch = "Batch(batch_size=4)"
     assert f"{batch}, at record key {order[4]} (position 4)" in error.__notes__[1]
 
 

@@ -21,7 +21,7 @@ def test_values_are_plain_python() -> None:
     batch = Batch(np.int32(4), drop_remainder=np.True_)  # type: ignore[arg-type]
     assert (type(batch.batch_size), type(batch.drop_remainder)) == (int, bool)
     assert batch == Batch(4, drop_remainder=True)
-    assert repr(batch) == "Batch(batch_size=4, drop_remainder=True, batch_fn=None, pad_remainder=False)"
+    assert repr(batch) == "Batch(batch_size=4, drop_remainder=True)"
 
 
 def test_frozen_and_picklable() -> None:
