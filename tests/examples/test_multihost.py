@@ -1,29 +1,26 @@
 """The example of several hosts does what it promises, and would notice if it did not."""
 
-import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from example_scripts import EXAMPLES, loaded
 from PIL import Image
 
 pytestmark = pytest.mark.third_party
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "multihost.py"
+EXAMPLE = EXAMPLES / "multihost.py"
 
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    """Returns the script as a module, its functions not yet called."""
-    specification = importlib.util.spec_from_file_location("multihost", EXAMPLE)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+def example() -> Iterator[ModuleType]:
+    """Returns the script as a module."""
+    with loaded("multihost") as module:
+        yield module
 
 
 def test_four_processes_killed_and_resumed_as_two_are_four_undisturbed(tmp_path: Path) -> None:

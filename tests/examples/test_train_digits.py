@@ -1,6 +1,5 @@
 """The main example does what it promises, and would notice if it did not."""
 
-import importlib.util
 import math
 import re
 import subprocess
@@ -11,24 +10,21 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from example_scripts import EXAMPLES, loaded
 from PIL import Image
 
 from millstream.sources import ArrayRecordDataSource
 
 pytestmark = pytest.mark.third_party
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_digits.py"
+EXAMPLE = EXAMPLES / "train_digits.py"
 
 
 @pytest.fixture(scope="module")
-def example() -> ModuleType:
-    """Returns the script as a module, its functions not yet called."""
-    specification = importlib.util.spec_from_file_location("train_digits", EXAMPLE)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+def example() -> Iterator[ModuleType]:
+    """Returns the script as a module."""
+    with loaded("train_digits") as module:
+        yield module
 
 
 def test_the_demonstration_succeeds_and_leaves_only_its_records_and_a_plot(tmp_path: Path) -> None:

@@ -1,22 +1,21 @@
 """The training loops that people copy learn, and go on after being killed as if nothing had been."""
 
-import importlib.util
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from example_scripts import EXAMPLES, loaded
 from PIL import Image
 
 pytestmark = pytest.mark.third_party
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
@@ -73,15 +72,10 @@ def test_a_killed_run_goes_on_with_the_losses_that_would_have_come(
 
 
 @pytest.fixture(scope="module")
-def byte_language_model() -> ModuleType:
-    """Returns the script as a module, its functions not yet called."""
-    script = EXAMPLES / "byte_language_model.py"
-    specification = importlib.util.spec_from_file_location(script.stem, script)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+def byte_language_model() -> Iterator[ModuleType]:
+    """Returns the script as a module."""
+    with loaded("byte_language_model") as module:
+        yield module
 
 
 def test_pages_hold_python_s_texts_and_windows_their_bytes(byte_language_model: ModuleType) -> None:
