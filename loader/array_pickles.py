@@ -24,7 +24,8 @@ def reduce_array(array: NDArray[Any], allocate: Allocate) -> str | tuple[Any, ..
         copy = allocate(array.shape, array.dtype)
         copy[...] = array
         array = copy
-    if array.dtype.isbuiltin == 1 and array.dtype.kind not in "mM":
+    # An element without bytes, of a structure without fields, leaves nothing to hand out.
+    if array.dtype.itemsize == 0 or (array.dtype.isbuiltin == 1 and array.dtype.kind not in "mM"):
         return array.__reduce_ex__(5)
     order = "C" if array.flags.c_contiguous else "F"
     return rebuild_array, (array.reshape(-1, order="A").view(np.uint8), array.dtype, array.shape, order)

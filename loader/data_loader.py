@@ -54,7 +54,7 @@ class DataLoader:
         worker_buffer_size: how many finished batches each worker keeps ready.
         shard_options: which part of every global batch to read; by default the sampler's, which is all of it.
         read_options: the threads that read ahead, in this process or in each worker.
-        stall_timeout: seconds after which a worker that is still busy with one batch is an error.
+        stall_timeout: seconds that the consumer waits while a worker is busy with one batch, before this is an error.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.

@@ -186,9 +186,12 @@ class DataLoaderIterator(ResumableIterator):
         self._start, self._run = self._place(), None
         try:
             run = executor.next_run()
-        except BaseException:
+        except BaseException as error:
             # The executor may be in any state: the next call begins with a new one, from the same place.
             self._stop()
+            if isinstance(error, Exception):
+                # Closed by another thread: whatever the executor met with is the consequence.
+                self._check_open()
             raise
         if run is None:
             self._settle()

@@ -1,6 +1,7 @@
 """How much shared memory all arenas together may take."""
 
 import contextlib
+import resource
 import sys
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def memory_budget() -> int:
 
 def memory_available() -> int:
     """Returns how many bytes this process may use, as far as the system tells."""
-    return min(_machine_memory(), *_container_limits())
+    return min(_machine_memory(), _address_space_left(), *_container_limits())
 
 
 def _machine_memory() -> int:
@@ -30,6 +31,18 @@ def _machine_memory() -> int:
         return 1 << 33
     fields = dict(line.split(":") for line in lines)
     return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _address_space_left() -> int:
+    """Returns how much more this process may map: batch systems limit it (`ulimit -v`), and arenas are mapped whole."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        mapped = 0
+    return max(0, limit - mapped)
 
 
 def _container_limits() -> list[int]:

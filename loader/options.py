@@ -71,7 +71,7 @@ class MultiprocessingOptions:
     Attributes:
         num_workers: how many processes, 0 for none.
         per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1.
-        stall_timeout: seconds after which a worker that is still busy with one block is an error.
+        stall_timeout: seconds that the consumer waits while a worker is busy with one block, before this is an error.
     """
 
     num_workers: int = 0

@@ -5,7 +5,10 @@ Guarantees:
       process handles together.
     * Any end of a worker that the parent has not asked for is a death, whatever its status; all that it sent before
       still counts. The pool reports deaths and forks replacements; what is done about lost calls is the executor's.
-    * `stop()` takes at most CLOSE_SECONDS, and so does the end of the pool's life; nothing is left then.
+    * `stop()` takes at most CLOSE_SECONDS, and so does the end of the pool's life; nothing is left then. Another thread
+      may call it: one lock guards the list of the workers and all that passes descriptors, so each is closed once.
+    * A stall is time that the consumer has waited, a look at a time: what lasted longer was no waiting, but a system
+      that had suspended all of us.
 
 The pool costs four descriptors a worker (channel, process handle, arena, last words) and two for itself.
 """
@@ -74,7 +77,8 @@ class Worker:
         exited: how it ended; None until the zygote has said.
         is_ready: whether it has the pipeline.
         calls: the numbers of the calls it was given and has not answered, in order.
-        busy_since: when it began with the first of them, `time.monotonic`.
+        waited: seconds that the consumer has waited since the worker began with the first of them, or was last heard.
+        warned: whether it has been reported in the log since then.
     """
 
     def __init__(self, number: int, channel: Channel, arena: ArenaView, last_words: int) -> None:
@@ -87,20 +91,20 @@ class Worker:
         self.exited: Exited | None = None
         self.is_ready = False
         self.calls: list[int] = []
-        self.busy_since = 0.0
+        self.waited = 0.0
         self.warned = False
 
     def give(self, call: int, work: Units | Group) -> None:
         """Sends a call."""
         if not self.calls:
-            self.busy_since = time.monotonic()
+            self.waited = 0.0
         self.calls.append(call)
         self.channel.send(Make(call, work, self.arena.take_released()))
 
     def answered(self, call: int) -> None:
         """Takes note of an answer."""
         self.calls.remove(call)
-        self.busy_since = time.monotonic()
+        self.waited = 0.0
         self.warned = False
 
     def ask_for_stacks(self) -> None:
@@ -113,10 +117,12 @@ class Worker:
 
     def close(self) -> None:
         """Closes what the parent holds of it; arrays on its arena live on."""
-        self.channel.hang_up()
-        os.close(self.last_words)
-        if self.handle is not None:
-            os.close(self.handle)
+        # In reverse, and each even if another is interrupted.
+        with contextlib.ExitStack() as ending:
+            if self.handle is not None:
+                ending.callback(os.close, self.handle)
+            ending.callback(os.close, self.last_words)
+            ending.callback(self.channel.hang_up)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,13 +176,12 @@ class Pool:
     def replace(self, worker: Worker) -> None:
         """Forks a worker in the place of a dead one, or of one to be killed."""
         self.kill(worker)
-        self._state.workers.remove(worker)
-        worker.close()
+        self._state.dismiss(worker)
         with self._explained_limits():
             self._fork()
 
-    def wait(self, seconds: float | None) -> Iterator[tuple[Worker, Event]]:
-        """Yields what has happened, having waited for something to happen for at most so long; None: for ever.
+    def wait(self, seconds: float) -> Iterator[tuple[Worker, Event]]:
+        """Yields what has happened, having waited for something to happen for at most so long.
 
         Raises:
             ZygoteDied: the zygote is gone, and with it all workers. What they had sent was yielded before.
@@ -189,15 +194,18 @@ class Pool:
             poll.register(worker.channel.fileno(), wanted)
             if worker.handle is not None:
                 poll.register(worker.handle, select.POLLIN)
-        if any(worker.exited is not None for worker in self.workers):
-            seconds = 0.0
-        ready = dict(poll.poll(None if seconds is None else max(0.0, seconds) * 1000))
+        seconds = 0.0 if any(worker.exited is not None for worker in self.workers) else max(0.0, seconds)
+        begin = time.monotonic()
+        ready = dict(poll.poll(seconds * 1000))
+        waited = min(seconds, time.monotonic() - begin)
         # Which worker is meant is settled now: what follows closes descriptors, and opens others with their numbers.
         news = [(worker, ready.get(worker.channel.fileno(), 0), worker.handle in ready) for worker in self.workers]
         if ready.get(self._control.fileno(), 0) & ~select.POLLOUT:
             self._listen_to_zygote()
-        control.flush()
+        with self._state.lock:
+            self._control.flush()
         for worker, flags, handle_says_so in news:
+            worker.waited += waited
             if flags & select.POLLOUT:
                 worker.channel.flush()
             # Without a handle: something that it has started may still hold its end of the channel.
@@ -212,7 +220,8 @@ class Pool:
     def kill(self, worker: Worker) -> None:
         """Kills a worker and what it has started."""
         if worker.pid is not None:
-            self._control.send(Kill(worker.pid))
+            with self._state.lock:
+                self._control.send(Kill(worker.pid))
 
     def stop(self) -> None:
         """Ends all processes. Idempotent."""
@@ -226,7 +235,7 @@ class Pool:
         return control
 
     def _fork(self) -> None:
-        number, control = next(self._numbers), self._control
+        number = next(self._numbers)
         with contextlib.ExitStack() as sent, contextlib.ExitStack() as kept:
             ours, theirs = socket.socketpair()
             kept.callback(ours.close)
@@ -237,14 +246,15 @@ class Pool:
             kept.callback(os.close, last_words)
             worker = Worker(number, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), last_words)
             fork = Fork(number, self._arena_bytes, self._num_threads, self._pipeline_file)
-            control.send(fork, [theirs.fileno(), arena, last_words, self._state.pipeline])
-            self._state.workers.append(worker)
-            kept.pop_all()
+            with self._state.lock:
+                self._control.send(fork, [theirs.fileno(), arena, last_words, self._state.pipeline])
+                self._state.workers.append(worker)
+                kept.pop_all()
 
     def _listen_to(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         received = worker.channel.receive_rest() if has_exited else worker.channel.receive()
         # Part of a message is progress too: a long one, or a consumer that was away for long, is no stall.
-        worker.busy_since = time.monotonic()
+        worker.waited = 0.0
         yield from self._answers(worker, received)
         if has_exited or not worker.channel.is_open:
             # Not killed before it is known how it ends. Should it live on without its channel, replacing it kills it.
@@ -266,7 +276,7 @@ class Pool:
         for message in messages:
             if isinstance(message, Ready):
                 worker.is_ready = True
-                worker.busy_since = time.monotonic()
+                worker.waited = 0.0
             elif isinstance(message, Made):
                 worker.answered(message.call)
                 yield worker, message
@@ -274,13 +284,14 @@ class Pool:
                 yield worker, message
 
     def _listen_to_zygote(self) -> None:
-        for message in self._control.receive():
-            if isinstance(message, Exited):
-                for worker in self.workers:
-                    if worker.pid == message.pid:
-                        worker.exited = message
-            else:
-                self._take_forked(message, self._control.take_descriptors())
+        with self._state.lock:
+            for message in self._control.receive():
+                if isinstance(message, Exited):
+                    for worker in self.workers:
+                        if worker.pid == message.pid:
+                            worker.exited = message
+                else:
+                    self._take_forked(message, self._control.take_descriptors())
 
     def _take_forked(self, forked: Forked, handles: list[int]) -> None:
         worker = next((worker for worker in self.workers if worker.number == forked.number), None)
@@ -323,11 +334,11 @@ class _Processes:
         self.workers: list[Worker] = []
         self.owner = os.getpid()
         # One thread may close an iterator while another waits for its next batch, and finds that it must restart.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._ended = False
 
     def start_zygote(self) -> None:
-        with self._lock:
+        with self.lock:
             if self._ended:
                 return
             ours, theirs = socket.socketpair()
@@ -345,27 +356,37 @@ class _Processes:
                     start_new_session=True,
                 )
 
+    def dismiss(self, worker: Worker) -> None:
+        """Closes what the parent holds of a worker."""
+        with self.lock:
+            # Not if another thread has: to close a descriptor twice may be to close somebody else's.
+            if worker in self.workers:
+                self.workers.remove(worker)
+                worker.close()
+
     def stop(self) -> None:
         """Ends the processes; in a forked process, which has copies of all this, it leaves them alone."""
         if self.owner != os.getpid():
             return
-        with self._lock:
+        with self.lock:
             control, self.control = self.control, None
             workers, self.workers = self.workers, []
             zygote, self.zygote = self.zygote, None
-        if control is not None:
-            control.hang_up()
-        for worker in workers:
-            worker.close()
-        if zygote is not None:
-            _end_zygote(zygote, [worker.pid for worker in workers if worker.pid is not None])
+        # In reverse, and each even if another is interrupted: nobody else knows of them any more.
+        with contextlib.ExitStack() as ending:
+            if zygote is not None:
+                ending.callback(_end_zygote, zygote, [worker.pid for worker in workers if worker.pid is not None])
+            for worker in workers:
+                ending.callback(worker.close)
+            if control is not None:
+                ending.callback(control.hang_up)
 
     def end(self) -> None:
         """Ends the processes for good."""
         try:
             # Not in a forked process, in which nobody might give the lock back.
             if self.owner == os.getpid():
-                with self._lock:
+                with self.lock:
                     self._ended = True
                 self.stop()
         finally:
@@ -374,17 +395,19 @@ class _Processes:
 
 def _end_zygote(zygote: subprocess.Popen[bytes], workers: list[int]) -> None:
     """Waits for the zygote, which knows that it is to end; where it fails to, ends what it should have ended."""
+    status = None
     try:
-        status = zygote.wait(CLOSE_SECONDS / 2)
-    except subprocess.TimeoutExpired:
-        # Stopped, perhaps.
-        zygote.kill()
-        status = None
-    if status != 0:
-        # The kernel kills the workers with it, on Linux, and nobody what they have started.
-        kill_session(zygote.pid, workers)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        zygote.wait(CLOSE_SECONDS / 2)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = zygote.wait(CLOSE_SECONDS / 2)
+    finally:
+        if status is None:
+            # It is stopped, perhaps, or Ctrl-C came once more.
+            zygote.kill()
+        if status != 0:
+            # The kernel kills the workers with it, on Linux, and nobody what they have started.
+            kill_session(zygote.pid, workers)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            zygote.wait(CLOSE_SECONDS / 2)
 
 
 @final

@@ -5,8 +5,8 @@ Guarantees:
       to calls that nobody waits for any more are dropped.
     * User code runs in the workers only. The consumer's thread copies elements into regrouped batches, where a phase
       is no more than that, and nothing else.
-    * A call that kills its worker twice is an error which names its records, and so is one that takes longer than the
-      stall timeout: the stream never waits without end.
+    * A call that kills its worker twice is an error which names its records, and so is one for which the consumer has
+      waited longer than the stall timeout: the stream never waits without end.
 """
 
 import dataclasses
@@ -33,6 +33,9 @@ from millstream.loader.transport import unpack, unpack_failure
 
 STALL_WARNING_SECONDS = 30.0
 """A worker that makes one call for so long is reported in the log."""
+
+LOOK_SECONDS = 1.0
+"""How long to wait at once. If a look takes longer, all of us were suspended: that is no stall of the workers."""
 
 STACKS_SECONDS = 0.5
 """How long to wait for a worker's stacks."""
@@ -116,8 +119,7 @@ class PoolExecutor(Executor):
     def _hand_out(self) -> None:
         """Gives calls to the workers that have room for them, lost ones first."""
         while self._lost and (worker := self._free_worker()) is not None:
-            number, assigned = self._lost.popleft()
-            self._give(worker, number, assigned)
+            self._give(worker, *self._lost.popleft())
         while (phase := self._schedule.next_phase) is not None:
             if phase > 0 and self._plan.phases[phase].is_plain_stack:
                 self._make_here()
@@ -145,14 +147,21 @@ class PoolExecutor(Executor):
         return worker if len(worker.calls) < self._most_calls else None
 
     def _give(self, worker: Worker, number: int, assigned: _Assigned) -> None:
-        self._assigned[number] = assigned
         call = assigned.call
-        if isinstance(call, UnitCall):
-            worker.give(number, Units(call.start, call.stop))
+        work: Units | Group
+        try:
+            if isinstance(call, UnitCall):
+                work = Units(call.start, call.stop)
+            else:
+                work = Group(call.phase, self._pool.classes.dumps(call.group))
+        except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)
+            error.add_note(f"millstream: while it was pickled for a worker process, from {self._describe(call)}.")
+            self._schedule.complete(call, Elements.failed(error), 0.0)
         else:
-            worker.give(number, Group(call.phase, self._pool.classes.dumps(call.group)))
+            self._assigned[number] = assigned
+            worker.give(number, work)
 
-    def _receive(self, seconds: float | None) -> None:
+    def _receive(self, seconds: float) -> None:
         """Takes what has happened, having waited for something for at most so long."""
         try:
             for worker, event in self._pool.wait(seconds):
@@ -249,13 +258,10 @@ class PoolExecutor(Executor):
         self._hand_out()
 
     def _seconds_to_next_look(self) -> float:
-        """Returns the seconds until some worker would have to be reported or given up."""
-        now = time.monotonic()
-        return min(
-            worker.busy_since + (self._options.stall_timeout if worker.warned else self._warning_seconds) - now
-            for worker in self._pool.workers
-            if worker.calls
-        )
+        """Returns the seconds until some worker may have to be reported or given up, at most LOOK_SECONDS."""
+        limits = self._warning_seconds, self._options.stall_timeout
+        left = [limits[worker.warned] - worker.waited for worker in self._pool.workers if worker.calls]
+        return min(LOOK_SECONDS, *left)
 
     @property
     def _warning_seconds(self) -> float:
@@ -263,37 +269,32 @@ class PoolExecutor(Executor):
 
     def _look_for_stalls(self) -> None:
         """Reports workers that are at one call for long, and gives up the call of one that is for too long."""
-        now = time.monotonic()
-        for worker in list(self._pool.workers):
-            if not worker.calls:
-                continue
-            seconds = now - worker.busy_since
-            number = worker.calls[0]
-            if seconds >= self._options.stall_timeout:
-                self._give_up(worker, seconds)
-            elif seconds >= self._warning_seconds and not worker.warned:
+        for worker in [worker for worker in self._pool.workers if worker.calls]:
+            if worker.waited >= self._options.stall_timeout:
+                self._give_up(worker)
+            elif worker.waited >= self._warning_seconds and not worker.warned:
                 worker.warned = True
                 logger.warning(
                     "millstream: worker process %s has been busy for %.1f s with %s; it is %s. "
                     "After %g s this becomes an error (stall_timeout).",
                     worker.pid,
-                    seconds,
-                    self._describe_number(number),
+                    worker.waited,
+                    self._describe_number(worker.calls[0]),
                     describe_process(worker.pid),
                     self._options.stall_timeout,
                 )
 
-    def _give_up(self, worker: Worker, seconds: float) -> None:
+    def _give_up(self, worker: Worker) -> None:
         state = describe_process(worker.pid)
         error = WorkerStalledError(
-            f"Worker process {worker.pid} has made no progress for {seconds:.1f} s (stall_timeout), with "
+            f"Worker process {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
             f"{self._describe_number(worker.calls[0])}. It is {state}. Its stacks:\n{self._stacks_of(worker)}"
         )
         lost = list(worker.calls)
         assigned = self._assigned.pop(lost.pop(0), None)
         self._pool.replace(worker)
         if assigned is not None:
-            self._schedule.complete(assigned.call, Elements.failed(error), seconds)
+            self._schedule.complete(assigned.call, Elements.failed(error), 0.0)
         self._lose(lost)
 
     def _stacks_of(self, worker: Worker) -> str:

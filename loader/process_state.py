@@ -40,7 +40,7 @@ def describe_process(pid: int | None) -> str:
     if pid is None:
         return "not there yet"
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return "in an unknown state"
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)

@@ -40,7 +40,8 @@ def kill_session(leader: int, members: Iterable[int]) -> None:
         leader: the process that began the session, dead perhaps, but only just taken note of.
         members: processes that may be in it, where the system does not list all that there are.
     """
-    if sys.platform == "linux":
+    # To list them takes a descriptor, and there may be none left.
+    with contextlib.suppress(OSError):
         members = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     for pid in members:
         with contextlib.suppress(ProcessLookupError, PermissionError):

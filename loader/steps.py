@@ -5,6 +5,7 @@ that fails at one element passes on the elements before it, so a chain of steps 
 element, only faster.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -178,7 +179,9 @@ def annotated(error: Exception, where: str) -> Exception:
     """
     if isinstance(error, StopIteration):
         error = RuntimeError("StopIteration was raised where a result was due.")
-    error.add_note(f"millstream: in {where}.")
+    # An exception may be of any class, and so refuse the note.
+    with contextlib.suppress(Exception):
+        error.add_note(f"millstream: in {where}.")
     return error
 
 

@@ -6,6 +6,7 @@ rest, so that classes and functions of the user's `__main__` cross by value, and
 very same classes (`ClassTable`).
 """
 
+import contextlib
 import dataclasses
 import pickle
 import traceback
@@ -168,7 +169,7 @@ def pack_failure(error: BaseException, classes: ClassTable) -> Failure:
         type_name=f"{type(error).__module__}.{type(error).__qualname__}",
         text=_text(error),
         notes=_notes(error),
-        traceback="".join(traceback.format_exception(error)),
+        traceback=_traceback(error),
     )
 
 
@@ -182,10 +183,12 @@ def unpack_failure(failure: Failure, classes: ClassTable) -> BaseException:
             error = None
     if error is None:
         error = WorkerError(f"{failure.type_name}: {failure.text}")
-    if not getattr(error, "__notes__", None):
-        for note in failure.notes:
-            error.add_note(note)
-    error.__cause__ = WorkerTraceback(failure.traceback)
+    # Its class may refuse all of this.
+    with contextlib.suppress(Exception):
+        error.__cause__ = WorkerTraceback(failure.traceback)
+        if not getattr(error, "__notes__", None):
+            for note in failure.notes:
+                error.add_note(note)
     return error
 
 
@@ -199,18 +202,10 @@ def unpicklable_parts(value: Any, path: str = "", above: frozenset[int] = frozen
     """
     if id(value) in above:
         return []
-    children: list[tuple[str, Any]]
-    if len(path) > LONGEST_PATH:
-        children = []
-    elif isinstance(value, dict):
-        children = [(f"{path}[{key!r}]", child) for key, child in value.items()]
-    elif isinstance(value, (list, tuple)):
-        names = getattr(value, "_fields", None)
-        children = [(f"{path}.{names[i]}" if names else f"{path}[{i}]", child) for i, child in enumerate(value)]
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        children = [(f"{path}.{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    else:
-        children = []
+    children: list[tuple[str, Any]] = []
+    # Classes of the user's, keys among them, may fail to be shown: then the whole is named.
+    with contextlib.suppress(Exception):
+        children = _children(value, path)
     found = [
         part for child_path, child in children for part in unpicklable_parts(child, child_path, above | {id(value)})
     ]
@@ -220,6 +215,20 @@ def unpicklable_parts(value: Any, path: str = "", above: frozenset[int] = frozen
         cloudpickle.dumps(value)
     except Exception as error:  # noqa: BLE001  (whatever pickling raises is what is asked for)
         return [f"{path or 'the element'} of type {type(value).__name__}: {_text(error)}"]
+    return []
+
+
+def _children(value: Any, path: str) -> list[tuple[str, Any]]:
+    """Returns what a structure consists of, each part with where it is; nothing for a leaf."""
+    if len(path) > LONGEST_PATH:
+        return []
+    if isinstance(value, dict):
+        return [(f"{path}[{key!r}]", child) for key, child in value.items()]
+    if isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", None)
+        return [(f"{path}.{names[i]}" if names else f"{path}[{i}]", child) for i, child in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f"{path}.{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
     return []
 
 
@@ -242,9 +251,9 @@ class _WithoutConstructor:
 
 def _survivor(error: BaseException, classes: ClassTable) -> bytes | None:
     """Returns the pickle of an exception that comes back as what it was, None if it does not."""
-    for value in (error, _WithoutConstructor(error)):
+    for recipe in (lambda: error, lambda: _WithoutConstructor(error)):
         try:
-            pickled = classes.dumps(value)
+            pickled = classes.dumps(recipe())
             again = classes.loads(pickled)
         except Exception:  # noqa: BLE001, S112  (an exception may do anything when pickled)
             continue
@@ -254,8 +263,18 @@ def _survivor(error: BaseException, classes: ClassTable) -> bytes | None:
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
-    notes = getattr(error, "__notes__", None)
+    try:
+        notes = getattr(error, "__notes__", None)
+    except Exception:  # noqa: BLE001  (its class may define the attribute as it likes)
+        notes = None
     return tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, list) else ()
+
+
+def _traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001  (an exception that cannot be shown still has a place where it was raised)
+        return "".join(traceback.format_tb(error.__traceback__))
 
 
 def _text(error: BaseException) -> str:

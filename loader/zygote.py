@@ -27,6 +27,9 @@ from millstream.loader.worker import work
 GRACE_SECONDS = 0.5
 """How long workers may take to leave when the parent says so, or is gone."""
 
+REAP_SECONDS = 0.25
+"""How long the end of workers that were killed may take: one inside a device's driver cannot be waited for."""
+
 PARENT_SECONDS = 0.25
 """How often to look for the parent where it has no handle: its end of the channel may live on in a forked process."""
 
@@ -125,7 +128,8 @@ class Zygote:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(status)
+            # The byte that the system keeps of it: a larger number would raise here.
+            os._exit(status & 0xFF)
 
     def _reap(self) -> None:
         """Takes note of the workers that have died, having killed what they have started."""
@@ -142,15 +146,20 @@ class Zygote:
             self._control.send(Exited(found.si_pid, os.waitstatus_to_exitcode(status), peak_bytes))
 
     def _end_workers(self) -> None:
-        """Lets idle workers leave, then kills what is left."""
-        deadline = time.monotonic() + GRACE_SECONDS
-        while self._workers and (left := deadline - time.monotonic()) > 0:
-            self._poll_wakeup(left)
-            self._reap()
+        """Lets idle workers leave, then kills what is left.
+
+        Those killed are reaped as well: else they would be left to process 1, which in a container is the trainer.
+        """
+        self._reap_for(GRACE_SECONDS)
         for pid in self._workers:
             kill_group(pid)
+        self._reap_for(REAP_SECONDS)
 
-    def _poll_wakeup(self, seconds: float) -> None:
+    def _reap_for(self, seconds: float) -> None:
+        """Takes note of workers that die, until all have, for at most so long."""
         waiter = select.poll()
         waiter.register(self._wakeup.fileno(), select.POLLIN)
-        waiter.poll(seconds * 1000)
+        deadline = time.monotonic() + seconds
+        while self._workers and (left := deadline - time.monotonic()) > 0:
+            waiter.poll(left * 1000)
+            self._reap()

@@ -40,6 +40,7 @@ FAULTS = {
     faults.exit_at_once: "exited with status 0: an operation or the source called exit()",
     faults.leave: "exited with status 0: an operation or the source called exit()",
     faults.leave_with_status: "exited with status 3: an operation or the source called exit()",
+    faults.leave_with_large_status: "exited with status 3: an operation or the source called exit()",
 }
 """Ways for a worker to die, and how each is told."""
 

@@ -100,6 +100,16 @@ def test_an_unusual_exception_keeps_its_type(kind: type[Exception], arguments: t
     assert f"record key {BAD}" in error.__notes__[0]
 
 
+@pytest.mark.parametrize("attribute", ["args", "__notes__", "__dict__"])
+def test_an_exception_that_lies_keeps_its_type(attribute: str) -> None:
+    """Row 2: one whose attributes raise, which nobody can put a note on or ask for its notes, kills no worker."""
+    kind = type("LyingError", (Exception,), {attribute: property(lambda _: 1 / 0)})
+    error = error_at_its_turn(loader_of(At(BAD, Raise(kind, ("text",)))), kind)
+
+    assert str(error) == "text"
+    assert "in __call__\n    raise self.kind(*self.arguments)" in str(error.__cause__)
+
+
 def test_an_exception_of_a_local_class_keeps_its_type() -> None:
     """Row 2: a class that only exists within a function comes back as that very class, attributes too."""
     hidden = local_class()
@@ -132,6 +142,16 @@ def test_an_element_that_cannot_be_pickled_is_named() -> None:
         assert [element["number"] for element in iterator] == order[place + 1 :]
     assert "['more'][1][0] of type lock" in str(caught.value)
     assert caught.value.__notes__ == [f"millstream: at record key {BAD} (position {place})."]
+
+
+def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
+    """Row 3: where a key's `__repr__` fails, so that the leaf's place cannot be told, its owner is named."""
+    shy = type("Shy", (), {"__repr__": lambda _: str(1 / 0)})
+    loader = loader_of(operations=[lambda number: {shy(): number}, lambda shown: {**shown, "lock": threading.Lock()}])
+    with iter(loader) as iterator, pytest.raises(TypeError) as caught:
+        next(iterator)
+
+    assert "the element of type dict: cannot pickle" in str(caught.value)
 
 
 def test_a_batch_that_cannot_be_pickled_is_named() -> None:
@@ -177,6 +197,33 @@ def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> No
 
     assert delivered == order[: STEP * BATCH]
     assert f"from the record {bad} " in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("buffer_size", [1, 4])
+def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn(buffer_size: int) -> None:
+    """Row 3: where a Batch regroups: the batches before are delivered, and the error says which records it is about."""
+    home, numbers = os.getpid(), [number for batch in EXPECTED for number in batch]
+    bad = numbers[STEP * BATCH + 2]
+
+    class All(millstream.FilterTransform):
+        def filter(self, element: Any) -> bool:
+            return element is not None
+
+    loader = loader_of(
+        operations=[
+            lambda number: faults.StaysWithin(home) if number == bad else number,
+            All(),
+            millstream.Batch(BATCH, batch_fn=list),
+        ],
+        worker_buffer_size=buffer_size,
+    )
+    with iter(loader) as iterator:
+        assert [next(iterator) for _ in range(STEP)] == EXPECTED[:STEP]
+        for _ in range(2):
+            with pytest.raises(TypeError, match="stays here") as caught:
+                next(iterator)
+            assert iterator.step == STEP
+    assert ", ".join(map(str, EXPECTED[STEP])) in caught.value.__notes__[-1]
 
 
 def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:

@@ -4,9 +4,13 @@
                                       an_error_waits_for_batches_that_take_longer
 2  one that cannot be pickled         pool_errors: an_exception_that_cannot_be_pickled_arrives_in_words,
                                       an_unusual_exception_keeps_its_type,
+                                      an_exception_that_lies_keeps_its_type,
                                       an_exception_of_a_local_class_keeps_its_type
 3  an element, or the pipeline, that  pool_errors: an_element_that_cannot_be_pickled_is_named,
-   cannot be pickled, or unpickled    a_batch_that_cannot_be_pickled_is_named,
+   cannot be pickled, or unpickled    an_element_that_cannot_be_shown_is_named_as_a_whole,
+                                      a_batch_that_cannot_be_pickled_is_named,
+                                      elements_before_one_that_cannot_be_unpickled_here_are_delivered,
+                                      elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn,
                                       an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn,
                                       an_element_that_ends_the_process_that_pickles_it_is_an_error,
                                       a_pipeline_that_cannot_be_pickled_is_named,
@@ -21,22 +25,27 @@
                                       pool_errors: workers_that_die_at_birth_are_an_error
 6  a segmentation fault               pool_deaths: a_crash_shows_where_it_happened, a_death_changes_nothing
 7  out of memory                      pool_deaths: a_worker_that_runs_out_of_memory
+                                      pool_memory: the_limit_of_a_control_group_is_the_memory_that_there_is,
+                                      a_limit_of_address_space_is_kept
 8  stopped, or stuck                  pool_stalls: a_stall_is_a_warning_and_then_an_error,
                                       a_stall_that_ends_is_a_warning_only, a_stalled_start_is_an_error,
-                                      a_consumer_that_was_away_sees_no_stall
+                                      a_consumer_that_was_away_sees_no_stall,
+                                      a_wait_without_end_can_be_asked_for
                                       pool_deaths: a_stopped_zygote_delays_only_replacements
+                                      pool_parents: a_trainer_that_is_suspended_with_its_workers_sees_no_stall
 9  SIGKILL to the parent              pool_parents: a_trainer_killed_leaves_nothing,
                                       a_forked_process_does_not_keep_the_workers_of_a_dead_trainer,
                                       a_trainer_killed_while_its_workers_start
 10 SIGTERM to the parent              pool_parents: a_trainer_killed_leaves_nothing
 11 Ctrl-C                             pool_parents: an_interrupted_trainer_leaves_nothing,
                                       the_end_of_the_interpreter_ends_the_workers
-                                      pool_lives: an_interrupt_while_waiting,
+                                      pool_lives: an_interrupt_while_waiting, an_interrupt_while_closing,
                                       processes_have_names_and_ignore_interrupts
 12 /dev/shm small and full            pool_memory: dev_shm_is_not_used
 13 few file descriptors               pool_memory: descriptors_grow_with_workers_only,
                                       every_lack_of_descriptors_is_told_and_overcome,
-                                      a_lack_of_descriptors_for_a_new_worker_is_told
+                                      a_lack_of_descriptors_for_a_new_worker_is_told,
+                                      closing_works_without_descriptors
 14 all batches are kept               pool_memory: batches_that_are_kept_are_never_rewritten,
                                       batches_outlive_whatever_made_them,
                                       memory_of_batches_that_are_gone_serves_again
@@ -64,8 +73,10 @@
 26 a worker that does not end         pool_stalls: closing_does_not_wait_for_user_code,
                                       closing_does_not_wait_for_the_source,
                                       threads_of_user_code_do_not_keep_a_worker, closing_while_workers_start
-                                      pool_parents: closing_does_not_wait_for_a_forked_process
-                                      pool_lives: closing_from_another_thread
+                                      pool_parents: closing_does_not_wait_for_a_forked_process,
+                                      a_trainer_that_is_process_1_gets_no_zombies
+                                      pool_lives: closing_from_another_thread,
+                                      closing_from_another_thread_while_a_worker_is_replaced
 27 children of a worker               pool_deaths: a_worker_killed_within_user_code,
                                       the_zygote_takes_the_children_of_its_workers_with_it
                                       pool_lives: children_of_user_code_do_not_outlive_their_worker,

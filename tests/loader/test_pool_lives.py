@@ -3,7 +3,10 @@
 import gc
 import os
 import signal
+import sys
 import threading
+import time
+import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +14,7 @@ from pathlib import Path
 import faults
 import psutil
 import pytest
-from faults import At, Pipe, Raise, ReportThen
+from faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
 from worker_pools import (
     EXPECTED,
     at_most,
@@ -24,6 +27,8 @@ from worker_pools import (
 )
 
 import millstream
+from millstream.loader import pool
+from millstream.loader.last_words import create_last_words
 
 STEP = 5
 BAD = EXPECTED[STEP][2]
@@ -183,6 +188,31 @@ def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, handler)
 
 
+def test_an_interrupt_while_closing() -> None:
+    """Row 11: Ctrl-C once more, while `close` waits for processes that do not end: they are killed without more ado."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        iterator = iter(loader_of())
+        next(iterator)
+        processes = processes_of(iterator)
+        os.kill(processes[0], signal.SIGSTOP)
+        closing = threading.main_thread().ident or 0
+
+        def interrupt() -> None:
+            deadline = time.monotonic() + WAIT_SECONDS
+            while "_end_zygote" not in [
+                frame.name for frame in traceback.extract_stack(sys._current_frames()[closing])
+            ]:
+                assert time.monotonic() < deadline
+            signal.pthread_kill(closing, signal.SIGINT)
+
+        with in_background(interrupt), pytest.raises(KeyboardInterrupt):
+            iterator.close()
+        assert still_there(processes) == []
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def test_closing_from_another_thread(tmp_path: Path) -> None:
     """Row 26: `next` that waits in one thread is an error as soon as another thread has closed the iterator."""
     with Pipe(tmp_path / "there") as there:
@@ -196,6 +226,24 @@ def test_closing_from_another_thread(tmp_path: Path) -> None:
         assert psutil.Process().children() == []
         with pytest.raises(ValueError, match="is closed"):
             next(iterator)
+
+
+def test_closing_from_another_thread_while_a_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 26: what is being made for the new worker goes as well, and the error is that of a closed iterator."""
+    iterator = iter(loader_of())
+    next(iterator)
+    processes = processes_of(iterator)
+
+    def create_late() -> int:
+        with in_background(iterator.close):
+            pass
+        return create_last_words()
+
+    monkeypatch.setattr(pool, "create_last_words", create_late)
+    os.kill(processes[1], signal.SIGKILL)
+    with pytest.raises(ValueError, match="is closed"):
+        list(iterator)
+    assert still_there(processes) == []
 
 
 def test_processes_have_names_and_ignore_interrupts() -> None:

@@ -174,6 +174,26 @@ print(before, memory_available())
     assert after == 300 << 20 if limit.group else before > 1 << 20
 
 
+def test_a_limit_of_address_space_is_kept() -> None:
+    """Row 7: under `ulimit -v`, as batch systems set it, arenas are as large as may be mapped, and the stream comes."""
+    code = """
+import resource
+from pathlib import Path
+import worker_pools
+from millstream.loader.memory_budget import memory_available
+
+mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+limit = mapped + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+print(memory_available())
+assert worker_pools.batches(worker_pools.loader_of()) == worker_pools.EXPECTED
+"""
+    done = python("-c", code)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 0 < int(done.stdout) <= 1 << 30
+
+
 def test_descriptors_grow_with_workers_only() -> None:
     """Row 13: four for each worker and two for all, however many batches are kept; replaced workers cost nothing."""
 
@@ -235,6 +255,29 @@ print(errors)
 
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) >= 2 * pool.DESCRIPTORS_PER_WORKER + 2
+
+
+def test_closing_works_without_descriptors() -> None:
+    """Row 13: even after the zygote was killed, when what it has left behind must be looked for and cannot be."""
+    code = """
+import os, resource, signal
+import worker_pools
+
+usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+before = len(os.listdir("/proc/self/fd"))
+iterator = iter(worker_pools.loader_of())
+next(iterator)
+processes = [worker_pools.zygote_of(iterator), *worker_pools.pids_of(iterator)]
+os.kill(processes[0], signal.SIGKILL)
+assert worker_pools.still_there(processes) == []
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+iterator.close()
+resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+    done = python("-c", code)
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_lack_of_descriptors_for_a_new_worker_is_told() -> None:

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from faults import WAIT_SECONDS, Pipe
 from trainers import trainer
@@ -94,6 +96,56 @@ list(other)
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert still_there(map(int, done.stdout.split()), 1.0) == []
+
+
+def test_a_trainer_that_is_process_1_gets_no_zombies(tmp_path: Path) -> None:
+    """Row 26: workers killed in user code are reaped by who forked them, not left to a trainer that adopts orphans."""
+    code = """
+import ctypes, sys
+from pathlib import Path
+import faults, psutil, worker_pools
+ADOPT_ORPHANS = 36
+assert ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1) == 0
+with faults.Pipe(Path(sys.argv[1])) as there:
+    operation = faults.At(worker_pools.EXPECTED[1][2], faults.ReportThen(there.path, faults.hang_in_c))
+    with iter(worker_pools.loader_of(operation)) as iterator:
+        next(iterator)
+        there.take()
+print(psutil.Process().children())
+"""
+    done = python("-c", code, str(tmp_path / "there"))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_a_trainer_that_is_suspended_with_its_workers_sees_no_stall(tmp_path: Path) -> None:
+    """Row 8: a job that stands still for longer than `stall_timeout`, and is continued, goes on as if nothing were."""
+    code = """
+import sys
+from pathlib import Path
+import faults, worker_pools
+from millstream.loader import pool_executor
+pool_executor.LOOK_SECONDS = 0.05
+pause = faults.ReportThen(Path(sys.argv[1]), faults.WaitAt(Path(sys.argv[2])))
+loader = worker_pools.loader_of(faults.At(worker_pools.EXPECTED[5][2], pause), stall_timeout=float(sys.argv[3]))
+assert worker_pools.batches(loader) == worker_pools.EXPECTED
+"""
+    stall_seconds = 2.0
+    with Pipe(tmp_path / "there") as there, Pipe(tmp_path / "go on") as go_on:
+        command = [sys.executable, "-c", code, str(there.path), str(go_on.path), str(stall_seconds)]
+        with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+            there.take()
+            job = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+            for pid in job:
+                os.kill(pid, signal.SIGSTOP)
+            # The fault itself: the job stands still for so long.
+            time.sleep(1.1 * stall_seconds)
+            for pid in job:
+                os.kill(pid, signal.SIGCONT)
+            go_on.put()
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+            assert process.wait(WAIT_SECONDS) == 0
 
 
 FORKS = """

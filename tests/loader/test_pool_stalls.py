@@ -106,6 +106,26 @@ def test_a_stalled_start_is_an_error() -> None:
         next(iterator)
 
 
+@pytest.mark.parametrize("stall_timeout", [1e9, float("inf")])
+def test_a_wait_without_end_can_be_asked_for(
+    stall_timeout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Row 8: a timeout that is longer than the system can wait at once is no trouble."""
+    monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.01)
+    logged: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: logged.put(record.getMessage()))
+    with Pipe(tmp_path / "go on") as go_on:
+
+        def let_it_go_on() -> None:
+            # The wait after the warning is the one that has no other end.
+            logged.get(timeout=faults.WAIT_SECONDS)
+            go_on.put()
+
+        loader = loader_of(At(BAD, faults.WaitAt(go_on.path)), worker_count=1, stall_timeout=stall_timeout)
+        with in_background(let_it_go_on), iter(loader) as iterator:
+            assert [batch.tolist() for batch in iterator] == EXPECTED
+
+
 @pytest.mark.parametrize("arena_bytes", [1 << 30, 1 << 14], ids=["shared", "private"])
 def test_a_consumer_that_was_away_sees_no_stall(
     arena_bytes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -118,7 +138,7 @@ def test_a_consumer_that_was_away_sees_no_stall(
             actual.append(batch[:, 0].tolist())
             for worker in pool_of(iterator).workers if len(actual) < len(EXPECTED) else ():
                 assert not worker.calls or select.select([worker.channel], [], [], faults.WAIT_SECONDS)[0]
-                worker.busy_since -= 10_000
+                worker.waited = 10_000.0
     assert actual == EXPECTED
     assert caplog.records == []
 

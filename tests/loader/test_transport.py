@@ -118,6 +118,16 @@ def test_long_pickles_travel_in_the_arena() -> None:
     assert values[19_999] == "text 19999"
 
 
+@pytest.mark.parametrize("dtype", [np.dtype([]), np.dtype("V0")], ids=["no fields", "no bytes"])
+def test_elements_without_bytes_cross(dtype: np.dtype[Any]) -> None:
+    """An array of nothing is an array: of a structure all of whose fields were dropped, for instance."""
+    with arena_pair() as (allocator, view):
+        parcel = pack(run_of([np.zeros((2, 3), dtype)]), allocator, NO_CLASSES)
+        ((arrived,), _) = unpack(parcel, view, NO_CLASSES)
+
+    assert (arrived.shape, arrived.dtype) == ((2, 3), dtype)
+
+
 def test_an_element_that_cannot_be_pickled_costs_no_memory() -> None:
     """Chunks that were filled for a message that then failed are used again."""
     with arena_pair(1 << 22) as (allocator, view):

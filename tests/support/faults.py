@@ -108,6 +108,11 @@ def leave() -> None:
     sys.exit()
 
 
+def leave_with_large_status() -> None:
+    """Ends this process with a status that no process can have: the system keeps its last byte, 3."""
+    sys.exit(2**40 + 3)
+
+
 def leave_with_status() -> None:
     """Ends this process as a script that has failed."""
     sys.exit(3)
@@ -315,6 +320,18 @@ def arrive(away: int) -> NeedsHome:
     if os.getpid() == away:
         raise LookupError("not here")
     return NeedsHome(away)
+
+
+class StaysWithin:
+    """An element that can be pickled in every process but one."""
+
+    def __init__(self, home: int) -> None:
+        self.home = home
+
+    def __reduce__(self) -> tuple[Callable[[int], Any], tuple[int]]:
+        if os.getpid() == self.home:
+            raise TypeError("stays here")
+        return StaysWithin, (self.home,)
 
 
 class ExitsWhenPickled:
