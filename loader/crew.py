@@ -93,6 +93,7 @@ class Crew:
         self.size = size
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._leaving = 0
         self._stopped = False
         self._busy: set[int] = set()
         self._lock = threading.Lock()
@@ -105,8 +106,16 @@ class Crew:
             return
         self._jobs.put(job)
         with self._lock:
-            if len(self._threads) < self.size and not self._stopped:
+            if len(self._threads) - self._leaving < self.size and not self._stopped:
                 self._add_thread()
+
+    def resize(self, size: int) -> None:
+        """Sets how many threads there are to be, at least 1. Those too many end behind the jobs that are queued."""
+        with self._lock:
+            for _ in range(len(self._threads) - self._leaving - size):
+                self._jobs.put(_leave)
+                self._leaving += 1
+            self.size = size
 
     def timed(self, work: Callable[[], Elements]) -> tuple[Elements, float]:
         """Returns the outcome of some work, and the seconds that it would take alone; what it raises is its error.
@@ -135,7 +144,7 @@ class Crew:
     def join(self, seconds: float) -> None:
         """Waits for the threads to end, at most so long for all of them."""
         deadline = time.monotonic() + seconds
-        for thread in self._threads:
+        for thread in list(self._threads):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -155,6 +164,11 @@ class Crew:
     def _work_off(self) -> None:
         """Runs jobs until told to stop. A thread keeps its crew alive, and not the executor, whose end stops it."""
         while (job := self._jobs.get()) is not None:
+            if job is _leave:
+                with self._lock:
+                    self._threads.remove(threading.current_thread())
+                    self._leaving -= 1
+                return
             # Jobs dropped are taken out all the same: they refer to the crew, and would keep it.
             if not self._stopped:
                 self._busy.add(threading.get_ident())
@@ -162,6 +176,10 @@ class Crew:
                 self._busy.discard(threading.get_ident())
             del job
         self._jobs.put(None)
+
+
+def _leave() -> None:
+    """The job of a thread that is one too many."""
 
 
 _crews: "weakref.WeakSet[Crew]" = weakref.WeakSet()

@@ -15,6 +15,7 @@ import weakref
 from typing import final
 
 from millstream.columnar import Allocate
+from millstream.loader.concurrency import Concurrency
 from millstream.loader.crew import CLOSE_SECONDS, Crew, SlicedPreparation
 from millstream.loader.elements import Elements
 from millstream.loader.options import ReadOptions
@@ -107,12 +108,14 @@ class ThreadExecutor(Executor):
         self._solo_calls = SOLO_CALLS
         self._calls_ahead = 1
         self._most_calls = max(options.prefetch_buffer_size, options.num_threads)
+        self._concurrency = Concurrency(options.num_threads)
         self._seconds = [math.inf for _ in plan.phases]
         self._finalizer = weakref.finalize(self, Crew.stop, self._crew)
 
     def next_run(self) -> Run | None:
         """Returns the next outputs in order, None at the end."""
         self._receive_finished()
+        waited = 0.0
         while (run := self._schedule.pop()) is None:
             if self._schedule.exhausted:
                 return None
@@ -121,11 +124,16 @@ class ThreadExecutor(Executor):
                 self._run_one_here()
                 continue
             self.start()
+            start = time.perf_counter()
             self._receive_next()
+            waited += time.perf_counter() - start
             # The consumer waited: more has to be in work at once.
             if self._solo_calls <= 0:
                 self._calls_ahead = min(4 * self._calls_ahead, self._most_calls)
             self._receive_finished()
+        if self._calls_ahead == self._most_calls:
+            self._concurrency.delivered(time.perf_counter(), waited)
+            self._crew.resize(self._concurrency.level)
         self.start()
         return run
 
