@@ -27,6 +27,7 @@ def draw(findings: Sequence[Finding], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
+    findings = [finding for finding in findings if any(finding.ratios.values())]
     figure, axes = plt.subplots(figsize=(9, 1.2 + 0.34 * len(findings)), layout="constrained")
     rows = range(len(findings))
     for title in COLUMNS:

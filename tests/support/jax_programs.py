@@ -43,12 +43,24 @@ class Noise(millstream.RandomMapTransform):
         }
 
 
+class Row(millstream.RandomMapTransform):
+    """Makes a number into an array."""
+
+    def random_map(self, element: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Returns the number itself and three random ones."""
+        return np.concatenate([[element], rng.normal(size=3)]).astype(np.float32)
+
+
 class NotThird(millstream.FilterTransform):
     """Drops multiples of three."""
 
     def filter(self, element: int) -> bool:
         """Says whether the number is not one."""
         return element % 3 != 0
+
+
+EVALUATIONS: dict[str, list[Any]] = {"all": [], "filtered ahead": [NotThird()]}
+"""Which records are evaluated: those that these operations keep."""
 
 
 def loader(
@@ -198,6 +210,26 @@ def stage(steps: int) -> dict[str, Any]:
         millstream.device_put(iter(loader(shard)), other)
     except ValueError as error:
         told["refused"] = str(error).split(",")[0]
+    return told
+
+
+def evaluate() -> dict[str, list[Any]]:
+    """Takes every record once, in padded global batches: all of them, and those that a filter has found ahead.
+
+    In each step all processes take part in one computation: were they not to end together, this would never end.
+    """
+    shard, sharding = millstream.ShardByJaxProcess(), devices_in_a_row()
+    told: dict[str, list[Any]] = {}
+    for name, operations in EVALUATIONS.items():
+        keys = millstream.surviving_keys(range(SIZE), operations)
+        batches = millstream.DataLoader(
+            data_source=range(SIZE),
+            sampler=millstream.IndexSampler(len(keys), keys=keys, num_epochs=1, shuffle=True, seed=SEED),
+            operations=[Row(), millstream.Batch(shard.local_batch_size(GLOBAL_BATCH), pad_remainder=True)],
+            shard_options=shard,
+        )
+        with millstream.device_put(iter(batches), sharding) as on_device:
+            told[name] = [multihost_utils.process_allgather(batch, tiled=True) for batch in on_device]
     return told
 
 
