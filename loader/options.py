@@ -44,7 +44,7 @@ class ReadOptions:
     consumer has to wait, and only as many of them work at once as make its waits shorter: that is tried out.
 
     Attributes:
-        num_threads: how many threads at most, 0 for none (then everything happens in the consumer's thread, when it asks).
+        num_threads: how many threads at most, 0 for none (then all happens in the consumer's thread, when it asks).
         prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole
             blocks (a block is one batch); with a source that reads in batches, one block a thread is allowed in any
             case. Example: batches of 64 images of 200 KB and 8 threads need at most 8 x 64 x 200 KB = 100 MB. With 0,
