@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from suite.scale import Scale
-from suite.work import Work, identity
+from suite.steps import identity
+from suite.work import Work
 
 
 @dataclasses.dataclass(frozen=True)

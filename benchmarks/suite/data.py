@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suite.steps import IMAGE_SIDE, TOKEN_BYTES
 from suite.work import SEED, Files
 
 FOLDER = Path(os.environ.get("MILLSTREAM_BENCHMARK_DATA", Path(__file__).parents[1] / "data"))
 """Where files are kept."""
 
 NUM_FILES = 4
-TOKEN_BYTES = 1024
-IMAGE_SIDE = 256
 BIG_SHAPE = (224, 224, 3)
 """150,528 bytes, as an image for a vision model."""
 

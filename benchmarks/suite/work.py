@@ -117,8 +117,3 @@ def apply_to_many(steps: Sequence[Step], values: list[Any], rng: np.random.Gener
             case Filter():
                 values = [value for value in values if function(value)]
     return values
-
-
-def identity(value: Any) -> Any:
-    """Returns what it gets."""
-    return value

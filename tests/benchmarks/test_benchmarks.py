@@ -21,7 +21,8 @@ from suite.peers import PEERS
 from suite.report import markdown, number
 from suite.runner import Order, Outcome, Result, Runner
 from suite.scale import TINY
-from suite.work import Map, Records, Work, identity
+from suite.steps import identity
+from suite.work import Map, Records, Work
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -8,7 +8,8 @@ from suite import data
 from suite.case import Case, Goal, Pick
 from suite.contenders import rates
 from suite.scale import Scale
-from suite.work import Columns, Map, Records, Work, identity
+from suite.steps import identity
+from suite.work import Columns, Map, Records, Work
 
 
 def _big(scale: Scale) -> Work:

@@ -1,6 +1,5 @@
 """Records from ArrayRecord files: tokens and images."""
 
-import io
 from typing import Any
 
 import numpy as np
@@ -9,57 +8,14 @@ from suite import data
 from suite.case import Case, Contender, Goal, Pick
 from suite.contenders import rates
 from suite.scale import Scale
+from suite.steps import crop_and_flip, crop_and_flip_in_graph, decode, decode_in_graph, tokens_in_graph, tokens_of
 from suite.work import Map, RandomMap, Work
-
-CROP = 224
-
-
-def tokens_of(record: bytes) -> Any:
-    """Returns the record as uint16 tokens, shape (512,)."""
-    return np.frombuffer(record, np.uint16)
-
-
-def tokens_in_graph(record: Any) -> Any:
-    """Returns the same in TensorFlow's operations, for one record or many."""
-    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
-
-    return tf.io.decode_raw(record, tf.uint16, fixed_length=data.TOKEN_BYTES)
 
 
 def token_work(scale: Scale) -> Work:
     """Returns the pipeline of the tokens."""
     files = data.token_files(scale.pick(tiny=1024, quick=65_536, full=262_144))
     return Work(files, (Map(tokens_of, tokens_in_graph, tokens_in_graph),), 256)
-
-
-def decode(record: bytes) -> dict[str, Any]:
-    """Returns the image, uint8 of shape (256, 256, 3), and its label."""
-    from PIL import Image  # noqa: PLC0415  (only the images need it)
-
-    return {"image": np.asarray(Image.open(io.BytesIO(record[8:]))), "label": int.from_bytes(record[:8], "little")}
-
-
-def crop_and_flip(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Returns a random part of the image, shape (224, 224, 3), mirrored every other time."""
-    top, left = rng.integers(0, data.IMAGE_SIDE - CROP + 1, 2)
-    image = element["image"][top : top + CROP, left : left + CROP]
-    return {**element, "image": image[:, ::-1] if rng.random() < 0.5 else image}
-
-
-def decode_in_graph(record: Any) -> dict[str, Any]:
-    """Returns the same as `decode`, in TensorFlow's operations."""
-    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
-
-    label = tf.io.decode_raw(tf.strings.substr(record, 0, 8), tf.int64)[0]
-    return {"image": tf.io.decode_jpeg(tf.strings.substr(record, 8, -1), 3), "label": label}
-
-
-def crop_and_flip_in_graph(element: dict[str, Any]) -> dict[str, Any]:
-    """Returns the same as `crop_and_flip`, in TensorFlow's operations."""
-    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
-
-    image = tf.image.random_crop(element["image"], (CROP, CROP, 3))
-    return {**element, "image": tf.image.random_flip_left_right(image)}
 
 
 def image_work(scale: Scale) -> Work:

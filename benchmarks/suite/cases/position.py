@@ -10,7 +10,8 @@ from suite.case import Case, Contender, Goal, Measurement, Pick, Run, Unsupporte
 from suite.peers import PEERS
 from suite.peers.base import Position, Stream
 from suite.scale import Scale
-from suite.work import Map, Records, Work, identity
+from suite.steps import identity
+from suite.work import Map, Records, Work
 
 FAR_STEP = 10**9
 NUM_RECORDS = 10**12

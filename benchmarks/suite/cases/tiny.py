@@ -1,37 +1,19 @@
 """Tiny records: what a loader itself costs per record."""
 
-from typing import Any
-
 import numpy as np
 
 from suite import data
 from suite.case import Case, Goal, Pick
 from suite.contenders import rates
 from suite.scale import Scale
-from suite.work import Filter, Map, RandomMap, Records, Work, identity
+from suite.steps import add_fraction, add_fraction_in_graph, identity, is_even
+from suite.work import Filter, Map, RandomMap, Records, Work
 
 BATCH_SIZE = 256
 
 
 def _integers(scale: Scale) -> Records:
     return Records(data.integers(scale.pick(tiny=2048, quick=1 << 20, full=1 << 20)))
-
-
-def add_fraction(value: int, rng: np.random.Generator) -> float:
-    """Returns the value plus a random number below 1."""
-    return value + rng.random()
-
-
-def add_fraction_in_graph(value: Any) -> Any:
-    """Returns the same in TensorFlow's operations, for one value or many."""
-    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
-
-    return tf.cast(value, tf.float64) + tf.random.uniform(tf.shape(value), dtype=tf.float64)
-
-
-def is_even(value: Any) -> Any:
-    """Says whether a value is even."""
-    return value % 2 == 0
 
 
 def _plain(scale: Scale) -> Work:

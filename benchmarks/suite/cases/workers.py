@@ -14,7 +14,8 @@ from suite.cases.files import token_work
 from suite.contenders import with_workers
 from suite.peers import PEERS
 from suite.scale import Scale
-from suite.work import Columns, Filter, Map, Records, Work, identity
+from suite.steps import identity, is_chosen
+from suite.work import Columns, Filter, Map, Records, Work
 
 READ_SECONDS = 0.005
 MEMORY_WORKERS = 4
@@ -36,13 +37,6 @@ class WaitingSource(Sequence[int]):
 
     def __repr__(self) -> str:
         return f"WaitingSource({self._count})"
-
-
-def is_chosen(value: int) -> bool:
-    """Says whether to keep a value, after some 30 µs of Python: about half of them are."""
-    for _ in range(400):
-        value = (value * 1_103_515_245 + 12_345) & 0x7FFFFFFF
-    return value & 0x10000 > 0
 
 
 def _cpu_filter(scale: Scale) -> Work:

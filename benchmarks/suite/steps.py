@@ -1,0 +1,86 @@
+"""What the pipelines do to a record.
+
+A module of its own, as a training script's transforms would be: a worker process imports where a function comes from,
+and should measure the loader, not the import of this suite. For the same reason `numpy.random` is in quotes here: NumPy
+imports it when it is first named.
+"""
+
+import io
+from typing import Any
+
+import numpy as np
+
+TOKEN_BYTES = 1024
+IMAGE_SIDE = 256
+CROP = 224
+
+
+def identity(value: Any) -> Any:
+    """Returns what it gets."""
+    return value
+
+
+def add_fraction(value: int, rng: "np.random.Generator") -> float:
+    """Returns the value plus a random number below 1."""
+    return value + rng.random()
+
+
+def add_fraction_in_graph(value: Any) -> Any:
+    """Returns the same in TensorFlow's operations, for one value or many."""
+    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
+
+    return tf.cast(value, tf.float64) + tf.random.uniform(tf.shape(value), dtype=tf.float64)
+
+
+def is_even(value: Any) -> Any:
+    """Says whether a value is even."""
+    return value % 2 == 0
+
+
+def is_chosen(value: int) -> bool:
+    """Says whether to keep a value, after some 30 µs of Python: about half of them are."""
+    for _ in range(400):
+        value = (value * 1_103_515_245 + 12_345) & 0x7FFFFFFF
+    return value & 0x10000 > 0
+
+
+def tokens_of(record: bytes) -> Any:
+    """Returns the record as uint16 tokens, shape (512,)."""
+    return np.frombuffer(record, np.uint16)
+
+
+def tokens_in_graph(record: Any) -> Any:
+    """Returns the same in TensorFlow's operations, for one record or many."""
+    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
+
+    return tf.io.decode_raw(record, tf.uint16, fixed_length=TOKEN_BYTES)
+
+
+def decode(record: bytes) -> dict[str, Any]:
+    """Returns the image, uint8 of shape (256, 256, 3), and its label."""
+    from PIL import Image  # noqa: PLC0415  (only the images need it)
+
+    return {"image": np.asarray(Image.open(io.BytesIO(record[8:]))), "label": int.from_bytes(record[:8], "little")}
+
+
+def crop_and_flip(element: dict[str, Any], rng: "np.random.Generator") -> dict[str, Any]:
+    """Returns a random part of the image, shape (224, 224, 3), mirrored every other time."""
+    top, left = rng.integers(0, IMAGE_SIDE - CROP + 1, 2)
+    image = element["image"][top : top + CROP, left : left + CROP]
+    return {**element, "image": image[:, ::-1] if rng.random() < 0.5 else image}
+
+
+def decode_in_graph(record: Any) -> dict[str, Any]:
+    """Returns the same as `decode`, in TensorFlow's operations."""
+    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
+
+    label = tf.io.decode_raw(tf.strings.substr(record, 0, 8), tf.int64)[0]
+    return {"image": tf.io.decode_jpeg(tf.strings.substr(record, 8, -1), 3), "label": label}
+
+
+def crop_and_flip_in_graph(element: dict[str, Any]) -> dict[str, Any]:
+    """Returns the same as `crop_and_flip`, in TensorFlow's operations."""
+    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
+
+    image = tf.image.random_crop(element["image"], (CROP, CROP, 3))
+    return {**element, "image": tf.image.random_flip_left_right(image)}
