@@ -16,7 +16,6 @@ import math
 import mmap
 import os
 import sys
-import tempfile
 import weakref
 from collections import deque
 from typing import Any, final
@@ -38,6 +37,8 @@ def create_arena_file(num_bytes: int) -> int:
     On Linux its size is sealed: a worker gone wrong cannot cut memory off from under the parent.
     """
     if not hasattr(os, "memfd_create"):
+        import tempfile  # noqa: PLC0415  (takes long to import, and workers start with this module)
+
         with tempfile.TemporaryFile(prefix="millstream-") as file:
             descriptor = os.dup(file.fileno())
         os.ftruncate(descriptor, num_bytes)

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -42,7 +41,8 @@ def kill_session(leader: int, members: Iterable[int]) -> None:
     """
     # To list them takes a descriptor, and there may be none left.
     with contextlib.suppress(OSError):
-        members = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        # Not pathlib: it takes long to import, and workers start with this module.
+        members = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
     for pid in members:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getsid(pid) == leader:
