@@ -10,8 +10,8 @@ SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstr
 demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
 
-test: $(VENV)/.installed ## Run all tests.
-	$(BIN)/pytest
+test: $(VENV)/.installed ## Run all tests, on as many cores as there are, up to four.
+	$(BIN)/pytest -n logical --maxprocesses=4 --dist=worksteal
 
 soak: $(VENV)/.installed ## Kill a thousand workers while they work.
 	MILLSTREAM_SOAK_KILLS=1000 $(BIN)/pytest tests/loader/test_pool_soak.py
