@@ -13,7 +13,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from millstream.randomness import generators, generators_from
 from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
+from millstream.sources.base import items_at
 from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
 
 LOOK_AHEAD_KEYS = 16_384
@@ -252,6 +253,8 @@ def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     """Returns the function that reads records: in one call where the source can."""
     where = f"reading from {type(source).__name__}"
     read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
+    if type(source) in {list, tuple}:
+        read_many = functools.partial(items_at, cast("Sequence[Any]", source))
     takes_arrays = bool(getattr(source, "takes_key_arrays", False))
 
     def read_singly(origins: Origins) -> Elements:

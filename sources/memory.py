@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, ColumnarRecords
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, items_at
 
 FINGERPRINT_RECORDS = 16
 """How many records, evenly spread, a fingerprint looks at."""
@@ -124,7 +124,7 @@ class InMemoryDataSource:
             return _ColumnRecords(self._records, keys) if self._stacks else _rows(_take(self._records, keys))
         if hasattr(self._records, "__getitems__"):
             return cast("Sequence[Any]", self._records.__getitems__(keys.tolist()))
-        return list(map(self._records.__getitem__, keys.tolist()))
+        return items_at(self._records, keys.tolist())
 
     def __repr__(self) -> str:
         kind = "columns" if self._is_columns else f"a {type(self._records).__name__}"

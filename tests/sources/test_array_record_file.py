@@ -113,6 +113,28 @@ def test_slow_records_are_read_at_once(path: str, monkeypatch: pytest.MonkeyPatc
     assert reader.calls == [(7, 8), ([3, 3],)]
 
 
+@pytest.mark.parametrize("slow_from", [1, 2, 3, 7, 40, 90, 1000])
+def test_records_come_in_order_whenever_they_turn_slow(
+    path: str, slow_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Soon after the first slow record the rest is asked for in one call, and nothing is lost or read twice."""
+    set_costs(monkeypatch, batched_read=0.0, fast_record=1e9)
+
+    class TurnsSlow(Reader):
+        def read(self, *indices: Any) -> list[bytes]:
+            if len(self.calls) + 1 == slow_from:
+                monkeypatch.setattr(array_record_file, "_FAST_RECORD_SECONDS", -1e15)
+            return super().read(*indices)
+
+    reader = TurnsSlow(path, "")
+    positions = [number * 37 % 100 for number in range(100)]
+    records = open_array_record(lambda *_: reader, path, {}).read(positions, positions)
+    assert records == [b"%d" % position for position in positions]
+    one_by_one = [call for call in reader.calls if len(call) == 2]
+    assert slow_from <= len(one_by_one) <= slow_from + 16 or len(one_by_one) == len(positions)
+    assert len(reader.calls) - len(one_by_one) == (len(one_by_one) < len(positions))
+
+
 @pytest.mark.parametrize("reader_class", [EndsEarly, Stumbles])
 def test_a_batched_read_that_fails_is_done_one_by_one(
     path: str, reader_class: type[Reader], monkeypatch: pytest.MonkeyPatch

@@ -268,6 +268,55 @@ def test_views_of_a_source_are_copied() -> None:
         assert not np.shares_memory(stack(elements), source)
 
 
+@settings(deadline=None, max_examples=100)
+@given(
+    st.sampled_from(["u1", ">i2", "f4", "c16", "O"]),
+    st.sampled_from([(), (3,)]),
+    st.integers(1, 6),
+    st.lists(st.sampled_from(["plain", "mirrored", "upside down", "turned", "channels reversed"]), min_size=1),
+)
+def test_images_of_all_kinds_of_views_stack(
+    dtype: str, leading: tuple[int, ...], channels: int, views: list[str]
+) -> None:
+    """Large arrays stack to what the definition says, whichever way their pixels lie in memory."""
+    numbers = np.random.default_rng(len(views)).integers(0, 250, (len(views), *leading, 72, 72, channels)).astype(dtype)
+    look: dict[str, Callable[[Array], Array]] = {
+        "plain": lambda image: image[..., 2:66, 5:69, :],
+        "mirrored": lambda image: image[..., 2:66, 68:4:-1, :],
+        "upside down": lambda image: image[..., 65:1:-1, 68:4:-1, :],
+        "turned": lambda image: np.swapaxes(image[..., 2:66, 68:4:-1, :], -2, -3),
+        "channels reversed": lambda image: image[..., 2:66, 68:4:-1, ::-1],
+    }
+    elements = [look[view](image) for view, image in zip(views, numbers, strict=True)]
+    assert_same(oracle(elements), stack(elements))
+
+
+MIRRORED = np.zeros((64, 64, 3), np.uint8)[:, ::-1]
+
+
+@pytest.mark.parametrize("other", [MIRRORED[0], MIRRORED[:, 1:], MIRRORED.astype("i1"), MIRRORED[..., 0], np.array(0)])
+def test_a_mirrored_image_among_others_is_refused(other: Array) -> None:
+    """Arrays that differ are told of, wherever the one is that makes the others be copied in another way."""
+    for elements in ([MIRRORED, other], [MIRRORED[:, ::-1], MIRRORED, other]):
+        with pytest.raises(StackError, match=r"agree in (shape|dtype)") as caught:
+            stack(elements)
+        assert caught.value.rows == (0, len(elements) - 1)
+
+
+@given(st.integers(0, 20), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_wide_dicts_stack(num_keys: int, num_elements: int, random: Any) -> None:
+    """Dicts of any number of keys stack key by key, in the first one's order; one that lacks a key is told of."""
+    keys = [f"key {number}" for number in range(num_keys)]
+    elements = [{key: (row, key) for key in random.sample(keys, num_keys)} for row in range(num_elements)]
+    assert_same(oracle(elements), stack(elements))
+    if num_keys:
+        other = {**elements[0], "another": elements[0][keys[0]]}
+        del other[random.choice(keys)]
+        with pytest.raises(StackError, match="agree in keys") as caught:
+            stack([*elements, other])
+        assert caught.value.rows == (0, num_elements)
+
+
 def test_mappings_become_dicts() -> None:
     """Every mapping becomes a dict with the first one's order of keys; a missing key is not made up."""
     mappings: list[Mapping[str, int]] = [
