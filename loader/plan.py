@@ -29,8 +29,11 @@ from millstream.sources import DataSource
 from millstream.sources.base import items_at
 from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
 
-LOOK_AHEAD_KEYS = 16_384
-"""Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call."""
+LOOK_AHEAD_KEYS = 15_360
+"""Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
+
+Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries ask the system for fresh pages.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

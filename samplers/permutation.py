@@ -93,31 +93,75 @@ def _mixed(words: Wide) -> Wide:
 def _encipher(values: Wide, keys: Words, left_size: int, right_bits: int) -> Wide:
     """Returns the images of values under one bijection of [0, left_size << right_bits).
 
-    The arithmetic is done in words as wide as the keys.
+    Where the parts are so small that all numbers which they can be are fewer than the values, what the rounds add is
+    computed for all those numbers first, and then looked up.
     """
-    word_bits = 8 * keys.dtype.itemsize
-    mix, scale = (_mix_narrow, _scale_narrow) if word_bits == 32 else (_mix, _scale)
-    right_mask = (1 << right_bits) - 1
+    if keys.shape[2] == 1 and left_size + (1 << right_bits) <= len(values):
+        return _encipher_by_tables(values, keys, left_size, right_bits)
     left = (values >> np.uint64(right_bits)).astype(keys.dtype, copy=False)
-    right = (values & np.uint64(right_mask)).astype(keys.dtype, copy=False)
+    right = (values & np.uint64((1 << right_bits) - 1)).astype(keys.dtype, copy=False)
     drawn, scratch = np.empty_like(left), np.empty_like(left)
     for left_key, right_key in keys:
         np.add(right, left_key, out=drawn)
-        scale(mix(drawn, scratch), left_size, scratch)
-        left += drawn
-        # Modulo left_size without a division: where left < left_size, the difference wraps around and is huge.
-        np.subtract(left, left_size, out=drawn)
-        np.minimum(left, drawn, out=left)
-
+        _draw_below(left_size, drawn, scratch)
+        _turn_left(left, drawn, left_size)
         np.add(left, right_key, out=drawn)
-        mix(drawn, scratch)
-        drawn >>= word_bits - right_bits
-        right += drawn
-        right &= right_mask
-    landed = left.astype(np.uint64, copy=False)
-    landed <<= right_bits
-    landed |= right
-    return landed
+        _draw_bits(right_bits, drawn, scratch)
+        _turn_right(right, drawn, right_bits)
+    return _joined(left.astype(np.uint64, copy=False), right, right_bits)
+
+
+def _encipher_by_tables(values: Wide, keys: Words, left_size: int, right_bits: int) -> Wide:
+    """Returns the same as `_encipher`. Every table has a row for each pair of rounds."""
+    left_table = np.arange(1 << right_bits, dtype=keys.dtype) + keys[:, 0]
+    right_table = np.arange(left_size, dtype=keys.dtype) + keys[:, 1]
+    _draw_below(left_size, left_table, np.empty_like(left_table))
+    _draw_bits(right_bits, right_table, np.empty_like(right_table))
+    left, right = values >> np.uint64(right_bits), values & np.uint64((1 << right_bits) - 1)
+    drawn = np.empty_like(left)
+    for left_row, right_row in zip(left_table.astype(np.uint64), right_table.astype(np.uint64), strict=True):
+        # Nothing wraps: it is the mode in which NumPy neither checks the indices first nor copies the outcome.
+        np.take(left_row, right.view(np.int64), out=drawn, mode="wrap")
+        _turn_left(left, drawn, left_size)
+        np.take(right_row, left.view(np.int64), out=drawn, mode="wrap")
+        _turn_right(right, drawn, right_bits)
+    return _joined(left, right, right_bits)
+
+
+def _draw_below(size: int, words: Words, scratch: Words) -> None:
+    """Replaces each word by a pseudo-random number below size that it determines."""
+    if words.dtype.itemsize == 4:
+        _scale_narrow(_mix_narrow(words, scratch), size, scratch)
+    else:
+        _scale(_mix(words, scratch), size)
+
+
+def _draw_bits(bits: int, words: Words, scratch: Words) -> None:
+    """Replaces each word by a pseudo-random number below 2**bits that it determines."""
+    mix = _mix_narrow if words.dtype.itemsize == 4 else _mix
+    mix(words, scratch)
+    words >>= 8 * words.dtype.itemsize - bits
+
+
+def _turn_left(left: Words, drawn: Words, left_size: int) -> None:
+    """Adds what was drawn, modulo left_size; drawn is scratch afterwards."""
+    left += drawn
+    # Without a division: where left < left_size, the difference wraps around and is huge.
+    np.subtract(left, left_size, out=drawn)
+    np.minimum(left, drawn, out=left)
+
+
+def _turn_right(right: Words, drawn: Words, right_bits: int) -> None:
+    """Adds what was drawn, modulo 2**right_bits."""
+    right += drawn
+    right &= (1 << right_bits) - 1
+
+
+def _joined(left: Wide, right: Words, right_bits: int) -> Wide:
+    """Returns the numbers of which these are the parts, in the memory of the left ones."""
+    left <<= right_bits
+    left |= right
+    return left
 
 
 def _mix(words: Words, scratch: Words) -> Words:
@@ -140,7 +184,7 @@ def _mix_narrow(words: Words, scratch: Words) -> Words:
     return words
 
 
-def _scale(words: Words, size: int, _: Words) -> None:
+def _scale(words: Words, size: int) -> None:
     """Replaces random words by numbers below size: their high bits times size, over 2**(how many bits those are)."""
     words >>= size.bit_length()
     words *= size

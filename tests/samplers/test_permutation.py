@@ -206,6 +206,23 @@ def test_many_epochs_at_once_equal_one_at_a_time(data: st.DataObject, n: int, se
     assert permute(some_offsets, n, seed, epochs).tolist() == alone
 
 
+@settings(deadline=None, max_examples=150)
+@given(
+    n=st.integers(1, 1 << 12) | st.integers(1 << 12, 1 << 25) | st.sampled_from(LARGE),
+    length=st.integers(1, 5000),
+    start=st.integers(0, 2**63 - 1),
+    seed=WORD,
+    epoch=WORD,
+)
+def test_how_many_are_asked_for_does_not_matter(n: int, length: int, start: int, seed: int, epoch: int) -> None:
+    """A long window, for which tables are made, gives what each offset gives alone, and what short windows give."""
+    window = (np.arange(length, dtype=np.uint64) + np.uint64(start % n)) % np.uint64(n)
+    whole = permute(window, n, seed, epoch)
+    assert whole.tolist() == np.concatenate([permute(part, n, seed, epoch) for part in np.split(window, [7])]).tolist()
+    some = [*range(0, length, 97), length - 1]
+    assert whole[some].tolist() == [int(permute(window[place : place + 1], n, seed, epoch)[0]) for place in some]
+
+
 def test_neighbouring_seeds_and_epochs_share_nothing() -> None:
     """All permutations of 8 x 8 seeds and epochs differ, and agree in one place a pair: none is another one shifted."""
     grid = [permute(offsets(0, 1000), 1000, seed, epoch) for seed in range(8) for epoch in range(8)]
