@@ -15,6 +15,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SECONDS = 0.002
 RECORDS = 24
 BATCH = 4
+PASSES = 5
 
 EXECUTORS = pytest.mark.parametrize(
     ("workers", "threads"), [(0, 0), (0, 4), (2, 0), (2, 4)], ids=["inline", "threads", "workers", "both"]
@@ -50,23 +51,31 @@ def loader_of(source: Any, *operations: Any, workers: int, threads: int) -> mill
     )
 
 
+def slowest_stage(source: Any, operations: Any, slow: str, workers: int, threads: int) -> str:
+    """Returns where one pass took longest, having seen that what is slow took as long as it must."""
+    loader = loader_of(source, *operations, workers=workers, threads=threads)
+    with iter(loader) as batches:
+        assert sum(1 for _ in batches) > 0
+    profile = loader.profile()
+    assert profile[slow] >= RECORDS * SECONDS
+    stages = profile.keys() - {"next", "consumer", "hand-over"}
+    return max(stages, key=lambda stage: profile[stage])
+
+
 @EXECUTORS
 def test_time_is_told_of_the_stage_that_took_it(workers: int, threads: int) -> None:
-    """A slow source shows as read, a slow operation as itself, and neither as anything else."""
+    """A slow source shows as read, a slow operation as itself, and neither as anything else.
+
+    On a busy machine a pass may be suspended for longer than all that is slow in it, wherever it is: hence several.
+    """
     for source, operations, slow in (
         (SlowSource(), [abs, millstream.Batch(BATCH)], "read"),
         (range(RECORDS), [spend, millstream.Batch(BATCH)], "operations[0], Map(spend)"),
         (range(RECORDS), [millstream.Batch(1), spend], "operations[1], Map(spend)"),
         (range(RECORDS), [millstream.FilterTransform(spend), millstream.Batch(BATCH)], "operations[0], Filter(spend)"),
     ):
-        loader = loader_of(source, *operations, workers=workers, threads=threads)
-        with iter(loader) as batches:
-            count = sum(1 for _ in batches)
-        assert count > 0
-        profile = loader.profile()
-        own = {stage: seconds for stage, seconds in profile.items() if stage not in {"next", "consumer", "hand-over"}}
-        assert profile[slow] >= RECORDS * SECONDS
-        assert max(own, key=lambda stage: own[stage]) == slow
+        passes = (slowest_stage(source, operations, slow, workers, threads) for _ in range(PASSES))
+        assert slow in passes
 
 
 def test_stages_are_named_in_the_order_of_the_pipeline() -> None:
