@@ -29,6 +29,9 @@ from millstream.sources import DataSource
 from millstream.sources.base import items_at
 from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
 
+RECORDS_PER_CALL = 2048
+"""A call of many small units has so many records at most: enough for its message to cost next to nothing per record."""
+
 LOOK_AHEAD_KEYS = 15_360
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
 
@@ -101,7 +104,7 @@ class Plan:
         self.unit_limit = POSITION_LIMIT // self.deal.global_unit
         if self.num_units is not None:
             self.unit_limit = min(self.unit_limit, self.num_units)
-        self.units_per_call = 1 if leading else max(1, 256 // self.deal.unit)
+        self.units_per_call = 1 if leading else max(1, RECORDS_PER_CALL // self.deal.unit)
         self._sampler = sampler
         self.clock = clock = StageClock([operation_label(number, name) for number, name in enumerate(names)])
         self._read = clock.timed(READ, _reader(source))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from millstream.errors import WorkerError
 from millstream.loader.arena import Allocator, ArenaView
 from millstream.loader.class_table import ClassTable
+from millstream.loader.element_columns import to_columns, to_elements
 from millstream.loader.elements import Elements, Origins
 
 INLINE_BYTES = 1 << 10
@@ -147,7 +148,7 @@ def pack(run: Elements, allocator: Allocator, classes: ClassTable) -> Parcel:
     Raises:
         Exception: an element cannot be pickled.
     """
-    return _Packer(allocator, classes).pack((list(run.values), run.origins))
+    return _Packer(allocator, classes).pack((to_columns(list(run.values), allocator.allocate), run.origins))
 
 
 def unpack(parcel: Parcel, arena: ArenaView, classes: ClassTable) -> tuple[list[Any], Origins]:
@@ -158,8 +159,8 @@ def unpack(parcel: Parcel, arena: ArenaView, classes: ClassTable) -> tuple[list[
         return leases[place.chunk][place.start : place.start + place.num_bytes]
 
     body = at(parcel.body) if isinstance(parcel.body, Place) else parcel.body
-    values, origins = classes.loads(body, [at(place) for place in parcel.buffers])
-    return values, origins
+    columns, origins = classes.loads(body, [at(place) for place in parcel.buffers])
+    return to_elements(columns), origins
 
 
 def pack_failure(error: BaseException, classes: ClassTable) -> Failure:
