@@ -27,6 +27,9 @@ LARGE_BYTES = 1 << 14
 UNALIGNED_BYTES = 1 << 10
 """Smaller arrays may begin anywhere; others begin at a multiple of ALIGNMENT."""
 
+MOST_LEVELS = 8
+"""Structure below so many levels crosses as it is."""
+
 _IS_WRITEABLE = attrgetter("flags.writeable")
 
 
@@ -55,36 +58,33 @@ class Parts:
 Columns: TypeAlias = Rows | Parts | list[Any]
 
 
-def to_columns(elements: list[Any], allocate: Allocate) -> Columns:
+def to_columns(elements: list[Any], allocate: Allocate, depth: int = MOST_LEVELS) -> Columns:
     """Returns the elements as columns.
 
     Args:
         elements: any.
         allocate: gives the memory of the common arrays.
+        depth: how many levels of structure to take apart; an element may contain itself.
     """
-    kinds = set(map(type, elements))
-    if len(elements) < 2 or len(kinds) > 1:
-        return elements
-    first = elements[0]
-    if type(first) is np.ndarray:
+    kinds, count = set(map(type, elements)), len(elements)
+    kind = kinds.pop() if len(kinds) == 1 and count > 1 and depth else None
+    if kind is np.ndarray:
         return _rows(elements, allocate)
     names: list[str] | None = None
-    if type(first) is dict:
-        names = list(first)
-        if set(map(type, chain.from_iterable(elements))) != {str} or list(map(list, elements)).count(names) < len(
-            elements
-        ):
-            return elements
+    if kind is dict:
+        names = list(elements[0])
+        are_alike = list(map(list, elements)).count(names) == count
+        # What is equal to a string need not be one.
+        are_alike = are_alike and set(map(type, chain.from_iterable(elements))) == {str}
         parts = zip(*map(dict.values, elements), strict=True)
-    elif type(first) is tuple:
-        if not first or list(map(len, elements)).count(len(first)) < len(elements):
-            return elements
+    elif kind is tuple:
+        are_alike = list(map(len, elements)).count(len(elements[0]) or -1) == count
         parts = zip(*elements, strict=True)
     else:
         return elements
-    columns = [to_columns(list(values), allocate) for values in parts]
+    columns = [to_columns(list(values), allocate, depth - 1) for values in parts] if are_alike else []
     # Without any array, pickle is faster with the elements as they are.
-    return elements if all(isinstance(column, list) for column in columns) else Parts(names, columns)
+    return Parts(names, columns) if any(not isinstance(column, list) for column in columns) else elements
 
 
 def to_elements(columns: Columns) -> list[Any]:

@@ -44,7 +44,9 @@ MOST_DEATHS = 2
 """A call in which so many workers have died is given up, and so is a pool whose zygote has, with nothing made."""
 
 MOST_DEATHS_AT_START = 8
-"""A pool is given up when so many workers, and as many as it has, in a row, have died without beginning any call."""
+"""A pool is given up when so many workers, and as many as it has, have died without beginning any call.
+
+And none that was forked after them has made anything."""
 
 logger = logging.getLogger("millstream")
 
@@ -79,6 +81,7 @@ class PoolExecutor(Executor):
         self._assigned: dict[int, _Assigned] = {}
         self._lost: deque[tuple[int, _Assigned]] = deque()
         self._deaths_at_start = 0
+        self._last_dead_at_start = -1
         self._deaths_of_zygote = 0
 
     def next_run(self) -> Run | None:
@@ -181,7 +184,10 @@ class PoolExecutor(Executor):
 
     def _take(self, worker: Worker, event: Event) -> None:
         if isinstance(event, Made):
-            self._deaths_at_start = self._deaths_of_zygote = 0
+            self._deaths_of_zygote = 0
+            if worker.number > self._last_dead_at_start:
+                # Workers can start, then. One that has been there for long says nothing of that.
+                self._deaths_at_start = 0
             self._take_made(worker, event)
         elif isinstance(event, Broken):
             error = unpack_failure(event.failure, self._pool.classes)
@@ -221,6 +227,7 @@ class PoolExecutor(Executor):
         if begun is None and (lost or not worker.is_ready):
             # One that has nothing to do may be killed as often as anybody likes.
             self._deaths_at_start += 1
+            self._last_dead_at_start = worker.number
             if self._deaths_at_start >= MOST_DEATHS_AT_START + self._options.num_workers:
                 raise WorkerDiedError(f"Worker processes die while they start: the last one {cause}")
         elif begun in lost and begun in self._assigned:

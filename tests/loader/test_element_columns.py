@@ -84,6 +84,18 @@ def test_small_arrays_cross_together(row_bytes: int, *, together: bool) -> None:
     assert all(np.shares_memory(array, memory[0]) is together for array in arrays_in(arrived) for _ in memory)
 
 
+def test_an_element_may_contain_itself() -> None:
+    """Structure without end is taken apart to some depth only, and comes back with its end in itself."""
+    values: list[dict[str, Any]] = [{"image": np.full(3, row)} for row in range(3)]
+    for value in values:
+        value["self"] = value
+    for row, value in enumerate(to_elements(to_columns(values, np.empty))):
+        inner = value
+        for _ in range(100):
+            assert inner["image"].tolist() == [row] * 3
+            inner = inner["self"]
+
+
 def test_an_element_alone_is_left_as_it_is() -> None:
     """A batch, which is one element, costs nothing."""
     batch = [{"image": np.zeros((2, 3))}]

@@ -1,5 +1,6 @@
 """Errors in worker processes: each arrives at its turn, says where it comes from, and loses nothing."""
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -281,4 +282,27 @@ def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_p
     iterator = iter(loader_of(data_source=faults.Numbers(SIZE, on_arrival=be_born)))
     with pytest.raises(WorkerDiedError, match="Worker processes die while they start: the last one "), at_most(2.0):
         next(iterator)
+    assert MOST_DEATHS_AT_START <= births.read_text().count("born") <= MOST_DEATHS_AT_START + 5
+
+
+def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: Path) -> None:
+    """Rows 4 to 6: the stream goes on while they are replaced, but not for ever."""
+    births = tmp_path / "births"
+
+    def be_born() -> None:
+        with births.open("a") as file:
+            file.write("born\n")
+        try:
+            (tmp_path / "first").touch(exist_ok=False)
+        except FileExistsError:
+            os._exit(0)
+
+    sampler = millstream.IndexSampler(SIZE, seed=0)
+    with iter(loader_of(data_source=faults.Numbers(SIZE, on_arrival=be_born), sampler=sampler)) as iterator:
+        came: list[Any] = []
+        with pytest.raises(WorkerDiedError, match="Worker processes die while they start"), at_most(4.0):
+            came.extend(iterator)
+        assert iterator.step == len(came)
+    expected = itertools.islice(loader_of(sampler=sampler, worker_count=0), len(came))
+    assert [batch.tolist() for batch in came] == [batch.tolist() for batch in expected]
     assert MOST_DEATHS_AT_START <= births.read_text().count("born") <= MOST_DEATHS_AT_START + 5
