@@ -29,9 +29,6 @@ from millstream.sources import DataSource
 from millstream.sources.base import items_at
 from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
 
-RECORDS_PER_CALL = 2048
-"""A call of many small units has so many records at most: enough for its message to cost next to nothing per record."""
-
 LOOK_AHEAD_KEYS = 15_360
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
 
@@ -74,8 +71,7 @@ class Plan:
         num_units: how many units have outputs; None when the order is endless.
         unit_limit: how many units can be asked for: num_units, and fewer than would have positions from 2**63 on.
         clock: where the time goes: the one thing here that changes.
-        units_per_call: how many units one call of phase 0 may make: one where a unit is a batch, more where units are
-            small.
+        units_are_batches: whether a unit is a batch, which is worth a call; else it is some records.
     """
 
     def __init__(
@@ -104,7 +100,7 @@ class Plan:
         self.unit_limit = POSITION_LIMIT // self.deal.global_unit
         if self.num_units is not None:
             self.unit_limit = min(self.unit_limit, self.num_units)
-        self.units_per_call = 1 if leading else max(1, RECORDS_PER_CALL // self.deal.unit)
+        self.units_are_batches = bool(leading)
         self._sampler = sampler
         self.clock = clock = StageClock([operation_label(number, name) for number, name in enumerate(names)])
         self._read = clock.timed(READ, _reader(source))

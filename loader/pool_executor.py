@@ -40,6 +40,9 @@ LOOK_SECONDS = 1.0
 STACKS_SECONDS = 0.5
 """How long to wait for a worker's stacks."""
 
+RECORDS_PER_MESSAGE = 2048
+"""A call of many small units has so many records at most: enough for its message to cost next to nothing per record."""
+
 MOST_DEATHS = 2
 """A call in which so many workers have died is given up, and so is a pool whose zygote has, with nothing made."""
 
@@ -72,7 +75,7 @@ class PoolExecutor(Executor):
         reading: ReadOptions,
     ) -> None:
         self._plan = plan
-        self._schedule = Schedule(plan, cursor)
+        self._schedule = Schedule(plan, cursor, RECORDS_PER_MESSAGE)
         self._unpack = plan.clock.timed(HAND_OVER, unpack)
         self._memory = RecycledMemory()
         self._pools = pools

@@ -20,6 +20,10 @@ CALL_SECONDS = 0.01
 """A call of several small units grows until it takes this long: long enough to pay for itself, short enough to wait."""
 
 
+RECORDS_PER_CALL = 256
+"""It has so many records at most, where nothing else is said."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cursor:
     """A place between two outputs of a stream.
@@ -153,10 +157,17 @@ class Regrouping:
 
 
 class Schedule:
-    """The calls of one pass over the stream, from a cursor on."""
+    """The calls of one pass over the stream, from a cursor on.
 
-    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+    Args:
+        plan: what the calls are of.
+        cursor: where the first one begins.
+        records_per_call: how many records a call of several small units may have.
+    """
+
+    def __init__(self, plan: Plan, cursor: Cursor, records_per_call: int = RECORDS_PER_CALL) -> None:
         self._plan = plan
+        self._most_units_per_call = 1 if plan.units_are_batches else max(1, records_per_call // plan.deal.unit)
         self._unit = cursor.unit
         self._skip = list(cursor.skip)
         self._units_per_call = 1
@@ -222,7 +233,7 @@ class Schedule:
         if isinstance(call, UnitCall):
             call.run = UnitRun(elements, call.skip, self._plan, call.stop)
             if seconds * 2 < CALL_SECONDS and call.stop - call.start == self._units_per_call:
-                self._units_per_call = min(self._units_per_call * 2, self._plan.units_per_call)
+                self._units_per_call = min(self._units_per_call * 2, self._most_units_per_call)
         else:
             call.run = GroupRun(elements, call.skip, call.start, call.end)
         for phase, pending in enumerate(self._pending):
