@@ -25,11 +25,13 @@ class Verdict:
         goal: which.
         ratio: ours to theirs; None where one of them has no value.
         met: whether it is reached; None where that is not known.
+        bound: what the case's best bare loop has to theirs; None where there is none, or it is what the goal is about.
     """
 
     goal: Goal
     ratio: float | None
     met: bool | None
+    bound: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +90,9 @@ def _ratio(case: Case, measured: Mapping[str, Sequence[Result]], ours: Pick, the
 
 def _verdict(case: Case, goal: Goal, measured: Mapping[str, Sequence[Result]]) -> Verdict:
     ratio = _ratio(case, measured, goal.ours, goal.theirs)
-    return Verdict(goal, ratio, None if ratio is None else ratio >= goal.at_least)
+    of_bound = isinstance(goal.theirs, Pick) and goal.theirs.peer == "bare"
+    bound = None if of_bound else _ratio(case, measured, Pick("bare"), goal.theirs)
+    return Verdict(goal, ratio, None if ratio is None else ratio >= goal.at_least, bound)
 
 
 def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
@@ -106,6 +110,7 @@ def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
                     "at_least": verdict.goal.at_least,
                     "ratio": verdict.ratio,
                     "met": verdict.met,
+                    "bound": verdict.bound,
                 }
                 for verdict in finding.verdicts
             ],

@@ -126,12 +126,16 @@ def test_ratios_compare_the_best_modes_and_are_above_one_where_we_win() -> None:
         Result(Contender("grain", mode="DataLoader"), [20.0]),
         Result(Contender("grain", mode="Dataset"), [40.0]),
         Result(Contender("pytorch"), [], reason="not installed here"),
+        Result(Contender("bare", mode="loop"), [110.0]),
     ]
     (finding,) = find({"tiny": rates}, {"tiny": case}, {})
     assert finding.ratios["Grain DataLoader"] == 5
     assert finding.ratios["Grain Dataset"] == 2.5
     assert finding.ratios["PyTorch"] is None
-    assert [(verdict.ratio, verdict.met) for verdict in finding.verdicts] == [(2.5, True), (2.5, False)]
+    assert [(verdict.ratio, verdict.met, verdict.bound) for verdict in finding.verdicts] == [
+        (2.5, True, 2.75),
+        (2.5, False, 2.75),
+    ]
 
     (latency,) = find({"tiny": rates}, {"tiny": dataclasses.replace(case, higher_is_better=False)}, {})
     assert latency.ratios["Grain DataLoader"] == 2
