@@ -73,9 +73,9 @@ def to_columns(elements: list[Any], allocate: Allocate, depth: int = MOST_LEVELS
     names: list[str] | None = None
     if kind is dict:
         names = list(elements[0])
-        are_alike = list(map(list, elements)).count(names) == count
-        # What is equal to a string need not be one.
-        are_alike = are_alike and set(map(type, chain.from_iterable(elements))) == {str}
+        # Strings alone: other keys may be equal and yet of another type, or compare as they like.
+        are_strings = set(map(type, chain.from_iterable(elements))) == {str}
+        are_alike = are_strings and list(map(list, elements)).count(names) == count
         parts = zip(*map(dict.values, elements), strict=True)
     elif kind is tuple:
         are_alike = list(map(len, elements)).count(len(elements[0]) or -1) == count

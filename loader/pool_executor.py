@@ -47,9 +47,10 @@ MOST_DEATHS = 2
 """A call in which so many workers have died is given up, and so is a pool whose zygote has, with nothing made."""
 
 MOST_DEATHS_AT_START = 8
-"""A pool is given up when so many workers, and as many as it has, have died without beginning any call.
+"""So many, and as many as it has workers, may die without beginning any call, before one forked later makes something.
 
-And none that was forked after them has made anything."""
+Then the pool is given up: whoever works in it, workers cannot start.
+"""
 
 logger = logging.getLogger("millstream")
 

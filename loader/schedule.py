@@ -19,9 +19,8 @@ from millstream.transforms import Batch
 CALL_SECONDS = 0.01
 """A call of several small units grows until it takes this long: long enough to pay for itself, short enough to wait."""
 
-
 RECORDS_PER_CALL = 256
-"""It has so many records at most, where nothing else is said."""
+"""Such a call has so many records at most, where nothing else is said."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
