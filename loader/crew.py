@@ -12,6 +12,7 @@ import atexit
 import functools
 import itertools
 import math
+import os
 import queue
 import threading
 import time
@@ -96,6 +97,7 @@ class Crew:
         self._leaving = 0
         self._stopped = False
         self._busy: set[int] = set()
+        self._process = 0
         self._lock = threading.Lock()
         _end_crews_at_exit()
         _crews.add(self)
@@ -108,6 +110,14 @@ class Crew:
         with self._lock:
             if len(self._threads) - self._leaving < self.size and not self._stopped:
                 self._add_thread()
+
+    def check_process(self) -> None:
+        """Raises a RuntimeError in a forked process: threads do not come along, and it would wait for them for ever."""
+        if self._threads and self._process != os.getpid():
+            raise RuntimeError(
+                "This iterator belongs to the process that made it, and its threads too. "
+                "Call iter(loader) in the forked process."
+            )
 
     def resize(self, size: int) -> None:
         """Sets how many threads there are to be, at least 1. Those too many end behind the jobs that are queued."""
@@ -159,6 +169,7 @@ class Crew:
             # The system has no more threads to give: those that run do the work.
             self.size = len(self._threads)
         else:
+            self._process = os.getpid()
             self._threads.append(thread)
 
     def _work_off(self) -> None:

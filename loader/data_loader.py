@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -88,8 +89,7 @@ class DataLoader:
         check_padding(self._operations, self._shard)
         check_ends(self._operations, self._sampler, self._shard)
         tell_of_bound_checkpoints(self._operations, self._shard)
-        names = [operation_name(operation) for operation in self._operations]
-        self._plan = Plan(data_source, self._sampler, self._operations, names, self._shard)
+        self._compile()
 
     @property
     def shard_options(self) -> ShardOptions:
@@ -167,6 +167,21 @@ class DataLoader:
             f"operations=[{operations}], shard {self._shard.shard_index} of {self._shard.shard_count}, "
             f"worker_count={self._workers.num_workers}, read_threads={self._read_options.num_threads})"
         )
+
+    @property
+    def _plan(self) -> Plan:
+        """The compiled pipeline: another one in a forked process.
+
+        Its locks come along as they are, held perhaps by threads that do not.
+        """
+        if self._process != os.getpid():
+            self._compile()
+        return self._compiled
+
+    def _compile(self) -> None:
+        names = [operation_name(operation) for operation in self._operations]
+        self._compiled = Plan(self._source, self._sampler, self._operations, names, self._shard)
+        self._process = os.getpid()
 
     def _make_executor(self, place: Cursor) -> Executor:
         if self._workers.num_workers:

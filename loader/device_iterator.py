@@ -182,6 +182,7 @@ class DeviceIterator(ResumableIterator):
     def _check_open(self) -> None:
         if self._is_closed:
             raise _closed_error()
+        self._crew.check_process()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

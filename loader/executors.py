@@ -114,6 +114,7 @@ class ThreadExecutor(Executor):
 
     def next_run(self) -> Run | None:
         """Returns the next outputs in order, None at the end."""
+        self._crew.check_process()
         self._receive_finished()
         waited = 0.0
         while (run := self._schedule.pop()) is None:
@@ -139,6 +140,7 @@ class ThreadExecutor(Executor):
 
     def start(self) -> None:
         """Hands out calls, as far ahead as the options and the consumer's waiting allow."""
+        self._crew.check_process()
         while (phase := self._schedule.next_phase) is not None:
             if not self._may_begin(phase) or self._is_cheap(phase) or (call := self._schedule.take()) is None:
                 return

@@ -7,8 +7,12 @@ writes, the parent only ever reads, and neither waits for the other.
 
 import os
 import struct
+import time
 
 from millstream.loader.arena import create_arena_file
+
+STACKS_SECONDS = 0.5
+"""How long to wait for a worker's stacks."""
 
 _CALL = struct.Struct("<q")
 _NO_CALL = -1
@@ -36,3 +40,14 @@ def read_call(file: int) -> int | None:
 def read_stacks(file: int) -> str:
     """Returns the stacks that the worker has written, empty if there are none."""
     return os.pread(file, os.fstat(file).st_size, _CALL.size).decode(errors="replace")
+
+
+def wait_for_stacks(file: int) -> str:
+    """Returns the stacks that a worker has just been asked to write, empty if it does not within STACKS_SECONDS."""
+    deadline = time.monotonic() + STACKS_SECONDS
+    before, stacks = "", read_stacks(file)
+    # They come line by line, without an end.
+    while (not stacks or stacks != before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        before, stacks = stacks, read_stacks(file)
+    return stacks

@@ -11,7 +11,6 @@ Guarantees:
 
 import dataclasses
 import logging
-import time
 from collections import deque
 from typing import final
 
@@ -20,7 +19,7 @@ import numpy as np
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.executors import Executor, run_here
-from millstream.loader.last_words import read_call, read_stacks
+from millstream.loader.last_words import read_call, read_stacks, wait_for_stacks
 from millstream.loader.messages import Broken, Exited, Group, Made, Units
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
@@ -37,9 +36,6 @@ STALL_WARNING_SECONDS = 30.0
 LOOK_SECONDS = 1.0
 """How long to wait at once. If a look takes longer, all of us were suspended: that is no stall of the workers."""
 
-STACKS_SECONDS = 0.5
-"""How long to wait for a worker's stacks."""
-
 RECORDS_PER_MESSAGE = 2048
 """A call of many small units has so many records at most: enough for its message to cost next to nothing per record."""
 
@@ -47,10 +43,8 @@ MOST_DEATHS = 2
 """A call in which so many workers have died is given up, and so is a pool whose zygote has, with nothing made."""
 
 MOST_DEATHS_AT_START = 8
-"""So many, and as many as it has workers, may die without beginning any call, before one forked later makes something.
-
-Then the pool is given up: whoever works in it, workers cannot start.
-"""
+"""A pool is given up when so many workers, and as many as it has, have died without beginning any call: in a row, but
+for those that had been there before."""
 
 logger = logging.getLogger("millstream")
 
@@ -313,13 +307,7 @@ class PoolExecutor(Executor):
         if worker.pid is None or not worker.is_ready:
             return "(not there yet: it is still starting)"
         worker.ask_for_stacks()
-        deadline = time.monotonic() + STACKS_SECONDS
-        before, stacks = "", read_stacks(worker.last_words)
-        # They come line by line, without an end.
-        while (not stacks or stacks != before) and time.monotonic() < deadline:
-            time.sleep(0.02)
-            before, stacks = stacks, read_stacks(worker.last_words)
-        return stacks or "(it does not answer: it is stopped, or waits for a device)"
+        return wait_for_stacks(worker.last_words) or "(it does not answer: it is stopped, or waits for a device)"
 
     def _describe_number(self, number: int) -> str:
         assigned = self._assigned.get(number)

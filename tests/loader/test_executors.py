@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from oracle import oracle
 from strategies import UNEVEN_ENDS, Pipeline, pipelines
 from streams import comparable, drain
+from worker_pools import python
 
 import millstream
 from millstream.loader import crew as crew_module
@@ -473,3 +474,63 @@ def test_an_empty_schedule_is_exhausted_at_once() -> None:
         with iter(loader) as iterator:
             iterator.start_prefetch()
             assert list(itertools.islice(iterator, 3)) == []
+
+
+FORKING_SCRIPT = """
+import os, sys
+import millstream
+{preparation}
+
+class Slow:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, key):
+        for _ in range(50_000):
+            pass
+        return key
+
+loader = millstream.load(Slow(), batch_size=4, num_epochs=1, read_options=millstream.ReadOptions(num_threads=4))
+expected = list(range(0, 64, 4))
+iterator = {iterator}
+assert [int(next(iterator)[0]) for _ in range(5)] == expected[:5]
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            assert "Call iter(loader) in the forked process" in str(error), error
+        else:
+            sys.exit("waited for the parent's threads")
+        assert iterator.step == 5
+        own = iter(loader)
+        own.set_state(iterator.get_state())
+        assert [int(batch[0]) for batch in own] == expected[5:]
+        iterator.close()
+        assert list(loader.record_keys(5)) == [20, 21, 22, 23]
+        {leave}
+    assert os.waitpid(child, 0)[1] == 0
+assert [int(batch[0]) for batch in iterator] == expected[5:]
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("preparation", "iterator", "leave"),
+    [
+        ("", "iter(loader)", "sys.exit(0)"),
+        # JAX warns of forks, and a forked process that ends in order crashes in it.
+        (
+            "import warnings; warnings.simplefilter('ignore')",
+            "millstream.device_put(iter(loader))",
+            "os._exit(0)",
+        ),
+    ],
+    ids=["threads", "device"],
+)
+def test_a_forked_process_has_threads_of_its_own(preparation: str, iterator: str, leave: str) -> None:
+    """It cannot wait for threads that did not come along; its own iterators work, from any state."""
+    code = FORKING_SCRIPT.format(preparation=preparation, iterator=iterator, leave=leave)
+    done = python("-c", code)
+    assert (done.stderr, done.stdout) == ("", "done\n")

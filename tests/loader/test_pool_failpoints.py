@@ -24,7 +24,7 @@ from streams import comparable
 
 import millstream
 from millstream.errors import WorkerStalledError
-from millstream.loader import pool_executor
+from millstream.loader import last_words
 from millstream.transforms import Batch, Filter, FlatMap
 
 pytestmark = pytest.mark.timeout(120)
@@ -198,7 +198,7 @@ def test_a_stop_at_any_edge_is_a_pause(tmp_path: Path, edge: str) -> None:
 @pytest.mark.parametrize("edge", EDGES)
 def test_a_stop_for_good_is_an_error_at_its_turn(tmp_path: Path, edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that stays stopped is given up after `stall_timeout`; after the error the stream goes on, complete."""
-    monkeypatch.setattr(pool_executor, "STACKS_SECONDS", 0.01)
+    monkeypatch.setattr(last_words, "STACKS_SECONDS", 0.01)
     swept = Swept(tmp_path, edge, failpoints.be_stopped, BATCHES, stall_timeout=0.4)
     for n in (1, 2):
         swept.trap.arm(n)

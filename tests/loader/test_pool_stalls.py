@@ -29,7 +29,7 @@ from worker_pools import (
 
 import millstream
 from millstream.errors import WorkerStalledError
-from millstream.loader import pool, pool_executor
+from millstream.loader import last_words, pool, pool_executor
 
 STEP = 5
 BAD = EXPECTED[STEP][2]
@@ -57,7 +57,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
 ) -> None:
     """Row 8: log and error say which process, in which state, with which records; the error has its stack."""
     monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.1)
-    monkeypatch.setattr(pool_executor, "STACKS_SECONDS", 0.01 if fault is faults.stop else 5.0)
+    monkeypatch.setattr(last_words, "STACKS_SECONDS", 0.01 if fault is faults.stop else 5.0)
     with iter(loader_of(At(BAD, fault), read_options=millstream.ReadOptions(threads))) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         stalled = pids_of(iterator)
