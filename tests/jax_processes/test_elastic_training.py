@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from faults import Pipe
 from jax_groups import run_group
 from jax_programs import GLOBAL_BATCH, SEED, SIZE, Noise
 from oracle import oracle
@@ -52,20 +53,24 @@ def expected() -> list[Any]:
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     """Returns what the processes of each life say, one life after the other, over one folder of checkpoints."""
     folder = tmp_path_factory.mktemp("elastic")
-    return [
-        run_group(
-            "train",
-            life.processes,
-            folder / f"life_{number}.log",
-            devices=life.devices,
-            folder=folder / "checkpoints",
-            save_at=STEPS_PER_LIFE * (number + 1),
-            stop_at=STEPS_PER_LIFE * (number + 1) + STEPS_TOO_FAR,
-            worker_count=life.workers,
-            killed=life.killed,
-        )
-        for number, life in enumerate(LIVES)
-    ]
+    said = []
+    for number, life in enumerate(LIVES):
+        with Pipe(folder / f"arrivals_{number}") as arrivals:
+            said.append(
+                run_group(
+                    "train",
+                    life.processes,
+                    folder / f"life_{number}.log",
+                    devices=life.devices,
+                    folder=folder / "checkpoints",
+                    save_at=STEPS_PER_LIFE * (number + 1),
+                    stop_at=STEPS_PER_LIFE * (number + 1) + STEPS_TOO_FAR,
+                    worker_count=life.workers,
+                    arrivals=arrivals.path,
+                    killed=life.killed,
+                )
+            )
+    return said
 
 
 def survivors(told: list[list[Any]], number: int) -> list[dict[str, Any]]:

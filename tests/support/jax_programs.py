@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import psutil
+from faults import report
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 from streams import equal_streams
@@ -94,7 +95,9 @@ def trained(model: dict[str, jax.Array], batch: dict[str, Any]) -> dict[str, jax
     return {"weights": model["weights"] * 31 + noise + batch["number"].sum()}
 
 
-def train(folder: Path, save_at: int, stop_at: int, worker_count: int, killed: int | None = None) -> dict[str, Any]:
+def train(
+    folder: Path, save_at: int, stop_at: int, worker_count: int, *, arrivals: Path, killed: int | None = None
+) -> dict[str, Any]:
     """Trains from the newest checkpoint on, saves once, and says what there was.
 
     Args:
@@ -102,6 +105,7 @@ def train(folder: Path, save_at: int, stop_at: int, worker_count: int, killed: i
         save_at: the step at which model and loader are saved, while training goes on.
         stop_at: the step at which training ends.
         worker_count: processes that load.
+        arrivals: a named pipe, in which the others report that they have begun the last step.
         killed: the process that kills itself in the last step, between taking its batch and training on it.
     """
     sharding, shard = devices_in_a_row(), millstream.ShardByJaxProcess(drop_remainder=True)
@@ -118,7 +122,11 @@ def train(folder: Path, save_at: int, stop_at: int, worker_count: int, killed: i
             local = next(batches)
             if killed is not None and batches.step == stop_at:
                 if jax.process_index() == killed:
+                    # Not before: what it has sent of the step before might be lost with it.
+                    with arrivals.open() as pipe:
+                        list(itertools.islice(pipe, jax.process_count() - 1))
                     os.kill(os.getpid(), signal.SIGKILL)
+                report(arrivals, jax.process_index())
                 take_part_in_vain(model, jax.make_array_from_process_local_data(sharding, local))
             batch = jax.make_array_from_process_local_data(sharding, local)
             model = trained(model, batch)
@@ -139,7 +147,7 @@ def take_part_in_vain(model: dict[str, jax.Array], batch: dict[str, Any]) -> Non
 
     JAX hangs, or raises; at its exit a process would then wait for the others, or abort them.
     """
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RuntimeError):
         jax.block_until_ready(trained(model, batch))
     threading.Event().wait()
 
