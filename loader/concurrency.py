@@ -18,6 +18,9 @@ STARVING = 0.1
 WORTH = 0.8
 """Fewer threads are enough if they reach this share of the best rate."""
 
+FIRST_SETTLED_WINDOWS = 4
+"""After so many windows a first refusal is put to the test: one burst of outputs may have made a rate look good."""
+
 SETTLED_WINDOWS = 256
 """After so many windows the search begins again: the consumer, the disk or the network may have changed."""
 
@@ -39,6 +42,7 @@ class Concurrency:
         self._level_above = most
         self._best_rate = 0.0
         self._settled = 0
+        self._patience = FIRST_SETTLED_WINDOWS
         self._skip = most
         self._open_window(0.0)
 
@@ -71,7 +75,8 @@ class Concurrency:
                 self._go_to(self._most)
         elif rate < WORTH * self._best_rate:
             self._go_to(self._level_above)
-            self._settled = SETTLED_WINDOWS
+            self._settled = self._patience
+            self._patience = min(4 * self._patience, SETTLED_WINDOWS)
         elif self.level == 1:
             self._settled = SETTLED_WINDOWS
         else:
