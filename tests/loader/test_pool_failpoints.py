@@ -166,18 +166,25 @@ def continue_stopped(path: Path) -> Iterator[Pause]:
     pipe = os.open(path, os.O_RDWR)
 
     def work() -> None:
-        while (pid := int(os.read(pipe, 8))) > 0:
+        # More than one, where a run ends before the process that it has stopped goes on: the next run may stop another.
+        stopped: set[int] = set()
+        while True:
             # The signal may come before the process has stopped: again, until it says that it goes on.
-            while not select.select([pipe], [], [], 0.005)[0]:
-                os.kill(pid, signal.SIGCONT)
-            assert int(os.read(pipe, 8)) == 0
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            if select.select([pipe], [], [], 0.005 if stopped else None)[0]:
+                word = int(os.read(pipe, 8))
+                if word == 0:
+                    return
+                stopped ^= {abs(word)}
 
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         done = thread.submit(work)
         try:
             yield Pause(path)
         finally:
-            os.write(pipe, b"%8d" % -1)
+            os.write(pipe, b"%8d" % 0)
             done.result()
             os.close(pipe)
 

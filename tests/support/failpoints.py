@@ -66,7 +66,8 @@ class Pause:
     """Stops the process until the test continues it.
 
     Attributes:
-        path: a named pipe, in which the process says that it will stop, and that it goes on.
+        path: a named pipe, in which the process says that it will stop, by its number, and that it goes on, by the
+            negative of it.
     """
 
     path: Path
@@ -76,7 +77,7 @@ class Pause:
         with self.path.open("wb", buffering=0) as pipe:
             pipe.write(b"%8d" % os.getpid())
             be_stopped()
-            pipe.write(b"%8d" % 0)
+            pipe.write(b"%8d" % -os.getpid())
 
 
 class Trap:
