@@ -16,8 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
 _HEADER = struct.Struct("<QB")
-_RECEIVE_BYTES = 1 << 18
+_RECEIVE_BYTES = 1 << 16
+"""Memory for so many bytes is taken for each read: the C library gets and returns pages for more than 128 KB."""
+
 _MOST_DESCRIPTORS = 8
+
+# Not the enum's members, whose operators are Python.
+_DESCRIPTORS_LOST = int(socket.MSG_CTRUNC)
 
 
 @final
@@ -54,7 +59,7 @@ class Channel:
         body = pickle.dumps(message, protocol=5)
         frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
         # Copies of the descriptors: the caller may close its own before the frame's turn comes.
-        self._outbox.append((frame, copies_of(descriptors)))
+        self._outbox.append((frame, copies_of(descriptors) if descriptors else []))
         self.flush()
 
     def flush(self) -> None:
@@ -90,7 +95,7 @@ class Channel:
             # Programs that user code starts must not hold on to what a worker has.
             os.set_inheritable(descriptor, False)
         self._received.extend(descriptors)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _DESCRIPTORS_LOST:
             raise OSError(errno.EMFILE, "Too many open files: raise the limit (`ulimit -n`) or use fewer workers")
         if not data:
             self.is_open = False

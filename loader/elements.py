@@ -29,6 +29,15 @@ class Origins:
         """Returns the origins of some of the elements: a slice, a mask or an array of places."""
         return type(self)(self.position[which], self.record_key[which], self.index[which])
 
+    def to_bytes(self) -> bytes:
+        """Returns the three arrays end to end: to pickle them takes ten times as long as this."""
+        return np.concatenate((self.position, self.record_key, self.index)).tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Returns what `to_bytes` was called on; the arrays are read-only."""
+        return cls(*np.frombuffer(data, dtype=np.int64).reshape(3, -1))
+
     def fan_out(self, counts: Sequence[int], max_fan_out: int) -> Self:
         """Returns the origins of children, `counts[i]` of them for element i: child j has index `i * max_fan_out + j`.
 

@@ -4,16 +4,15 @@
     parent → worker   Make                  worker → parent   Ready, Broken, Made
 
 A conversation ends with the end of the socket: the parent's end closing means "stop", a worker's end closing without
-that means it died.
+that means it died. The messages are named tuples, which pickle in C: a few microseconds less for each batch.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 from millstream.loader.transport import Failure, Parcel
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PipelineFile:
+class PipelineFile(NamedTuple):
     """Where the pipeline lies in the file that all workers read it from.
 
     Attributes:
@@ -27,8 +26,7 @@ class PipelineFile:
     file_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(NamedTuple):
     """Make a worker. Its channel, arena, last words and pipeline file come along as descriptors.
 
     Attributes:
@@ -44,23 +42,20 @@ class Fork:
     pipeline: PipelineFile
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(NamedTuple):
     """Kill a worker and all that it started."""
 
     pid: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(NamedTuple):
     """A worker was made; where the system has handles of processes, one comes along as a descriptor."""
 
     number: int
     pid: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(NamedTuple):
     """A worker is gone.
 
     Attributes:
@@ -74,24 +69,21 @@ class Exited:
     peak_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Units:
+class Units(NamedTuple):
     """A call of phase 0: make units start … stop - 1."""
 
     start: int
     stop: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """A call of a later phase: the elements of one group, pickled."""
 
     phase: int
     elements: bytes
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Make:
+class Make(NamedTuple):
     """Make the outputs of one call of the plan.
 
     Attributes:
@@ -105,20 +97,17 @@ class Make:
     released: list[int]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """The pipeline is there: the worker waits for calls."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(NamedTuple):
     """The pipeline cannot be made from its pickle in a worker."""
 
     failure: Failure
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Made:
+class Made(NamedTuple):
     """The outputs of a call, and what was raised instead of the next one, if anything.
 
     Attributes:

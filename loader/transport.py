@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import pickle
 import traceback
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import cloudpickle
 import numpy as np
@@ -33,8 +33,7 @@ LONGEST_PATH = 200
 """Nobody reads where a leaf is, if that takes more characters to say."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Some bytes in an arena: which of the message's chunks, where in it, how many."""
 
     chunk: int
@@ -42,8 +41,7 @@ class Place:
     num_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Parcel:
+class Parcel(NamedTuple):
     """Outputs on their way: a pickle, and where its buffers are.
 
     Attributes:
@@ -57,8 +55,7 @@ class Parcel:
     chunks: tuple[tuple[int, int], ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """An exception on its way.
 
     Attributes:
@@ -148,7 +145,7 @@ def pack(run: Elements, allocator: Allocator, classes: ClassTable) -> Parcel:
     Raises:
         Exception: an element cannot be pickled.
     """
-    return _Packer(allocator, classes).pack((to_columns(list(run.values), allocator.allocate), run.origins))
+    return _Packer(allocator, classes).pack((to_columns(list(run.values), allocator.allocate), run.origins.to_bytes()))
 
 
 def unpack(parcel: Parcel, arena: ArenaView, classes: ClassTable) -> tuple[list[Any], Origins]:
@@ -160,7 +157,7 @@ def unpack(parcel: Parcel, arena: ArenaView, classes: ClassTable) -> tuple[list[
 
     body = at(parcel.body) if isinstance(parcel.body, Place) else parcel.body
     columns, origins = classes.loads(body, [at(place) for place in parcel.buffers])
-    return to_elements(columns), origins
+    return to_elements(columns), Origins.from_bytes(origins)
 
 
 def pack_failure(error: BaseException, classes: ClassTable) -> Failure:

@@ -276,7 +276,7 @@ def test_the_workers_traceback_and_causes_arrive_as_text() -> None:
 
 def test_an_exception_class_that_is_missing_here_arrives_in_words() -> None:
     """What the worker could unpickle and the parent cannot, is text."""
-    failure = dataclasses.replace(pack_failure(KeyError("key"), NO_CLASSES), pickled=b"not a pickle")
+    failure = pack_failure(KeyError("key"), NO_CLASSES)._replace(pickled=b"not a pickle")
 
     assert str(unpack_failure(failure, NO_CLASSES)) == "builtins.KeyError: 'key'"
 
