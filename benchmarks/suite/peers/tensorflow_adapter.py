@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from suite.case import Contender, UnsupportedError
+from suite.data import bring_into_memory
 from suite.peers.base import Stream, no_sampler
 from suite.work import SEED, Columns, Files, Filter, Records, Step, Work
 
@@ -120,4 +121,5 @@ def _as_tfrecord(path: Path) -> str:
                 writer.write(record)
         reader.close()
         partial.replace(target)
+    bring_into_memory(target)
     return str(target)
