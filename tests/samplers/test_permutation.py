@@ -206,6 +206,26 @@ def test_many_epochs_at_once_equal_one_at_a_time(data: st.DataObject, n: int, se
     assert permute(some_offsets, n, seed, epochs).tolist() == alone
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    n=st.integers(1, 1 << 12) | st.sampled_from(LARGE),
+    lengths=st.lists(st.integers(0, 1500), min_size=1, max_size=4),
+    first_epoch=st.integers(0, 2**64 - 4) | st.just(2**64 - 4),
+    seed=WORD,
+    mixing_seed=st.integers(0, 2**32 - 1),
+)
+def test_few_epochs_at_once_equal_one_at_a_time(
+    n: int, lengths: list[int], first_epoch: int, seed: int, mixing_seed: int
+) -> None:
+    """Nor do they matter where a few epochs have thousands of offsets between them, in order or mixed."""
+    parts = [offsets(0, length) % np.uint64(n) for length in lengths]
+    alone = [permute(part, n, seed, first_epoch + i) for i, part in enumerate(parts)]
+    epochs = np.repeat(np.array([first_epoch + i for i in range(len(lengths))], dtype=np.uint64), lengths)
+    for order in (slice(None), np.random.default_rng(mixing_seed).permutation(len(epochs))):
+        together = permute(np.concatenate(parts)[order], n, seed, epochs[order])
+        assert np.array_equal(together, np.concatenate(alone)[order])
+
+
 @settings(deadline=None, max_examples=150)
 @given(
     n=st.integers(1, 1 << 12) | st.integers(1 << 12, 1 << 25) | st.sampled_from(LARGE),
