@@ -26,7 +26,7 @@ from millstream.loader.plan import Plan
 from millstream.loader.pool import Event, WarmPools, Worker, ZygoteDied
 from millstream.loader.process_state import describe_exit, describe_process
 from millstream.loader.recycled_memory import RecycledMemory
-from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
+from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall, makes_several
 from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import unpack, unpack_failure
 
@@ -85,14 +85,17 @@ class PoolExecutor(Executor):
     def next_run(self) -> Run | None:
         """Returns the next outputs in order, None at the end."""
         self._check_process()
-        self._receive(0.0)
         self._hand_out()
-        while (run := self._schedule.pop()) is None:
+        run = self._schedule.pop()
+        if run is not None:
+            self._receive(0.0)
+        while run is None:
             if self._schedule.exhausted:
                 return None
             self._receive(self._seconds_to_next_look())
             self._look_for_stalls()
             self._hand_out()
+            run = self._schedule.pop()
         # There is room for one more now.
         self._hand_out()
         return run
@@ -322,8 +325,3 @@ class PoolExecutor(Executor):
         shown = ", ".join(map(str, keys[:16].tolist())) + (", …" if len(keys) > 16 else "")
         first, last = np.min(origins.position), np.max(origins.position)
         return f"the record{'s' if len(keys) > 1 else ''} {shown} (positions {first} to {last})"
-
-
-def makes_several(call: Call) -> bool:
-    """Whether a call makes several units, so that it can be split."""
-    return isinstance(call, UnitCall) and call.stop - call.start > 1

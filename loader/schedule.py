@@ -120,6 +120,11 @@ class GroupCall:
 Call = UnitCall | GroupCall
 
 
+def makes_several(call: Call) -> bool:
+    """Whether a call makes several units, so that it can be split."""
+    return isinstance(call, UnitCall) and call.stop - call.start > 1
+
+
 class Regrouping:
     """Collects the outputs of one phase into groups of the next one's batch size."""
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import pickle
 import traceback
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import cloudpickle
@@ -151,13 +152,13 @@ def pack(run: Elements, allocator: Allocator, classes: ClassTable) -> Parcel:
 def unpack(parcel: Parcel, arena: ArenaView, classes: ClassTable) -> tuple[list[Any], Origins]:
     """Returns the values and origins of a run, the arrays as views of the arena."""
     leases = [arena.lease(offset, used) for offset, used in parcel.chunks]
-
-    def at(place: Place) -> NDArray[np.uint8]:
-        return leases[place.chunk][place.start : place.start + place.num_bytes]
-
-    body = at(parcel.body) if isinstance(parcel.body, Place) else parcel.body
-    columns, origins = classes.loads(body, [at(place) for place in parcel.buffers])
+    body = _bytes_at(parcel.body, leases) if isinstance(parcel.body, Place) else parcel.body
+    columns, origins = classes.loads(body, [_bytes_at(place, leases) for place in parcel.buffers])
     return to_elements(columns), Origins.from_bytes(origins)
+
+
+def _bytes_at(place: Place, leases: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    return leases[place.chunk][place.start : place.start + place.num_bytes]
 
 
 def pack_failure(error: BaseException, classes: ClassTable) -> Failure:
