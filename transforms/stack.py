@@ -66,10 +66,10 @@ def _stack(column: list[Any], path: str, allocate: Allocate) -> Any:
 
     The column is a list in particular, since numpy takes a tuple for one structured value.
     """
-    kinds = set(map(type, column))
-    if len(kinds) != 1:
+    kind = type(column[0])
+    if list(map(type, column)).count(kind) != len(column):
         _refuse_difference(column, path, "type", map(type, column))
-    return _stacker(kinds.pop())(column, path, allocate)
+    return _stacker(kind)(column, path, allocate)
 
 
 def _stacker(kind: type) -> _Stacker:
