@@ -48,6 +48,8 @@ def test_the_layout_of_this_numpy_is_known() -> None:
 def test_unknown_memory_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the pointers point elsewhere, the state is set by NumPy itself."""
     monkeypatch.setattr(philox_state, "_address_offset", lambda: 0)
+    # Not asked here: the answer, which is kept, would be that of this test.
+    monkeypatch.setattr(philox_state, "_layout_is_known", lambda: True)
     used, new = np.random.Philox(7), np.random.Philox(key=np.array([1, 2]), counter=np.array([3, 4, 5, 6]))
     assert philox_state._start_in_memory(used) is None
     starter(used)(1, 2, 3, 4, 5, 6)
