@@ -43,7 +43,7 @@ def generators(
 ) -> "Iterator[np.random.Generator]":
     """Yields `generator(seed, epoch, index, operation)` for each pair, as one object whose state is set anew.
 
-    Setting a state costs a fortieth of building a generator. The object yielded is therefore valid until the next one
+    Setting a state costs a hundredth of building a generator. The object yielded is therefore valid until the next one
     is asked for; draw from it, do not keep it.
     """
     reused = generator(0, 0, 0)
