@@ -26,7 +26,9 @@ Why the numbers are what they are:
     computed by applying the rounds to that distribution) is below 1e-4 for every n up to 8.
 """
 
-from typing import Any
+import dataclasses
+import functools
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +44,9 @@ _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio, odd: the stride of splitmix64."""
 
 _MOST_LEFT_BITS = 20
+
+_MOST_TABLE_ENTRIES = 1 << 16
+"""Larger tables do not stay in a processor's cache, and are no quicker than computing what stands in them."""
 
 _OFFSETS_WORTH_AN_EPOCH = 512
 """From so many offsets an epoch on, one permutation after the other is quicker than one with keys for each offset."""
@@ -63,18 +68,11 @@ def permute(offsets: Wide, num_records: int, seed: int, epoch: int | Wide) -> ND
         first, last = int(epoch.min()), int(epoch.max())
         if len(offsets) >= _OFFSETS_WORTH_AN_EPOCH * (last - first + 1):
             return _permute_by_epochs(offsets, num_records, seed, epoch, range(first, last + 1))
-    bits = (num_records - 1).bit_length()
-    right_bits = max(1, (bits + 1) // 2, bits - _MOST_LEFT_BITS)
-    left_size = ((num_records - 1) >> right_bits) + 1
-    keys: Words = _round_keys(seed, epoch, round_pairs=max(4, 28 - 2 * bits))
-    if num_records <= NARROW_LIMIT:
-        keys = (keys >> np.uint64(32)).astype(np.uint32)
-
-    landed = _encipher(offsets, keys, left_size, right_bits)
+    cipher = _cipher(num_records, seed, epoch) if isinstance(epoch, int) else _Cipher.of(num_records, seed, epoch)
+    landed = cipher.encipher(offsets)
     outside = np.flatnonzero(landed >= num_records)
     while outside.size:
-        keys_outside = keys if keys.shape[2] == 1 else keys[:, :, outside]
-        walked = _encipher(landed[outside], keys_outside, left_size, right_bits)
+        walked = cipher.only(outside).encipher(landed[outside])
         landed[outside] = walked
         outside = outside[walked >= num_records]
     return landed.view(np.int64)
@@ -88,6 +86,85 @@ def _permute_by_epochs(
         rows = np.flatnonzero(epoch_of_each == epoch)
         landed[rows] = permute(offsets[rows], num_records, seed, epoch)
     return landed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Cipher:
+    """One bijection of [0, left_size << right_bits), or one for each of the values.
+
+    Attributes:
+        left_size: how many numbers the left part can be.
+        right_bits: of how many bits the right part is.
+        keys: what the rounds are keyed by, shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m values.
+    """
+
+    left_size: int
+    right_bits: int
+    keys: Words
+
+    @classmethod
+    def of(cls, num_records: int, seed: int, epoch: int | Wide) -> Self:
+        """Returns the cipher whose walk within [0, num_records) is the permutation that seed and epoch select."""
+        bits = (num_records - 1).bit_length()
+        right_bits = max(1, (bits + 1) // 2, bits - _MOST_LEFT_BITS)
+        left_size = ((num_records - 1) >> right_bits) + 1
+        keys: Words = _round_keys(seed, epoch, round_pairs=max(4, 28 - 2 * bits))
+        if num_records <= NARROW_LIMIT:
+            keys = (keys >> np.uint64(32)).astype(np.uint32)
+        return cls(left_size, right_bits, keys)
+
+    def only(self, which: NDArray[np.intp]) -> Self:
+        """Returns the cipher for some of the values."""
+        return self if self.keys.shape[2] == 1 else dataclasses.replace(self, keys=self.keys[:, :, which])
+
+    def encipher(self, values: Wide) -> Wide:
+        """Returns the images of values.
+
+        Where the parts are so small that all numbers which they can be are fewer than the values, what the rounds add
+        is computed for all those numbers first, once for the whole epoch, and then looked up.
+        """
+        table_entries = self.left_size + (1 << self.right_bits)
+        if self.keys.shape[2] == 1 and table_entries <= min(len(values), _MOST_TABLE_ENTRIES):
+            return self._encipher_by_tables(values)
+        left = (values >> np.uint64(self.right_bits)).astype(self.keys.dtype, copy=False)
+        right = (values & np.uint64((1 << self.right_bits) - 1)).astype(self.keys.dtype, copy=False)
+        drawn, scratch = np.empty_like(left), np.empty_like(left)
+        for left_key, right_key in self.keys:
+            np.add(right, left_key, out=drawn)
+            _draw_below(self.left_size, drawn, scratch)
+            _turn_left(left, drawn, self.left_size)
+            np.add(left, right_key, out=drawn)
+            _draw_bits(self.right_bits, drawn, scratch)
+            _turn_right(right, drawn, self.right_bits)
+        return _joined(left.astype(np.uint64, copy=False), right, self.right_bits)
+
+    def _encipher_by_tables(self, values: Wide) -> Wide:
+        """Returns the same as `encipher`."""
+        left, right = values >> np.uint64(self.right_bits), values & np.uint64((1 << self.right_bits) - 1)
+        drawn = np.empty_like(left)
+        for left_row, right_row in _tables(self):
+            # Nothing wraps: it is the mode in which NumPy neither checks the indices first nor copies the outcome.
+            np.take(left_row, right.view(np.int64), out=drawn, mode="wrap")
+            _turn_left(left, drawn, self.left_size)
+            np.take(right_row, left.view(np.int64), out=drawn, mode="wrap")
+            _turn_right(right, drawn, self.right_bits)
+        return _joined(left, right, self.right_bits)
+
+
+_EPOCHS_KEPT = 4
+
+_cipher = functools.lru_cache(maxsize=_EPOCHS_KEPT)(_Cipher.of)
+"""An epoch is enciphered a few thousand offsets at a time, all with the same keys and tables."""
+
+
+@functools.lru_cache(maxsize=_EPOCHS_KEPT)
+def _tables(cipher: _Cipher) -> list[tuple[Wide, Wide]]:
+    """For each pair of rounds, what it adds on the left to each number on the right, and the other way round."""
+    left_table = np.arange(1 << cipher.right_bits, dtype=cipher.keys.dtype) + cipher.keys[:, 0]
+    right_table = np.arange(cipher.left_size, dtype=cipher.keys.dtype) + cipher.keys[:, 1]
+    _draw_below(cipher.left_size, left_table, np.empty_like(left_table))
+    _draw_bits(cipher.right_bits, right_table, np.empty_like(right_table))
+    return list(zip(left_table.astype(np.uint64), right_table.astype(np.uint64), strict=True))
 
 
 def _round_keys(seed: int, epoch: int | Wide, round_pairs: int) -> Wide:
@@ -105,44 +182,6 @@ def _round_keys(seed: int, epoch: int | Wide, round_pairs: int) -> Wide:
 def _mixed(words: Wide) -> Wide:
     _mix(words, np.empty_like(words))
     return words
-
-
-def _encipher(values: Wide, keys: Words, left_size: int, right_bits: int) -> Wide:
-    """Returns the images of values under one bijection of [0, left_size << right_bits).
-
-    Where the parts are so small that all numbers which they can be are fewer than the values, what the rounds add is
-    computed for all those numbers first, and then looked up.
-    """
-    if keys.shape[2] == 1 and left_size + (1 << right_bits) <= len(values):
-        return _encipher_by_tables(values, keys, left_size, right_bits)
-    left = (values >> np.uint64(right_bits)).astype(keys.dtype, copy=False)
-    right = (values & np.uint64((1 << right_bits) - 1)).astype(keys.dtype, copy=False)
-    drawn, scratch = np.empty_like(left), np.empty_like(left)
-    for left_key, right_key in keys:
-        np.add(right, left_key, out=drawn)
-        _draw_below(left_size, drawn, scratch)
-        _turn_left(left, drawn, left_size)
-        np.add(left, right_key, out=drawn)
-        _draw_bits(right_bits, drawn, scratch)
-        _turn_right(right, drawn, right_bits)
-    return _joined(left.astype(np.uint64, copy=False), right, right_bits)
-
-
-def _encipher_by_tables(values: Wide, keys: Words, left_size: int, right_bits: int) -> Wide:
-    """Returns the same as `_encipher`. Every table has a row for each pair of rounds."""
-    left_table = np.arange(1 << right_bits, dtype=keys.dtype) + keys[:, 0]
-    right_table = np.arange(left_size, dtype=keys.dtype) + keys[:, 1]
-    _draw_below(left_size, left_table, np.empty_like(left_table))
-    _draw_bits(right_bits, right_table, np.empty_like(right_table))
-    left, right = values >> np.uint64(right_bits), values & np.uint64((1 << right_bits) - 1)
-    drawn = np.empty_like(left)
-    for left_row, right_row in zip(left_table.astype(np.uint64), right_table.astype(np.uint64), strict=True):
-        # Nothing wraps: it is the mode in which NumPy neither checks the indices first nor copies the outcome.
-        np.take(left_row, right.view(np.int64), out=drawn, mode="wrap")
-        _turn_left(left, drawn, left_size)
-        np.take(right_row, left.view(np.int64), out=drawn, mode="wrap")
-        _turn_right(right, drawn, right_bits)
-    return _joined(left, right, right_bits)
 
 
 def _draw_below(size: int, words: Words, scratch: Words) -> None:
