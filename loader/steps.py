@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
 from millstream.errors import StackError
@@ -113,31 +114,26 @@ def _flat_map_step(operation: FlatMap, where: str) -> Step:
 def _batch_step(operation: Batch, where: str, is_template: Callable[[int], bool]) -> Step:
     size = operation.batch_size
 
-    def make(values: Sequence[Any], origins: Origins, allocate: Allocate) -> Any:
-        batch = make_batch(operation, values, origins, allocate)
+    def make(run: Elements, start: int, allocate: Allocate) -> Any:
+        values = run.values[start : start + size]
+        batch = _make_batch(operation, values, run.origins.record_key[start:], allocate)
         if not operation.pad_remainder:
             return batch
-        num_real = 0 if is_template(int(origins.position[0])) else len(values)
+        num_real = 0 if is_template(int(run.origins.position[start])) else len(values)
         return pad(batch, num_real, size, allocate)
 
     def step(run: Elements, allocate: Allocate) -> Elements:
         # A group that the error cuts short is not a batch: the error comes instead of it.
         short_is_whole = run.error is None and not operation.drop_remainder
         starts = range(0, len(run.values) if short_is_whole else len(run.values) - size + 1, size)
-        groups = (slice(start, start + size) for start in starts)
-        batches, error = collect(
-            (make(run.values[group], run.origins.take(group), allocate) for group in groups),
-            run.origins.take(slice(0, None, size)),
-            where,
-            len(starts),
-        )
-        first = run.origins.take(slice(0, len(batches) * size, size))
-        return Elements(batches, first, run.error if error is None else error)
+        firsts = run.origins.take(slice(0, None, size))
+        batches, error = collect((make(run, start, allocate) for start in starts), firsts, where, len(starts))
+        return Elements(batches, firsts.take(slice(len(batches))), run.error if error is None else error)
 
     return step
 
 
-def make_batch(operation: Batch, values: Sequence[Any], origins: Origins, allocate: Allocate) -> Any:
+def _make_batch(operation: Batch, values: Sequence[Any], record_keys: NDArray[np.int64], allocate: Allocate) -> Any:
     """Returns one batch of the values, in memory from `allocate` unless the user's `batch_fn` makes it.
 
     Raises:
@@ -148,7 +144,7 @@ def make_batch(operation: Batch, values: Sequence[Any], origins: Origins, alloca
     try:
         return stack(values, allocate)
     except StackError as error:
-        keys = ", ".join(str(origins.record_key[row]) for row in error.rows)
+        keys = ", ".join(str(record_keys[row]) for row in error.rows)
         error.add_note(f"millstream: the record keys of these elements: {keys}.")
         raise
 
