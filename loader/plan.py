@@ -295,7 +295,7 @@ def _streams(
         parents = _parents(sampler, origins) if isinstance(sampler, AdaptedSampler) else []
         return generators_from(parents, origins.index.tolist(), operation)
     epochs = origins.position // (sampler.num_records or np.iinfo(np.int64).max)
-    return generators(sampler.seed, epochs.tolist(), origins.index.tolist(), operation)
+    return generators(sampler.seed, epochs, origins.index, operation)
 
 
 def _parents(sampler: AdaptedSampler, origins: Origins) -> "Iterator[np.random.Generator]":

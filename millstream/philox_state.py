@@ -1,9 +1,9 @@
-"""Sets NumPy's Philox to the start of a stream, over and over, in some 0.15 microseconds.
+"""Sets NumPy's Philox to the start of one stream after the other, in a tenth of a microsecond each.
 
-NumPy's own way is to set the `state` property to a dict of dicts, which takes up to ten times as long: longer than most
-draws. NumPy says where the state lies in memory (`ctypes.state_address`), but not what lies where. That is written here
-as it is in NumPy's numpy/random/src/philox/philox.h and numpy/random/_philox.pyx; it was found to be so in the releases
-1.26, 2.0 and 2.4:
+NumPy's own way is to set the `state` property to a dict of dicts, which takes more than ten times as long: longer than
+most draws. NumPy says where the state lies in memory (`ctypes.state_address`), but not what lies where. That is written
+here as it is in NumPy's numpy/random/src/philox/philox.h and numpy/random/_philox.pyx; it was found to be so in the
+releases 1.26, 2.0 and 2.4:
 
     at state_address    pointers to the counter and to the key
     + 16                int buffer_pos, 4 words of 64 bits of buffer, int has_uint32, 32 bits of uinteger
@@ -18,33 +18,50 @@ Guarantees:
 
 import ctypes
 import functools
-import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-Start = Callable[[int, int, int, int, int, int], None]
-"""Takes the two words of a key and the four of a counter."""
+_STATE = np.dtype(
+    {
+        "names": ("buffer_pos", "key", "counter"),
+        "formats": (np.intc, (np.uint64, 2), (np.uint64, 4)),
+        "offsets": (0, 48, 64),
+        "itemsize": 96,
+    }
+)
+"""The state behind the pointers; what has no name here is zero at the start of a stream."""
 
-_STATE = struct.Struct("@i36xiI2Q4Q")
-_STATE_OFFSET, _KEY_OFFSET, _COUNTER_OFFSET = 16, 64, 80
+_STATE_OFFSET, _KEY_OFFSET, _COUNTER_OFFSET = (16, *(16 + _STATE.fields[name][1] for name in ("key", "counter")))
 _NOTHING_BUFFERED = 4
 
-
-def starter(bit_generator: "np.random.BitGenerator") -> Start:
-    """Returns the function that sets a Philox to the start of the stream of a key and a counter."""
-    if _layout_is_known():
-        start = _start_in_memory(bit_generator)
-        if start is not None:
-            return start
-    return functools.partial(_start_by_property, bit_generator)
+_Memory = ctypes.Array[ctypes.c_char]
 
 
-def _start_by_property(bit_generator: "np.random.BitGenerator", *words: int) -> None:
+def started(generator: "np.random.Generator", words: NDArray[np.uint64]) -> Iterator["np.random.Generator"]:
+    """Yields the same generator again and again, each time at the start of the next stream.
+
+    Args:
+        generator: a generator of a Philox, which is set anew.
+        words: which streams, shape (n, 6): the two words of the key and the four of the counter.
+    """
+    memory = _memory_of(generator.bit_generator) if _layout_is_known() else None
+    if memory is None:
+        for stream in words.tolist():
+            _set_property(generator.bit_generator, stream)
+            yield generator
+        return
+    for state in _states(words):
+        memory.raw = state
+        yield generator
+
+
+def _set_property(bit_generator: "np.random.BitGenerator", stream: list[int]) -> None:
     state: dict[str, object] = {
         "bit_generator": "Philox",
-        "state": {"key": words[:2], "counter": words[2:]},
+        "state": {"key": stream[:2], "counter": stream[2:]},
         "buffer": (0, 0, 0, 0),
         "buffer_pos": _NOTHING_BUFFERED,
         "has_uint32": 0,
@@ -53,22 +70,24 @@ def _start_by_property(bit_generator: "np.random.BitGenerator", *words: int) -> 
     bit_generator.state = state
 
 
-class _Memory(ctypes.Structure):
-    """The state of a bit generator, without the pointers."""
+def _states(words: NDArray[np.uint64]) -> list[bytes]:
+    """Returns what stands in memory at the start of each stream."""
+    states = np.zeros(len(words), _STATE)
+    states["buffer_pos"] = _NOTHING_BUFFERED
+    states["key"], states["counter"] = words[:, :2], words[:, 2:]
+    rows: list[bytes] = states.view(f"V{_STATE.itemsize}").tolist()
+    return rows
 
-    _fields_ = (("state", ctypes.c_char * _STATE.size),)
-    owner: "np.random.BitGenerator"
 
+def _memory_of(bit_generator: "np.random.BitGenerator") -> _Memory | None:
+    """Returns the memory of a bit generator behind its pointers, None if those are not as expected.
 
-def _start_in_memory(bit_generator: "np.random.BitGenerator") -> Start | None:
-    """Returns what writes to the memory of a bit generator, None if its pointers are not as expected."""
+    It is valid as long as somebody keeps the bit generator.
+    """
     address = id(bit_generator) + _address_offset()
     if list((ctypes.c_uint64 * 2).from_address(address)) != [address + _COUNTER_OFFSET, address + _KEY_OFFSET]:
         return None
-    memory = _Memory.from_address(address + _STATE_OFFSET)
-    # The memory must not outlive the object that it is in.
-    memory.owner = bit_generator
-    return functools.partial(_STATE.pack_into, memory, 0, _NOTHING_BUFFERED, 0, 0)
+    return (ctypes.c_char * _STATE.itemsize).from_address(address + _STATE_OFFSET)
 
 
 @functools.cache
@@ -84,13 +103,13 @@ def _layout_is_known() -> bool:
     if sys.implementation.name != "cpython":
         # There the number of an object is not its address.
         return False
-    key, counter = (3, 2**64 - 1), (2**63, 5, 2**32 + 7, 11)
-    expected = np.random.Philox(key=np.array(key, np.uint64), counter=np.array(counter, np.uint64))
+    stream = np.array([3, 2**64 - 1, 2**63, 5, 2**32 + 7, 11], np.uint64)
+    expected = np.random.Philox(key=stream[:2], counter=stream[2:])
     probe = np.random.Philox(0)
     # Something in every field.
     np.random.Generator(probe).integers(0, 9, size=3, dtype=np.uint32)
-    start = _start_in_memory(probe)
-    if start is None:
+    memory = _memory_of(probe)
+    if memory is None:
         return False
-    start(*key, *counter)
+    (memory.raw,) = _states(stream[np.newaxis])
     return repr(probe.state) == repr(expected.state) and np.array_equal(probe.random_raw(9), expected.random_raw(9))

@@ -15,10 +15,12 @@ takes as long as all of millstream.
 """
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from millstream.philox_state import starter
+from millstream.philox_state import started
 
 SEED_LIMIT = 1 << 64
 """Seeds, epochs and indices are below this: each is one word of Philox's key or counter."""
@@ -39,18 +41,16 @@ def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.rand
 
 
 def generators(
-    seed: int, epochs: Iterable[int], indices: Iterable[int], operation: int = 0
+    seed: int, epochs: NDArray[np.integer[Any]], indices: NDArray[np.integer[Any]], operation: int = 0
 ) -> "Iterator[np.random.Generator]":
     """Yields `generator(seed, epoch, index, operation)` for each pair, as one object whose state is set anew.
 
     Setting a state costs a hundredth of building a generator. The object yielded is therefore valid until the next one
     is asked for; draw from it, do not keep it.
     """
-    reused = generator(0, 0, 0)
-    start = starter(reused.bit_generator)
-    for epoch, index in zip(epochs, indices, strict=True):
-        start(seed, index, 0, 0, epoch, operation)
-        yield reused
+    words = np.zeros((len(indices), 6), dtype=np.uint64)
+    words[:, 0], words[:, 1], words[:, 4], words[:, 5] = seed, indices, epochs, operation
+    return started(generator(0, 0, 0), words)
 
 
 def generators_from(
@@ -62,8 +62,6 @@ def generators_from(
     one position do not share draws here, either. As with `generators`, the object yielded is reused.
     """
     reused = generator(0, 0, 0)
-    start = starter(reused.bit_generator)
     for parent, index in zip(parents, indices, strict=True):
-        first, second = parent.integers(0, SEED_LIMIT, size=2, dtype=np.uint64).tolist()
-        start(first, second, 0, 0, index, operation)
-        yield reused
+        key = parent.integers(0, SEED_LIMIT, size=2, dtype=np.uint64).tolist()
+        yield from started(reused, np.array([[*key, 0, 0, index, operation]], dtype=np.uint64))

@@ -93,7 +93,8 @@ def test_reused_generators_equal_fresh_ones(
     seed: int, operation: int, elements: list[tuple[int, int, list[str]]]
 ) -> None:
     """Whatever was drawn before, half of a 64-bit word included, a reused generator is as good as a new one."""
-    epochs, indices = [epoch for epoch, _, _ in elements], [index for _, index, _ in elements]
+    epochs = np.array([epoch for epoch, _, _ in elements], dtype=np.uint64)
+    indices = np.array([index for _, index, _ in elements], dtype=np.uint64)
     reused = generators(seed, epochs, indices, operation)
 
     for (epoch, index, kinds), rng in zip(elements, reused, strict=True):
@@ -105,7 +106,7 @@ def test_reused_generators_equal_fresh_ones(
 
 def test_streams_of_one_call_do_not_disturb_another() -> None:
     """Two runs of generators at once, as two threads have them, are independent objects."""
-    one, other = generators(0, [0, 0], [0, 1]), generators(0, [0, 0], [0, 1])
+    one, other = (generators(0, np.array([0, 0]), np.array([0, 1])) for _ in range(2))
     drawn = [draw_words(next(rngs)) for rngs in (one, other, one, other)]
 
     assert drawn[:2] == [drawn[0]] * 2
@@ -114,8 +115,8 @@ def test_streams_of_one_call_do_not_disturb_another() -> None:
 
 def test_numbers_of_pairs_must_agree() -> None:
     """An epoch without an index is an error, not a stream left out."""
-    with pytest.raises(ValueError, match="shorter"):
-        list(generators(0, [0, 0], [0]))
+    with pytest.raises(ValueError, match="broadcast"):
+        list(generators(0, np.array([0, 0, 0]), np.array([0, 1])))
 
 
 @given(words, st.lists(words, max_size=5), words)
@@ -143,7 +144,11 @@ def test_operations_at_one_position_of_a_custom_sampler_differ() -> None:
 
 def test_spawning_is_refused() -> None:
     """`rng.spawn` would take entropy from the system, and so from no one knows where: it is an error."""
-    for rng in (generator(0, 0, 0), *generators(0, [0], [0]), *generators_from([np.random.default_rng(0)], [0])):
+    for rng in (
+        generator(0, 0, 0),
+        *generators(0, np.array([0]), np.array([0])),
+        *generators_from([np.random.default_rng(0)], [0]),
+    ):
         with pytest.raises(TypeError, match="does not implement spawning"):
             rng.spawn(1)
 
