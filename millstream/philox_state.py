@@ -24,17 +24,19 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+_POINTERS, _KEY, _COUNTER = 16, 48, 64
+"""Bytes that the two pointers take, and where behind them key and counter lie."""
+
 _STATE = np.dtype(
     {
         "names": ("buffer_pos", "key", "counter"),
         "formats": (np.intc, (np.uint64, 2), (np.uint64, 4)),
-        "offsets": (0, 48, 64),
+        "offsets": (0, _KEY, _COUNTER),
         "itemsize": 96,
     }
 )
-"""The state behind the pointers; what has no name here is zero at the start of a stream."""
+"""What lies behind the pointers. At the start of a stream, all that has no name here is zero."""
 
-_STATE_OFFSET, _KEY_OFFSET, _COUNTER_OFFSET = (16, *(16 + _STATE.fields[name][1] for name in ("key", "counter")))
 _NOTHING_BUFFERED = 4
 
 _Memory = ctypes.Array[ctypes.c_char]
@@ -85,9 +87,10 @@ def _memory_of(bit_generator: "np.random.BitGenerator") -> _Memory | None:
     It is valid as long as somebody keeps the bit generator.
     """
     address = id(bit_generator) + _address_offset()
-    if list((ctypes.c_uint64 * 2).from_address(address)) != [address + _COUNTER_OFFSET, address + _KEY_OFFSET]:
+    state = address + _POINTERS
+    if list((ctypes.c_uint64 * 2).from_address(address)) != [state + _COUNTER, state + _KEY]:
         return None
-    return (ctypes.c_char * _STATE.itemsize).from_address(address + _STATE_OFFSET)
+    return (ctypes.c_char * _STATE.itemsize).from_address(state)
 
 
 @functools.cache
