@@ -11,6 +11,8 @@ import errno
 import itertools
 import os
 import re
+import resource
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
@@ -124,13 +126,14 @@ class ArrayRecordFile:
         One by one is best for small records in the page cache, but waits for each record of slow storage in turn. The
         batched read asks for 64 records at once, but costs as much as a hundred to a thousand records before it
         starts. So this reads one by one until that has lost as much time as the batched read's start would cost, and
-        leaves the rest to the latter: never much more than twice the time of the better of the two.
+        leaves the rest to the latter: never much more than twice the time of the better of the two. Time for which
+        others had the processor is not lost by reading one by one, and begins the count anew.
         """
         records: list[bytes] = []
         ends = [position + 1 for position in positions]
-        enough = time.perf_counter() + (
-            _BATCHED_READ_SECONDS + _BATCHED_READ_SECONDS_PER_RECORD_IN_FILE * self.num_records
-        )
+        start_seconds = _BATCHED_READ_SECONDS + _BATCHED_READ_SECONDS_PER_RECORD_IN_FILE * self.num_records
+        switches = _context_switches()
+        enough = time.perf_counter() + start_seconds
         done = 0
         while done < len(positions):
             # The first alone, then ever more without a look at the clock.
@@ -139,7 +142,10 @@ class ArrayRecordFile:
             enough += _FAST_RECORD_SECONDS * (stop - done)
             done = stop
             if time.perf_counter() > enough:
-                break
+                before, switches = switches, _context_switches()
+                if not _was_only_preempted(before, switches):
+                    break
+                enough = time.perf_counter() + start_seconds
         if done < len(positions):
             records += self.reader.read(positions[done:])
         return records
@@ -168,6 +174,19 @@ class ArrayRecordFile:
         return DataSourceError(
             f"Cannot read record {position} of {self.path!r} (record key {key}): {reason}. Restore the file."
         )
+
+
+def _context_switches() -> tuple[int, int]:
+    """Returns how often this thread has waited, and how often it was preempted; zeros where the system does not say."""
+    if sys.platform != "linux":
+        return 0, 0
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_nvcsw, usage.ru_nivcsw
+
+
+def _was_only_preempted(before: tuple[int, int], now: tuple[int, int]) -> bool:
+    """Returns whether a thread has lost the processor to others between two looks, and has not waited for anything."""
+    return before[0] == now[0] and before[1] != now[1]
 
 
 def open_array_record(
