@@ -1,8 +1,8 @@
 """Framed messages over one socket: how the parent, the zygote and a worker talk.
 
-A frame is the length of a pickle, the number of descriptors that travel with it, and the pickle. Both ends come from
-one `socketpair` that only they hold, so what arrives is what this library wrote. A process that dies in the middle of
-a frame leaves an incomplete one, which is dropped: it can harm nobody's channel but its own.
+A frame is the length of a pickled message, the number of descriptors that travel with it, and the pickle. Both ends
+come from one `socketpair` that only they hold, so what arrives is what this library wrote. A process that dies in the
+middle of a frame leaves an incomplete one, which is dropped: it can harm nobody's channel but its own.
 """
 
 import contextlib
@@ -14,6 +14,8 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
+
+from millstream.loader.messages import Message, from_wire, to_wire
 
 _HEADER = struct.Struct("<QB")
 _RECEIVE_BYTES = 1 << 16
@@ -51,12 +53,12 @@ class Channel:
         """Whether something waits to be sent."""
         return bool(self._outbox)
 
-    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Sends a message, and with it copies of file descriptors.
 
         A broken connection is no error here: whoever waits for the other side to answer learns of its end.
         """
-        body = pickle.dumps(message, protocol=5)
+        body = pickle.dumps(to_wire(message), protocol=5)
         frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
         # Copies of the descriptors: the caller may close its own before the frame's turn comes.
         self._outbox.append((frame, copies_of(descriptors) if descriptors else []))
@@ -109,7 +111,7 @@ class Channel:
             del self._inbox[:end]
             self._arrived += self._received[:num_descriptors]
             del self._received[:num_descriptors]
-            yield pickle.loads(body)  # noqa: S301  (written by the other end of our own socket pair)
+            yield from_wire(pickle.loads(body))  # noqa: S301  (written by the other end of our own socket pair)
 
     def receive_rest(self) -> Iterator[Any]:
         """Yields all that the other side, which is dead, has sent."""

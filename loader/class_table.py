@@ -16,6 +16,7 @@ import numpy as np
 
 from millstream.columnar import Allocate
 from millstream.loader.array_pickles import reduce_array
+from millstream.loader.plain_values import is_plain
 
 BufferCallback = Callable[[pickle.PickleBuffer], bool]
 """Takes a buffer out of a pickle, or returns True to leave it in."""
@@ -41,6 +42,8 @@ class ClassTable:
         Raises:
             Exception: the value cannot be pickled.
         """
+        if is_plain(value):
+            return pickle.dumps(value, protocol=5, buffer_callback=buffer_callback)
         file = io.BytesIO()
         _NumberingPickler(file, self._numbers, buffer_callback, allocate).dump(value)
         return file.getvalue()
@@ -51,7 +54,11 @@ class ClassTable:
         Raises:
             Exception: whatever the classes in it raise when unpickled.
         """
-        return _NumberedUnpickler(io.BytesIO(data), self._classes, buffers).load()
+        pickled = bytes(data)
+        # Its name is in the pickle in plain letters.
+        if _NUMBERED not in pickled:
+            return pickle.loads(pickled, buffers=buffers)  # noqa: S301  (written by `dumps` or `dump_with_classes`)
+        return _NumberedUnpickler(io.BytesIO(pickled), self._classes, buffers).load()
 
 
 def dump_with_classes(value: Any, file: io.BytesIO, buffer_callback: BufferCallback) -> ClassTable:
@@ -69,6 +76,9 @@ def dump_with_classes(value: Any, file: io.BytesIO, buffer_callback: BufferCallb
 def class_of_number(number: int) -> type:
     """Stands in a pickle for one of the table's classes: `ClassTable.loads` looks it up instead of calling this."""
     raise pickle.UnpicklingError(f"Class {number} of the pipeline is known to a ClassTable only.")
+
+
+_NUMBERED = class_of_number.__name__.encode()
 
 
 class _ArrayPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types

@@ -1,13 +1,14 @@
 """What the parent, the zygote and the workers say to each other.
 
     parent → zygote   Fork, Kill            zygote → parent   Forked, Exited
-    parent → worker   Make                  worker → parent   Ready, Broken, Made
+    parent → worker   MakeUnits, MakeGroup  worker → parent   Ready, Broken, Made
 
 A conversation ends with the end of the socket: the parent's end closing means "stop", a worker's end closing without
-that means it died. The messages are named tuples, which pickle in C: a few microseconds less for each batch.
+that means it died. What is said for each batch consists of plain tuples and numbers, and the kind of a message is a
+number on its way (`to_wire`): to look up classes by name is most of what pickle would do.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from millstream.loader.transport import Failure, Parcel
 
@@ -69,32 +70,39 @@ class Exited(NamedTuple):
     peak_bytes: int
 
 
-class Units(NamedTuple):
-    """A call of phase 0: make units start … stop - 1."""
+class MakeUnits(NamedTuple):
+    """Make the outputs of a call of phase 0.
 
+    Attributes:
+        call: the number of the call, for the answer.
+        released: chunks of the worker's arena that the parent no longer holds.
+        start: the first of its units.
+        stop: the unit behind the last one.
+    """
+
+    call: int
+    released: list[int]
     start: int
     stop: int
 
 
-class Group(NamedTuple):
-    """A call of a later phase: the elements of one group, pickled."""
+class MakeGroup(NamedTuple):
+    """Make the outputs of a call of a later phase.
 
+    Attributes:
+        call: the number of the call, for the answer.
+        released: chunks of the worker's arena that the parent no longer holds.
+        phase: which one.
+        elements: those of one group, pickled.
+    """
+
+    call: int
+    released: list[int]
     phase: int
     elements: bytes
 
 
-class Make(NamedTuple):
-    """Make the outputs of one call of the plan.
-
-    Attributes:
-        call: the number of the call, for the answer.
-        work: what to make.
-        released: chunks of the worker's arena that the parent no longer holds.
-    """
-
-    call: int
-    work: Units | Group
-    released: list[int]
+Make: TypeAlias = MakeUnits | MakeGroup
 
 
 class Ready(NamedTuple):
@@ -123,3 +131,19 @@ class Made(NamedTuple):
     failure: Failure | None
     seconds: float
     stages: tuple[float, ...]
+
+
+Message: TypeAlias = Fork | Kill | Forked | Exited | Ready | Broken | Made | Make
+
+_KINDS: tuple[Any, ...] = (Fork, Kill, Forked, Exited, Ready, Broken, Made, MakeUnits, MakeGroup)
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+
+
+def to_wire(message: Message) -> tuple[Any, ...]:
+    """Returns a message as a plain tuple: the number of its kind, and its fields."""
+    return _NUMBERS[type(message)], *message
+
+
+def from_wire(wire: tuple[Any, ...]) -> Any:
+    """Returns the message that `to_wire` was called on."""
+    return _KINDS[wire[0]](*wire[1:])

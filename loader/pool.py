@@ -40,7 +40,7 @@ from millstream.loader.channel import Channel, close_all
 from millstream.loader.class_table import ClassTable, dump_with_classes
 from millstream.loader.last_words import create_last_words
 from millstream.loader.memory_budget import memory_budget
-from millstream.loader.messages import Broken, Exited, Fork, Forked, Group, Kill, Made, Make, PipelineFile, Ready, Units
+from millstream.loader.messages import Broken, Exited, Fork, Forked, Kill, Made, Make, PipelineFile, Ready
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
 from millstream.loader.processes import kill_session
@@ -94,12 +94,12 @@ class Worker:
         self.waited = 0.0
         self.warned = False
 
-    def give(self, call: int, work: Units | Group) -> None:
+    def give(self, message: Make) -> None:
         """Sends a call."""
         if not self.calls:
             self.waited = 0.0
-        self.calls.append(call)
-        self.channel.send(Make(call, work, self.arena.take_released()))
+        self.calls.append(message.call)
+        self.channel.send(message)
 
     def answered(self, call: int) -> None:
         """Takes note of an answer."""

@@ -20,7 +20,7 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.executors import Executor, run_here
 from millstream.loader.last_words import read_call, read_stacks, wait_for_stacks
-from millstream.loader.messages import Broken, Exited, Group, Made, Units
+from millstream.loader.messages import Broken, Exited, Made, MakeGroup, MakeUnits
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
 from millstream.loader.pool import Event, WarmPools, Worker, ZygoteDied
@@ -28,7 +28,7 @@ from millstream.loader.process_state import describe_exit, describe_process
 from millstream.loader.recycled_memory import RecycledMemory
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall, makes_several
 from millstream.loader.stage_clock import HAND_OVER
-from millstream.loader.transport import unpack, unpack_failure
+from millstream.loader.transport import release, unpack, unpack_failure
 
 STALL_WARNING_SECONDS = 30.0
 """A worker that makes one call for so long is reported in the log."""
@@ -152,18 +152,20 @@ class PoolExecutor(Executor):
 
     def _give(self, worker: Worker, number: int, assigned: _Assigned) -> None:
         call = assigned.call
-        work: Units | Group
-        try:
-            if isinstance(call, UnitCall):
-                work = Units(call.start, call.stop)
-            else:
-                work = Group(call.phase, self._pool.classes.dumps(call.group))
-        except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)
-            error.add_note(f"millstream: while it was pickled for a worker process, from {self._describe(call)}.")
-            self._schedule.complete(call, Elements.failed(error), 0.0)
+        elements = b""
+        if not isinstance(call, UnitCall):
+            try:
+                elements = self._pool.classes.dumps(call.group)
+            except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)
+                error.add_note(f"millstream: while it was pickled for a worker process, from {self._describe(call)}.")
+                self._schedule.complete(call, Elements.failed(error), 0.0)
+                return
+        self._assigned[number] = assigned
+        released = worker.arena.take_released()
+        if isinstance(call, UnitCall):
+            worker.give(MakeUnits(number, released, call.start, call.stop))
         else:
-            self._assigned[number] = assigned
-            worker.give(number, work)
+            worker.give(MakeGroup(number, released, call.phase, elements))
 
     def _receive(self, seconds: float) -> None:
         """Takes what has happened, having waited for something for at most so long."""
@@ -202,8 +204,7 @@ class PoolExecutor(Executor):
         self._plan.clock.add_all(made.stages)
         assigned = self._assigned.get(made.call)
         if assigned is None:
-            for offset, _ in made.parcel.chunks:
-                worker.arena.release(offset)
+            release(made.parcel, worker.arena)
             return
         try:
             values, origins = self._unpack(made.parcel, worker.arena, self._pool.classes)

@@ -11,7 +11,7 @@ import dataclasses
 import pickle
 import traceback
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import cloudpickle
 import numpy as np
@@ -34,26 +34,15 @@ LONGEST_PATH = 200
 """Nobody reads where a leaf is, if that takes more characters to say."""
 
 
-class Place(NamedTuple):
-    """Some bytes in an arena: which of the message's chunks, where in it, how many."""
+Place: TypeAlias = tuple[int, int, int]
+"""Some bytes in an arena: which of the message's chunks, where in it, how many."""
 
-    chunk: int
-    start: int
-    num_bytes: int
+Parcel: TypeAlias = tuple[bytes | Place, tuple[Place, ...], tuple[tuple[int, int], ...]]
+"""Outputs on their way: a pickle, or where it lies; the places of the buffers that it left out, in its order; and the
+arena's chunks that the places are in, offset and bytes used, of which each is one lease.
 
-
-class Parcel(NamedTuple):
-    """Outputs on their way: a pickle, and where its buffers are.
-
-    Attributes:
-        body: the pickle, or where it lies.
-        buffers: the places of the buffers that the pickle left out, in its order.
-        chunks: the arena's chunks that the places are in: offset and bytes used. Each is one lease.
-    """
-
-    body: bytes | Place
-    buffers: tuple[Place, ...]
-    chunks: tuple[tuple[int, int], ...]
+Plain tuples, as there is one for each batch: pickle looks up every class that it meets, which costs more than the rest.
+"""
 
 
 class Failure(NamedTuple):
@@ -108,7 +97,7 @@ class _Packer:
             raise
         finally:
             self._allocator.end_message()
-        return Parcel(place or body, tuple(self._places), tuple(zip(self._chunks, self._ends, strict=True)))
+        return place or body, tuple(self._places), tuple(zip(self._chunks, self._ends, strict=True))
 
     def _take_out(self, buffer: pickle.PickleBuffer) -> bool:
         """Puts a buffer into the arena; True says that it stays in the pickle."""
@@ -137,7 +126,7 @@ class _Packer:
             self._allocator.hand_over(offset)
         chunk = self._chunks[offset]
         self._ends[chunk] = max(self._ends[chunk], start + len(memory))
-        return Place(chunk, start, len(memory))
+        return chunk, start, len(memory)
 
 
 def pack(run: Elements, allocator: Allocator, classes: ClassTable) -> Parcel:
@@ -151,14 +140,22 @@ def pack(run: Elements, allocator: Allocator, classes: ClassTable) -> Parcel:
 
 def unpack(parcel: Parcel, arena: ArenaView, classes: ClassTable) -> tuple[list[Any], Origins]:
     """Returns the values and origins of a run, the arrays as views of the arena."""
-    leases = [arena.lease(offset, used) for offset, used in parcel.chunks]
-    body = _bytes_at(parcel.body, leases) if isinstance(parcel.body, Place) else parcel.body
-    columns, origins = classes.loads(body, [_bytes_at(place, leases) for place in parcel.buffers])
+    body, places, chunks = parcel
+    leases = [arena.lease(offset, used) for offset, used in chunks]
+    pickled = body if isinstance(body, bytes) else _bytes_at(body, leases)
+    columns, origins = classes.loads(pickled, [_bytes_at(place, leases) for place in places])
     return to_elements(columns), Origins.from_bytes(origins)
 
 
+def release(parcel: Parcel, arena: ArenaView) -> None:
+    """Gives back what a parcel that nobody wants any more has in the arena."""
+    for offset, _ in parcel[2]:
+        arena.release(offset)
+
+
 def _bytes_at(place: Place, leases: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    return leases[place.chunk][place.start : place.start + place.num_bytes]
+    chunk, start, num_bytes = place
+    return leases[chunk][start : start + num_bytes]
 
 
 def pack_failure(error: BaseException, classes: ClassTable) -> Failure:

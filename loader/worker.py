@@ -30,7 +30,7 @@ from millstream.loader.class_table import ClassTable
 from millstream.loader.crew import Crew, SlicedPreparation
 from millstream.loader.elements import Elements
 from millstream.loader.last_words import note_call
-from millstream.loader.messages import Broken, Fork, Group, Made, Make, PipelineFile, Ready, Units
+from millstream.loader.messages import Broken, Fork, Made, Make, MakeGroup, PipelineFile, Ready
 from millstream.loader.plan import Plan
 from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import pack, pack_failure, unpicklable_parts
@@ -77,7 +77,7 @@ class Maker:
             self._allocator.take_back(offset)
         start = time.perf_counter()
         try:
-            run = self._perform(message.work)
+            run = self._perform(message)
         except Exception as error:  # noqa: BLE001  (whatever it is, the consumer gets it at its turn)
             run = Elements.failed(error)
         if run.error is not None and not isinstance(run.error, Exception):
@@ -95,8 +95,8 @@ class Maker:
         clock.add(HAND_OVER, end - begin)
         return Made(message.call, parcel, failure, end - start, clock.take())
 
-    def _perform(self, call: Units | Group) -> Elements:
-        if isinstance(call, Group):
+    def _perform(self, call: Make) -> Elements:
+        if isinstance(call, MakeGroup):
             return self._plan.follow(call.phase, self._classes.loads(call.elements), self._allocator.allocate)
         if self._crew.size == 0 or self._plan.batched_source:
             return self._plan.finish(self._plan.prepare_units(call.start, call.stop), self._allocator.allocate)

@@ -24,7 +24,7 @@ from millstream.loader.arena import LARGE_LEAF_BYTES, create_arena_file
 from millstream.loader.class_table import ClassTable
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.recycled_memory import ALIGNMENT, round_up
-from millstream.loader.transport import pack, unpack
+from millstream.loader.transport import pack, release, unpack
 
 # Workers cannot import the modules of tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -119,8 +119,7 @@ class ArenaMachine(RuleBasedStateMachine):
     def refuse(self) -> None:
         """A message comes that the parent no longer waits for."""
         parcel = pack(run_of([array for array, _ in self.made]), self.allocator, NO_CLASSES)
-        for offset, _ in parcel.chunks:
-            self.view.release(offset)
+        release(parcel, self.view)
         self.made = []
 
     @rule()

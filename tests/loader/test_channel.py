@@ -14,8 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.loader.channel import Channel
+from millstream.loader.messages import Exited, Fork, Forked, Kill, MakeGroup, MakeUnits, PipelineFile, Ready
 
-messages = st.one_of(st.none(), st.integers(), st.text(max_size=20), st.binary(max_size=300), st.just(b"x" * 3000))
+
+def said(content: Any) -> MakeGroup:
+    """Returns a message with some content."""
+    return MakeGroup(1, [2, 3], 4, content)
+
+
+messages = st.one_of(
+    st.one_of(st.none(), st.integers(), st.text(max_size=20), st.binary(max_size=300), st.just(b"x" * 3000)).map(said),
+    st.builds(MakeUnits, st.integers(), st.lists(st.integers(), max_size=3), st.integers(), st.integers()),
+    st.sampled_from(
+        [Ready(), Kill(5), Forked(1, 5), Exited(5, -9, 1 << 40), Fork(1, 2, 3, PipelineFile(4, ((5, 6),), 7))]
+    ),
+)
 
 
 @contextlib.contextmanager
@@ -88,13 +101,15 @@ def test_messages_cut_anywhere_arrive_whole(values: list[Any], data: st.DataObje
         for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
             raw.sendall(stream[start:stop])
             received += channel.receive()
-            assert received == values[: sum(end <= stop for end in ends)]
+            complete = values[: sum(end <= stop for end in ends)]
+            assert received == complete
+            assert list(map(type, received)) == list(map(type, complete))
         assert channel.is_open
 
 
 def test_the_last_message_cut_at_every_byte_is_dropped() -> None:
     """A sender that dies in the middle of a frame has sent the messages before it, and nothing else."""
-    values = ["first", {"second": b"y" * 70}]
+    values = [said("first"), said({"second": b"y" * 70})]
     first, second = frames_of(values)
     stream = first + second
     for stop in range(len(stream) + 1):
@@ -119,13 +134,14 @@ def test_descriptors_arrive_with_their_message(plan: list[tuple[int, int]], bloc
         far._socket.setblocking(blocking)
         for number, (count, size) in enumerate(plan):
             files = [numbered_file(10 * number + i) for i in range(count)]
-            near.send((number, b"z" * size), files)
+            near.send(said((number, b"z" * size)), files)
             for descriptor in files:
                 os.close(descriptor)
         arrived = 0
         while arrived < len(plan):
             near.flush()
-            for number, content in far.receive():
+            for message in far.receive():
+                number, content = message.elements
                 count, size = plan[arrived]
                 assert (number, len(content)) == (arrived, size)
                 assert [number_in(file) for file in far.take_descriptors()] == [10 * number + i for i in range(count)]
@@ -138,14 +154,14 @@ def test_descriptors_arrive_with_their_message(plan: list[tuple[int, int]], bloc
 @settings(deadline=None, max_examples=50)
 def test_sending_to_one_who_does_not_listen_returns_at_once(sizes: list[int]) -> None:
     """What the socket does not take waits, in order; both sides may send at the same time without a deadlock."""
-    values = [bytes([number]) * size for number, size in enumerate(sizes)]
+    values = [said(bytes([number]) * size) for number, size in enumerate(sizes)]
     with channels(buffer_bytes=4096) as (near, far):
         for value in values:
             near.send(value)
             far.send(value)
         assert near.has_unsent or sum(sizes) < 10_000
-        there: list[bytes] = []
-        back: list[bytes] = []
+        there: list[Any] = []
+        back: list[Any] = []
         while near.has_unsent or far.has_unsent or len(there) < len(values) or len(back) < len(values):
             near.flush()
             there += far.receive()
@@ -159,14 +175,14 @@ def test_a_connection_that_broke_is_no_error_of_the_sender() -> None:
     """Messages to one who is gone are dropped, with their descriptors; what it sent before is still there."""
     before = open_descriptors()
     with channels() as (near, far):
-        far.send("last words")
+        far.send(said("last words"))
         far.close()
         file = numbered_file(1)
-        near.send("hello")
-        near.send("hello", [file])
+        near.send(said("hello"))
+        near.send(said("hello"), [file])
         os.close(file)
         assert not near.has_unsent
-        assert list(near.receive_rest()) == ["last words"]
+        assert list(near.receive_rest()) == [said("last words")]
         assert not near.is_open
     assert open_descriptors() == before
 
@@ -174,13 +190,13 @@ def test_a_connection_that_broke_is_no_error_of_the_sender() -> None:
 def test_the_words_of_one_who_was_not_listening_count() -> None:
     """An end closed with unread messages resets the connection; what it had sent is read all the same."""
     with channels() as (near, far):
-        near.send("never read")
-        far.send("one")
-        far.send("two" * 100_000)
+        near.send(said("never read"))
+        far.send(said("one"))
+        far.send(said("two" * 100_000))
         far.close()
         received = list(near.receive_rest())
-        assert received[0] == "one"
-        assert len(received) == 1 + ("two" * 100_000 in received)
+        assert received[0] == said("one")
+        assert len(received) == 1 + (said("two" * 100_000) in received)
         assert not near.is_open
 
 
@@ -189,11 +205,11 @@ def test_closing_closes_descriptors_that_wait_or_were_not_taken() -> None:
     before = open_descriptors()
     with channels(buffer_bytes=4096) as (near, far):
         file = numbered_file(7)
-        near.send("read, not taken", [file])
-        assert list(far.receive()) == ["read, not taken"]
-        near.send("not read", [file])
-        near.send(b"fills the socket" * 10_000)
-        near.send("not sent", [file, file])
+        near.send(said("read, not taken"), [file])
+        assert list(far.receive()) == [said("read, not taken")]
+        near.send(said("not read"), [file])
+        near.send(said(b"fills the socket" * 10_000))
+        near.send(said("not sent"), [file, file])
         os.close(file)
         assert near.has_unsent
     assert open_descriptors() == before
@@ -215,7 +231,7 @@ def test_descriptors_beyond_the_limit_are_an_error_with_a_hint() -> None:
     before = open_descriptors()
     with channels() as (near, far):
         file = numbered_file(7)
-        near.send("hello", [file] * 4)
+        near.send(said("hello"), [file] * 4)
         os.close(file)
         highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208  (no paths are wanted)
         kept = []
@@ -239,9 +255,9 @@ def test_descriptors_are_not_inherited_by_programs() -> None:
     """A program that user code starts does not get the descriptors that came through a channel."""
     with channels() as (near, far):
         file = numbered_file(7)
-        near.send("hello", [file])
+        near.send(said("hello"), [file])
         os.close(file)
-        assert list(far.receive()) == ["hello"]
+        assert list(far.receive()) == [said("hello")]
         (received,) = far.take_descriptors()
         assert not os.get_inheritable(received)
         os.close(received)
@@ -251,6 +267,6 @@ def test_it_can_be_waited_for() -> None:
     """`fileno` is readable exactly when there is something to receive."""
     with channels() as (near, far):
         assert select.select([far.fileno()], [], [], 0)[0] == []
-        near.send(None)
+        near.send(said(None))
         assert select.select([far.fileno()], [], [], 10)[0] == [far.fileno()]
-        assert list(far.receive()) == [None]
+        assert list(far.receive()) == [said(None)]
