@@ -4,6 +4,7 @@
 * keys: only the index: `[values[key] for key in keys]`.
 * index: one NumPy fancy index per column.
 * copy: only the memory traffic: rows laid end to end into one buffer that stays.
+* copy in turns: the same into two buffers: what is handed to another process cannot be written over at once.
 * read: only the read, by ArrayRecord's C++ reader: about a thousand records of each file in one call.
 * read singly: the same, one call per record.
 """
@@ -49,8 +50,8 @@ class BareLoop:
                 batches = _read_files(work, repeated, singly=mode != "read")
             case "index":
                 batches = _index(work, repeated)
-            case "copy":
-                batches = _copy(read, repeated)
+            case "copy" | "copy in turns" as mode:
+                batches = _copy(read, repeated, num_buffers=1 if mode == "copy" else 2)
             case mode:
                 raise UnsupportedError(f"there is no bound called {mode!r}")
         return Stream(batches)
@@ -86,12 +87,13 @@ def _index(work: Work, chunks: Iterator[Any]) -> Iterator[Any]:
     return ({name: column[keys] for name, column in arrays.items()} for keys in chunks)
 
 
-def _copy(read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[Any]) -> Iterator[Any]:
-    buffer: NDArray[Any] | None = None
-    for keys in chunks:
+def _copy(read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[Any], *, num_buffers: int) -> Iterator[Any]:
+    buffers: list[NDArray[Any]] = []
+    for number, keys in enumerate(chunks):
         rows = read(keys)
-        if buffer is None:
-            buffer = np.empty((len(rows), *rows[0].shape), rows[0].dtype)
+        if len(buffers) < num_buffers:
+            buffers.append(np.empty((len(rows), *rows[0].shape), rows[0].dtype))
+        buffer = buffers[number % num_buffers]
         np.concatenate(rows, out=buffer.reshape(-1, *rows[0].shape[1:]))
         yield buffer
 
