@@ -76,7 +76,7 @@ def _measure_resume(run: Run, step: int) -> Measurement:
         position.set_state(state)
         next(stream.batches)
 
-    value = _milliseconds(run.scale.pick(tiny=2, quick=5, full=10), resume)
+    value = _milliseconds(run.scale.pick(tiny=2, quick=5, full=100), resume)
     stream.close()
     return Measurement(value)
 
