@@ -23,7 +23,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.array_record_file import ArrayRecordFile, open_array_record
 from millstream.sources.array_record_footer import count_records
 from millstream.sources.array_record_paths import resolve_paths
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, items_at
 from millstream.sources.open_files import OpenFiles
 
 MAX_OPEN_FILES = 512
@@ -88,16 +88,15 @@ class ArrayRecordDataSource:
         positions = keys + self._shifts_array[parts]
         files = self._files_array[parts]
         order = np.argsort(files, kind="stable")
-        starts = np.flatnonzero(np.diff(files[order], prepend=-1))
-        if len(starts) == 1:
-            return self._read(self._paths[int(files[0])], positions.tolist(), keys.tolist())
-        records = [b""] * len(keys)
-        for places in np.split(order, starts[1:]) if len(starts) else ():
-            path = self._paths[int(files[places[0]])]
-            found = self._read(path, positions[places].tolist(), keys[places].tolist())
-            for place, record in zip(places.tolist(), found, strict=True):
-                records[place] = record
-        return records
+        files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
+        records: list[bytes] = []
+        for stop in (*(np.flatnonzero(np.diff(files)) + 1).tolist(), len(keys)):
+            start = len(records)
+            if stop > start:
+                records += self._read(self._paths[files[start]], positions[start:stop], keys[start:stop])
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return list(items_at(records, places.tolist()))
 
     def __repr__(self) -> str:
         return f"ArrayRecordDataSource({self._num_records:,} records in {self._named_files()})"
