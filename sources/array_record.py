@@ -90,7 +90,7 @@ class ArrayRecordDataSource:
         order = np.argsort(files, kind="stable")
         files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
         records: list[bytes] = []
-        for stop in (*(np.flatnonzero(np.diff(files)) + 1).tolist(), len(keys)):
+        for stop in (*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)):
             start = len(records)
             if stop > start:
                 records += self._read(self._paths[files[start]], positions[start:stop], keys[start:stop])
