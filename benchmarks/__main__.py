@@ -60,11 +60,11 @@ def measure_all(
             yield find(measured, CASES, breakdowns)
 
 
-def write(path: Path, machine: dict[str, Any], scale: Scale, repeats: int, found: list[Finding]) -> str:
+def write(path: Path, machine: dict[str, Any], scale: Scale, found: list[Finding]) -> str:
     """Writes the results next to each other, with the suffixes of their formats, and returns the report."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = markdown(machine, scale, repeats, found)
-    results = {"machine": machine, "scale": scale.name, "repeats": repeats, "cases": as_json(found)}
+    report = markdown(machine, scale, found)
+    results = {"machine": machine, "scale": scale.name, "cases": as_json(found)}
     path.with_suffix(".json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     path.with_suffix(".md").write_text(report)
     return report
@@ -81,7 +81,6 @@ def main(_: list[str]) -> None:
     chosen(CASE_NAMES.value, CASES, "cases")
     chosen(PEER_NAMES.value, PEERS, "peers")
     scale = SCALES[SCALE.value]
-    repeats = REPEATS.value or scale.repeats
     machine = describe_machine()
     for_the_record = scale is FULL and set(PEER_NAMES.value) >= set(PEERS)
     path = Path(OUTPUT.value) / ("latest" if for_the_record else scale.name)
@@ -91,8 +90,8 @@ def main(_: list[str]) -> None:
     report = ""
     # After each case: a run that is interrupted has not been for nothing.
     chosen_cases = [CASES[name] for name in CASES if name in CASE_NAMES.value]
-    for found in measure_all(scale, repeats, chosen_cases, *from_json(before, CASES)):
-        report = write(path, machine, scale, repeats, found)
+    for found in measure_all(scale, REPEATS.value or scale.repeats, chosen_cases, *from_json(before, CASES)):
+        report = write(path, machine, scale, found)
     print(report)
     try:
         draw(found, path.with_suffix(".png"))

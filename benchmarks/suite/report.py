@@ -13,11 +13,11 @@ NOTHING = DASH
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def markdown(machine: Mapping[str, Any], scale: Scale, repeats: int, findings: Sequence[Finding]) -> str:
+def markdown(machine: Mapping[str, Any], scale: Scale, findings: Sequence[Finding]) -> str:
     """Returns the whole report."""
     sections = [
         "# Benchmarks",
-        _introduction(machine, scale, repeats),
+        _introduction(machine, scale, findings),
         "## How many times as fast",
         (
             "millstream's best mode against the best mode of each peer: above 1 millstream is ahead, below 1 behind. "
@@ -37,14 +37,16 @@ def markdown(machine: Mapping[str, Any], scale: Scale, repeats: int, findings: S
     return "\n\n".join(sections) + "\n"
 
 
-def _introduction(machine: Mapping[str, Any], scale: Scale, repeats: int) -> str:
+def _introduction(machine: Mapping[str, Any], scale: Scale, findings: Sequence[Finding]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    counts = {len(result.values) for finding in findings for result in finding.results if result.values}
+    runs = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "no"
     judged = "" if scale.name == "full" else f" **A {scale.name} run: too short to be quoted.**"
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, "
         f"Python {machine['python']}, NumPy {machine['numpy']}, {versions}; "
         f"load {machine['load_before']} before the run.\n\n"
-        f"Each number is the median of {repeats} run{'s'[: repeats != 1]}, with the lowest and the highest; each run "
+        f"Each number is the median of {runs} run{'s'[: runs != '1']}, with the lowest and the highest; each run "
         f"is a process of its own, the contenders in turn. A rate is taken over {scale.seconds} s from a stream that "
         "runs already. All contenders do the same to the same data, each in several modes that suit it; before "
         "measuring, the records that they deliver are compared: the last column of each table below tells the outcome."
