@@ -55,7 +55,7 @@ class ClassTable:
             Exception: whatever the classes in it raise when unpickled.
         """
         pickled = bytes(data)
-        # Its name is in the pickle in plain letters.
+        # A numbered class is there by this name, in plain letters.
         if _NUMBERED not in pickled:
             return pickle.loads(pickled, buffers=buffers)  # noqa: S301  (written by `dumps` or `dump_with_classes`)
         return _NumberedUnpickler(io.BytesIO(pickled), self._classes, buffers).load()

@@ -149,7 +149,8 @@ def unpack(parcel: Parcel, arena: ArenaView, classes: ClassTable) -> tuple[list[
 
 def release(parcel: Parcel, arena: ArenaView) -> None:
     """Gives back what a parcel that nobody wants any more has in the arena."""
-    for offset, _ in parcel[2]:
+    _, _, chunks = parcel
+    for offset, _ in chunks:
         arena.release(offset)
 
 
