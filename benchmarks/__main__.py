@@ -18,7 +18,7 @@ from typing import Any
 from absl import app, flags
 from tqdm import tqdm
 
-from suite.case import Case, Contender
+from suite.case import Case
 from suite.cases import CASES
 from suite.findings import Finding, as_json, find, from_json
 from suite.machine import describe_machine
@@ -41,7 +41,7 @@ def measure_all(
     repeats: int,
     cases: list[Case],
     measured: dict[str, list[Result]],
-    breakdowns: dict[str, dict[str, float]],
+    breakdowns: dict[str, dict[str, dict[str, float]]],
 ) -> Iterator[list[Finding]]:
     """Yields the findings after each case, those known before among them, and shows how far it has got."""
     with tqdm(disable=None, unit=" runs", smoothing=0) as bar:
@@ -54,9 +54,7 @@ def measure_all(
         bar.reset(sum(map(runner.num_processes, cases)))
         for case in cases:
             measured[case.name] = runner.run(case)
-            inline = Contender("millstream")
-            if case.measure is None and inline in runner.contenders(case):
-                breakdowns[case.name] = runner.explain(case, inline)
+            breakdowns[case.name] = runner.explain(case)
             yield find(measured, CASES, breakdowns)
 
 

@@ -43,14 +43,14 @@ class Finding:
         results: of each contender.
         ratios: by the names of COLUMNS, how many times as good millstream's best mode is; None if that is unknown.
         verdicts: on each goal.
-        breakdown: where millstream's time goes without workers, in µs per record; empty where it makes no sense.
+        breakdowns: where millstream's time goes in some of its modes, in µs per record; empty where it makes no sense.
     """
 
     case: Case
     results: Sequence[Result]
     ratios: Mapping[str, float | None]
     verdicts: Sequence[Verdict]
-    breakdown: Mapping[str, float]
+    breakdowns: Mapping[str, Mapping[str, float]]
 
 
 def best(case: Case, results: Iterable[Result], pick: Pick) -> Result | None:
@@ -62,7 +62,9 @@ def best(case: Case, results: Iterable[Result], pick: Pick) -> Result | None:
 
 
 def find(
-    measured: Mapping[str, Sequence[Result]], cases: Mapping[str, Case], breakdowns: Mapping[str, Mapping[str, float]]
+    measured: Mapping[str, Sequence[Result]],
+    cases: Mapping[str, Case],
+    breakdowns: Mapping[str, Mapping[str, Mapping[str, float]]],
 ) -> list[Finding]:
     """Returns the findings of all cases measured."""
     return [
@@ -71,7 +73,7 @@ def find(
             results=results,
             ratios={title: _ratio(cases[name], measured, Pick("millstream"), pick) for title, pick in COLUMNS.items()},
             verdicts=[_verdict(cases[name], goal, measured) for goal in cases[name].goals],
-            breakdown=breakdowns.get(name, {}),
+            breakdowns=breakdowns.get(name, {}),
         )
         for name in cases
         if (results := measured.get(name))
@@ -115,7 +117,7 @@ def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
                 for verdict in finding.verdicts
             ],
             "contenders": [_result_as_json(result) for result in finding.results],
-            "microseconds_per_record": dict(finding.breakdown),
+            "microseconds_per_record": {mode: dict(stages) for mode, stages in finding.breakdowns.items()},
         }
         for finding in findings
     ]
@@ -123,7 +125,7 @@ def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 def from_json(
     written: Iterable[Mapping[str, Any]], cases: Mapping[str, Case]
-) -> tuple[dict[str, list[Result]], dict[str, dict[str, float]]]:
+) -> tuple[dict[str, list[Result]], dict[str, dict[str, dict[str, float]]]]:
     """Returns the results and the breakdowns of what `as_json` gave, as far as the cases and contenders still exist."""
     measured, breakdowns = {}, {}
     for words in written:

@@ -97,10 +97,10 @@ def _case_section(finding: Finding) -> str:
         f"### `{case.name}`: {case.title}",
         _table(["", "mode", f"{case.unit} ({better})", f"lowest {DASH} highest", "records"], rows, left=2),
     ]
-    if finding.breakdown:
-        whole = sum(finding.breakdown.values())
-        stages = ", ".join(f"{name} {spent:.3g} µs ({spent / whole:.0%})" for name, spent in finding.breakdown.items())
-        parts.append(f"Where millstream's time goes without workers, per record: {stages}.")
+    for mode, breakdown in finding.breakdowns.items():
+        whole = sum(breakdown.values())
+        stages = ", ".join(f"{name} {spent:.3g} µs ({spent / whole:.0%})" for name, spent in breakdown.items())
+        parts.append(f"Where millstream's time goes with {mode}, per record: {stages}.")
     return "\n\n".join(parts)
 
 

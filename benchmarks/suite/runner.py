@@ -148,9 +148,12 @@ class Runner:
                 self._measure(case, result)
         return results
 
-    def explain(self, case: Case, contender: Contender) -> dict[str, float]:
-        """Returns where the time of one of millstream's modes goes, in µs per record, or nothing."""
-        return self._order(case, contender, "explain")[0].details
+    def explain(self, case: Case) -> dict[str, dict[str, float]]:
+        """Returns where millstream's time goes without workers and with two, in µs per record, for a case of rates."""
+        modes = [Contender("millstream", workers=workers) for workers in (0, 2)] if case.measure is None else []
+        contenders = self.contenders(case)
+        found = {mode.label: self._order(case, mode, "explain")[0].details for mode in modes if mode in contenders}
+        return {label: stages for label, stages in found.items() if stages}
 
     def _is_checked(self, case: Case, contender: Contender) -> bool:
         """Whether to compare contents: of loaders, where records are counted, once for all copies."""

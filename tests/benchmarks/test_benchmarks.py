@@ -54,13 +54,18 @@ def test_every_case_measures_millstream_and_its_bounds(
             assert outcome_of(case.name, contender, "check") == Outcome(value=1.0)
 
 
-def test_the_breakdown_names_every_stage(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, reading, each operation and the rest have their share, also where a filter makes a second phase."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_breakdown_names_every_stage(workers: int, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, reading, each operation and the rest have their share, also where a filter makes a second phase.
+
+    Workers run beside the trainer: of its time in `next` their stages are no part.
+    """
     monkeypatch.setattr(data, "FOLDER", files)
-    explained = outcome_of("tiny_filter", Contender("millstream"), "explain")
+    explained = outcome_of("tiny_filter", Contender("millstream", workers=workers), "explain")
     assert explained.reason is None
     stages = [stage.partition(",")[0] for stage in explained.details]
-    assert stages == ["keys", "read", "operations[0]", "operations[1]", "hand-over", "the rest of next", "consumer"]
+    rest = [] if workers else ["the rest of next", "consumer"]
+    assert stages == ["keys", "read", "operations[0]", "operations[1]", "hand-over", *rest]
 
 
 def test_other_contents_are_found_out() -> None:
@@ -156,7 +161,7 @@ def test_results_are_read_back_as_they_were_written() -> None:
             Result(contenders[1], [], {}, "not installed here"),
         ]
     }
-    breakdowns = {"tiny": {"keys": 0.25}}
+    breakdowns = {"tiny": {"0 workers": {"keys": 0.25}}}
     written = json.loads(json.dumps(as_json(find(measured, CASES, breakdowns))))
     assert from_json(written, CASES) == (measured, breakdowns)
     assert from_json(written, {}) == ({}, {})
