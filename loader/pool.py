@@ -16,7 +16,6 @@ The pool costs four descriptors a worker (channel, process handle, arena, last w
 import contextlib
 import dataclasses
 import errno
-import io
 import itertools
 import json
 import logging
@@ -33,15 +32,13 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, final
 
-import cloudpickle
-
 from millstream.loader.arena import ArenaView, create_arena_file
 from millstream.loader.channel import Channel, close_all
-from millstream.loader.class_table import ClassTable, dump_with_classes
 from millstream.loader.last_words import create_last_words
 from millstream.loader.memory_budget import memory_budget
-from millstream.loader.messages import Broken, Exited, Fork, Forked, Kill, Made, Make, PipelineFile, Ready
+from millstream.loader.messages import Broken, Exited, Fork, Forked, Kill, Made, Make, Ready
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.pipeline_file import write_pipeline
 from millstream.loader.plan import Plan
 from millstream.loader.processes import kill_session
 
@@ -50,9 +47,6 @@ CLOSE_SECONDS = 2.0
 
 EXIT_SECONDS = 2.0
 """How long to wait for the zygote to tell how a worker ended."""
-
-LARGE_BUFFER_BYTES = 1 << 16
-"""Arrays of the pipeline from this size on lie in the pipeline file as they are, and all workers share their pages."""
 
 DESCRIPTORS_PER_WORKER = 4
 """What a worker costs the parent: its channel, process handle, arena and last words."""
@@ -436,61 +430,3 @@ class WarmPools:
         """Stops the pools that no iterator uses."""
         while self._idle:
             self._idle.pop().stop()
-
-
-def write_pipeline(plan: Plan) -> tuple[int, PipelineFile, ClassTable]:
-    """Returns an anonymous file with the pipeline, where things are in it, and the classes in it by value.
-
-    Raises:
-        TypeError: something in it cannot be pickled; the text names the operation and the attribute.
-    """
-    taken_out: list[memoryview] = []
-
-    def take_out(buffer: Any) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes >= LARGE_BUFFER_BYTES:
-            taken_out.append(raw)
-        return bool(raw.nbytes < LARGE_BUFFER_BYTES)
-
-    file = io.BytesIO()
-    try:
-        classes = dump_with_classes(plan, file, take_out)
-    except Exception as error:
-        raise TypeError(
-            f"worker_count: {unpicklable_part(plan)} cannot be sent to worker processes: {error}\n"
-            "Make it in __setstate__ or when it is first used, or use worker_count=0."
-        ) from error
-    pieces, buffers, end = [file.getbuffer()], [], file.getbuffer().nbytes
-    for raw in taken_out:
-        start = -(-end // 64) * 64
-        pieces += [memoryview(bytes(start - end)), raw]
-        buffers.append((start, raw.nbytes))
-        end = start + raw.nbytes
-    num_bytes = len(pieces[0])
-    descriptor = create_arena_file(end)
-    with contextlib.ExitStack() as undo:
-        undo.callback(os.close, descriptor)
-        with os.fdopen(descriptor, "wb", closefd=False) as target:
-            for piece in pieces:
-                target.write(piece)
-        undo.pop_all()
-    return descriptor, PipelineFile(num_bytes, tuple(buffers), end), classes
-
-
-def unpicklable_part(plan: Plan) -> str:
-    """Returns what in a pipeline cannot be pickled: the source, the sampler or an operation, and which attribute."""
-    for name, part in plan.parts():
-        if _can_pickle(part):
-            continue
-        culprits = [attribute for attribute, value in getattr(part, "__dict__", {}).items() if not _can_pickle(value)]
-        attributes = f" (attribute {', '.join(culprits)})" if culprits else ""
-        return f"{name}{attributes}"
-    return "the pipeline"
-
-
-def _can_pickle(value: Any) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:  # noqa: BLE001  (whatever pickling raises means no)
-        return False
-    return True

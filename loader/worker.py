@@ -15,9 +15,7 @@ Guarantees:
 """
 
 import faulthandler
-import mmap
 import os
-import pickle
 import queue
 import signal
 import socket
@@ -30,7 +28,8 @@ from millstream.loader.class_table import ClassTable
 from millstream.loader.crew import Crew, SlicedPreparation
 from millstream.loader.elements import Elements
 from millstream.loader.last_words import note_call
-from millstream.loader.messages import Broken, Fork, Made, Make, MakeGroup, PipelineFile, Ready
+from millstream.loader.messages import Broken, Fork, Made, Make, MakeGroup, Ready
+from millstream.loader.pipeline_file import read_pipeline
 from millstream.loader.plan import Plan
 from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import pack, pack_failure, unpicklable_parts
@@ -119,17 +118,3 @@ def without_unpicklable(run: Elements, error: BaseException) -> Elements:
             refusal.add_note(f"millstream: at record key {key} (position {position}).")
             return Elements(run.values[:row], run.origins.take(slice(row)), refusal)
     return Elements.failed(error)
-
-
-def read_pipeline(descriptor: int, file: PipelineFile) -> tuple[Plan, ClassTable]:
-    """Returns the plan that the parent has written, and the classes that came along by value.
-
-    The plan's large arrays are private views of pages that all workers share.
-
-    Raises:
-        Exception: whatever the user's classes raise when unpickled.
-    """
-    whole = memoryview(mmap.mmap(descriptor, file.file_bytes, access=mmap.ACCESS_COPY))
-    buffers = [whole[offset : offset + length] for offset, length in file.buffers]
-    plan, classes = pickle.loads(whole[: file.num_bytes], buffers=buffers)  # noqa: S301  (written by the parent)
-    return plan, ClassTable(classes)
