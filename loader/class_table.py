@@ -8,18 +8,14 @@ whatever is pickled later, in either direction, names them by their numbers.
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, final
 
-import cloudpickle
 import numpy as np
 
 from millstream.columnar import Allocate
-from millstream.loader.array_pickles import reduce_array
 from millstream.loader.plain_values import is_plain
-
-BufferCallback = Callable[[pickle.PickleBuffer], bool]
-"""Takes a buffer out of a pickle, or returns True to leave it in."""
+from millstream.loader.value_pickler import BufferCallback, ValuePickler
 
 
 @final
@@ -81,19 +77,8 @@ def class_of_number(number: int) -> type:
 _NUMBERED = class_of_number.__name__.encode()
 
 
-class _ArrayPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
-    def __init__(self, file: io.BytesIO, buffer_callback: BufferCallback | None, allocate: Allocate = np.empty) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        self._allocate = allocate
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is np.ndarray and not value.dtype.hasobject:
-            return reduce_array(value, self._allocate)
-        return super().reducer_override(value)
-
-
 @final
-class _RecordingPickler(_ArrayPickler):
+class _RecordingPickler(ValuePickler):
     def __init__(self, file: io.BytesIO, buffer_callback: BufferCallback) -> None:
         super().__init__(file, buffer_callback)
         self.classes: list[type] = []
@@ -106,7 +91,7 @@ class _RecordingPickler(_ArrayPickler):
 
 
 @final
-class _NumberingPickler(_ArrayPickler):
+class _NumberingPickler(ValuePickler):
     def __init__(
         self, file: io.BytesIO, numbers: dict[int, int], buffer_callback: BufferCallback | None, allocate: Allocate
     ) -> None:

@@ -1,0 +1,62 @@
+"""Which modules another process can import: what they define crosses by name, everything else by value.
+
+A module may be known here under a name that means nothing elsewhere: it was run as a script, made by
+`types.ModuleType`, or loaded from a file that no folder of `sys.path` leads to.
+"""
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+_MAIN_MODULES = frozenset({"__main__", "__mp_main__"})
+
+
+def is_importable(name: str) -> bool:
+    """Returns whether a process with this one's `sys.path` imports under a name what this process knows by it."""
+    module = sys.modules.get(name)
+    if module is None or name in _MAIN_MODULES:
+        return False
+    package = name.rpartition(".")[0]
+    if package and not is_importable(package):
+        return False
+    spec = getattr(module, "__spec__", None)
+    file = getattr(module, "__file__", None)
+    # What a package makes in passing has no file, or is a module with another name, such as `collections.abc`: it is
+    # there when the package is imported. The classes of C code, from wherever it was loaded, cannot cross by value.
+    is_made_by_package = file is None or getattr(spec, "name", name) != name
+    if (package and is_made_by_package) or isinstance(
+        getattr(spec, "loader", None), importlib.machinery.ExtensionFileLoader
+    ):
+        return True
+    try:
+        found = _find(name, getattr(sys.modules.get(package), "__path__", None))
+    except Exception:  # noqa: BLE001  (finders are anybody's; the import may well succeed where the search did not)
+        return True
+    return found is not None and (found.origin == getattr(spec, "origin", None) or _is_same_file(found.origin, file))
+
+
+def has_name(value: Any, module: ModuleType | None) -> bool:
+    """Returns whether a module's attribute of a value's qualified name is this very value."""
+    found: Any = module
+    for part in getattr(value, "__qualname__", value.__name__).split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def _find(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    """Returns where an import would find a module, if nobody had imported it yet."""
+    for finder in sys.meta_path:
+        find_spec = getattr(finder, "find_spec", None)
+        spec: importlib.machinery.ModuleSpec | None = None if find_spec is None else find_spec(name, path, None)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _is_same_file(found: str | None, known: str | None) -> bool:
+    if found is None or known is None:
+        return found is known
+    return os.path.realpath(found) == os.path.realpath(known)

@@ -1,0 +1,54 @@
+"""What a script, a notebook or a module made at run time defines works with workers as it does inline."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_pools import python
+
+SCRIPT = Path(__file__).parents[1] / "support" / "script_of_all_kinds.py"
+
+WAYS: dict[str, list[str]] = {
+    "a script": [str(SCRIPT)],
+    "standard input": ["-"],
+    "a notebook": ["-c", "import __main__, sys; exec(sys.stdin.read(), vars(__main__))"],
+    "exec": ["-c", "import sys; exec(sys.stdin.read(), {'__name__': 'cell'})"],
+    "exec without a name": ["-c", "import sys; exec(sys.stdin.read(), {})"],
+    "runpy": ["-c", f"import runpy; runpy.run_path({str(SCRIPT)!r})"],
+    "a module made at run time": [
+        "-c",
+        f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location('made', {str(SCRIPT)!r})
+sys.modules['made'] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+""",
+    ],
+    "a child of multiprocessing": [
+        "-c",
+        f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__mp_main__')",
+    ],
+}
+"""How the same code may come to be run: arguments of Python, which has the code as standard input as well."""
+
+
+def differences(inline: dict[str, Any], with_a_worker: dict[str, Any]) -> dict[str, Any]:
+    """Returns what differs, both sides of it."""
+    return {
+        name: (value, with_a_worker.get(name)) for name, value in inline.items() if with_a_worker.get(name) != value
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_script_defines_works_with_workers_as_it_does_inline(way: str) -> None:
+    """Functions, caches, classes and their instances of every kind, used by operations and as elements, both ways."""
+    done = python(*WAYS[way], input=SCRIPT.read_text())
+    assert (done.returncode, done.stderr) == (0, "")
+    outcome = json.loads(done.stdout)
+
+    for inline, with_a_worker in zip(*(outcome[mode]["operations"] for mode in outcome), strict=True):
+        assert differences(inline, with_a_worker) == {}
+        assert not [result for result in inline.values() if "Error:" in result]
+    assert differences(*(outcome[mode]["elements"] for mode in outcome)) == {}
+    assert all(came_back and was_known for _, came_back, was_known in outcome["inline"]["elements"].values())
