@@ -5,15 +5,18 @@ know. Other arrays it copies into the pickle, and it may swap their bytes. Here 
 they are going, and the latter, bfloat16 and dates among them, are handed out as bytes.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
 
+Reduced: TypeAlias = str | tuple[Any, ...]
+"""How to pickle a value, as `__reduce_ex__` says it."""
 
-def reduce_array(array: NDArray[Any], allocate: Allocate) -> str | tuple[Any, ...]:
+
+def reduce_array(array: NDArray[Any], allocate: Allocate) -> Reduced:
     """Returns how to pickle an array, as `__reduce_ex__` does.
 
     Args:
@@ -34,3 +37,8 @@ def reduce_array(array: NDArray[Any], allocate: Allocate) -> str | tuple[Any, ..
 def rebuild_array(memory: NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> NDArray[Any]:
     """Returns the array that some bytes are, without copying them."""
     return memory.view(dtype).reshape(shape, order=order)
+
+
+def as_memmap(array: NDArray[Any]) -> NDArray[Any]:
+    """Returns an array as a `numpy.memmap` of no file: what one becomes that crosses as bytes."""
+    return array.view(np.memmap)

@@ -12,8 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
+from millstream.loader.array_pickles import Reduced
+from millstream.loader.mapped_arrays import MappedFiles
 from millstream.loader.plain_values import is_plain
 from millstream.loader.value_pickler import BufferCallback, ValuePickler
 
@@ -82,6 +85,10 @@ class _RecordingPickler(ValuePickler):
     def __init__(self, file: io.BytesIO, buffer_callback: BufferCallback) -> None:
         super().__init__(file, buffer_callback)
         self.classes: list[type] = []
+        self._files = MappedFiles()
+
+    def reduce_array(self, array: NDArray[Any]) -> Reduced:
+        return self._files.reduce(array) or super().reduce_array(array)
 
     def reducer_override(self, value: Any) -> Any:
         reduced = super().reducer_override(value)

@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
-Reduced: TypeAlias = str | tuple[Any, ...]
-"""How to pickle a value, as `__reduce_ex__` says it."""
+from millstream.loader.array_pickles import Reduced
 
 IsByValue: TypeAlias = Callable[[Any], bool]
 """Says whether a class or function crosses by value."""

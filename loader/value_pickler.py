@@ -10,9 +10,10 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
-from millstream.loader.array_pickles import reduce_array
+from millstream.loader.array_pickles import Reduced, as_memmap, reduce_array
 from millstream.loader.definitions import NAMED, OTHERS, reduce_class
 from millstream.loader.importable_modules import has_name, is_importable
 
@@ -56,8 +57,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
     def reducer_override(self, value: Any) -> Any:
         """Returns how to pickle a value, NotImplemented for pickle's own way."""
         kind = type(value)
-        if kind is np.ndarray:
-            return NotImplemented if value.dtype.hasobject else reduce_array(value, self._allocate)
+        if kind is np.ndarray or kind is np.memmap:
+            return NotImplemented if value.dtype.hasobject else self.reduce_array(value)
         number = id(kind)
         if number in _NAMED:
             return _NAMED[number](value) if self.is_by_value(value) else NotImplemented
@@ -70,6 +71,12 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         # A short recipe is that of a class such as `type(None)`.
         has_recipe = is_class and isinstance(reduced, tuple) and len(reduced) > len(("function", "arguments"))
         return reduce_class(value, reduced, self.is_by_value) if has_recipe else reduced
+
+    def reduce_array(self, array: NDArray[Any]) -> Reduced:
+        """Returns how to pickle an array without Python objects."""
+        # NumPy puts the bytes of a subclass into the pickle, where nobody can share them.
+        is_memmap = isinstance(array, np.memmap)
+        return (as_memmap, (np.asarray(array),)) if is_memmap else reduce_array(array, self._allocate)
 
     def is_by_value(self, value: Any) -> bool:
         """Returns whether a class, a function or the like crosses by value."""
