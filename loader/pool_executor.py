@@ -123,7 +123,10 @@ class PoolExecutor(Executor):
     def _hand_out(self) -> None:
         """Gives calls to the workers that have room for them, lost ones first."""
         while self._lost and (worker := self._free_worker()) is not None:
-            self._give(worker, *self._lost.popleft())
+            number, assigned = self._lost.popleft()
+            # An error may have come before it in the meantime.
+            if self._schedule.wants(assigned.call):
+                self._give(worker, number, assigned)
         while (phase := self._schedule.next_phase) is not None:
             if phase > 0 and self._plan.phases[phase].is_plain_stack:
                 self._make_here()
@@ -259,10 +262,10 @@ class PoolExecutor(Executor):
             self._lost.extendleft((next(self._pool.call_numbers), piece) for piece in reversed(pieces))
 
     def _lose(self, numbers: list[int]) -> None:
-        """Puts calls back to be given out again, before all others."""
+        """Puts calls back to be given out again, before all others; those that nobody waits for are forgotten."""
         for number in reversed(numbers):
             assigned = self._assigned.pop(number, None)
-            if assigned is not None:
+            if assigned is not None and self._schedule.wants(assigned.call):
                 self._lost.appendleft((number, assigned))
         self._hand_out()
 

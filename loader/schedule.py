@@ -223,8 +223,17 @@ class Schedule:
         self._pending[0].append(call)
         return call
 
+    def wants(self, call: Call) -> bool:
+        """Whether the outputs of a call that was taken are still waited for: after an error, no later ones are."""
+        return call in self._pending[0 if isinstance(call, UnitCall) else call.phase]
+
     def split(self, call: UnitCall) -> list[UnitCall]:
-        """Returns calls of one unit each that take the place of a call: to find out which unit something lies with."""
+        """Returns calls of one unit each that replace a call, to find out which unit is at fault.
+
+        There are none if the outputs of the call are no longer wanted.
+        """
+        if not self.wants(call):
+            return []
         pieces = [UnitCall(unit, unit + 1, 0) for unit in range(call.start, call.stop)]
         pieces[0].skip = call.skip
         pending = list(self._pending[0])
