@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.loader.elements import Elements, Origins
-from millstream.loader.plan import Plan
+from millstream.loader.plan import Plan, Units
 
 CLOSE_SECONDS = 2.0
 """How long the end of an executor, and of the interpreter, waits for threads that are inside user code."""
@@ -39,16 +39,16 @@ class SlicedPreparation:
 
     Args:
         plan: what prepares the records.
-        origins: the records.
+        units: which ones.
         crew: who reads.
         deliver: gets the prepared elements and the seconds that all slices took together; runs in any of the threads.
     """
 
     def __init__(
-        self, plan: Plan, origins: Origins, crew: "Crew", deliver: Callable[[tuple[Elements, float]], None]
+        self, plan: Plan, units: Units, crew: "Crew", deliver: Callable[[tuple[Elements, float]], None]
     ) -> None:
         self._plan = plan
-        self._origins = origins
+        self._units = units
         self._crew = crew
         self._deliver = deliver
         self._outcomes: list[tuple[Elements, float] | None] = []
@@ -57,7 +57,11 @@ class SlicedPreparation:
 
     def begin(self) -> None:
         """Reads the first record, and gets the rest read."""
-        origins = self._origins
+        try:
+            origins = self._plan.locate(*self._units)
+        except BaseException:  # noqa: BLE001  (the plan finds out at which unit, and makes it the outcome)
+            self._deliver(self._crew.timed(lambda: self._plan.prepare_units(*self._units)))
+            return
         first = self._crew.timed(lambda: self._plan.prepare(origins.take(slice(1))))
         rest = 0 if first[0].error is not None else len(origins.position) - 1
         count = min(self._crew.size, rest, max(1, math.ceil(first[1] * rest / SLICE_SECONDS)))

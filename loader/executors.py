@@ -89,9 +89,7 @@ def run_here(plan: Plan, schedule: Schedule, call: Call, allocate: Allocate) -> 
 
 def perform(plan: Plan, call: Call, allocate: Allocate) -> Elements:
     """Returns the outputs of one call, batches in memory from `allocate`."""
-    if isinstance(call, UnitCall):
-        return plan.finish(plan.prepare_units(call.start, call.stop), allocate)
-    return plan.follow(call.phase, call.group, allocate)
+    return plan.make(call.request, allocate)
 
 
 @final
@@ -215,12 +213,4 @@ class ThreadExecutor(Executor):
             elements, seconds = crew.timed(lambda: plan.finish(prepared[0], allocate))
             results.put((call, elements, prepared[1] + seconds))
 
-        def begin() -> None:
-            try:
-                origins = plan.locate(call.start, call.stop)
-            except BaseException:  # noqa: BLE001  (the plan finds out at which unit, and makes it the outcome)
-                finish(crew.timed(lambda: plan.prepare_units(call.start, call.stop)))
-            else:
-                SlicedPreparation(plan, origins, crew, finish).begin()
-
-        crew.submit(begin)
+        crew.submit(SlicedPreparation(plan, call.request, crew, finish).begin)

@@ -13,7 +13,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -34,6 +34,23 @@ LOOK_AHEAD_KEYS = 15_360
 
 Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries ask the system for fresh pages.
 """
+
+
+class Units(NamedTuple):
+    """A request for the outputs of units `start … stop - 1` of phase 0."""
+
+    start: int
+    stop: int
+
+
+class Group(NamedTuple):
+    """A request for the outputs of a later phase, made of the elements of one group."""
+
+    phase: int
+    elements: Elements
+
+
+Request: TypeAlias = Units | Group
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -137,6 +154,20 @@ class Plan:
             ahead = self._look_ahead(start // chunk, chunk)
         first = (start // chunk) * chunk
         return ahead.take(slice((start - first) * self.deal.unit, (stop - first) * self.deal.unit))
+
+    def make(
+        self, request: Request, allocate: Allocate, prepare_units: Callable[[int, int], Elements] | None = None
+    ) -> Elements:
+        """Returns the outputs that are asked for, batches in memory from `allocate`.
+
+        Args:
+            request: which ones.
+            allocate: where batches are made.
+            prepare_units: what reads the records of units, several threads perhaps; by default the method.
+        """
+        if isinstance(request, Group):
+            return self.follow(request.phase, request.elements, allocate)
+        return self.finish((prepare_units or self.prepare_units)(*request), allocate)
 
     def prepare_units(self, start: int, stop: int) -> Elements:
         """Returns the prepared elements of units start … stop - 1; an error of the sampler comes at its unit."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from millstream.loader.elements import Elements, Origins
-from millstream.loader.plan import Plan
+from millstream.loader.plan import Group, Plan, Units
 from millstream.transforms import Batch
 
 CALL_SECONDS = 0.01
@@ -104,6 +104,11 @@ class UnitCall:
     skip: int
     run: Run | None = None
 
+    @property
+    def request(self) -> Units:
+        """What to ask the plan for."""
+        return Units(self.start, self.stop)
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class GroupCall:
@@ -115,6 +120,11 @@ class GroupCall:
     end: Cursor
     skip: int
     run: Run | None = None
+
+    @property
+    def request(self) -> Group:
+        """What to ask the plan for."""
+        return Group(self.phase, self.group)
 
 
 Call = UnitCall | GroupCall

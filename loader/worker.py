@@ -30,7 +30,7 @@ from millstream.loader.elements import Elements
 from millstream.loader.last_words import note_call
 from millstream.loader.messages import Broken, Fork, Made, Make, MakeGroup, Ready
 from millstream.loader.pipeline_file import read_pipeline
-from millstream.loader.plan import Plan
+from millstream.loader.plan import Group, Plan, Request, Units
 from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import pack, pack_failure, unpicklable_parts
 
@@ -95,14 +95,18 @@ class Maker:
         return Made(message.call, parcel, failure, end - start, clock.take())
 
     def _perform(self, call: Make) -> Elements:
+        request: Request
         if isinstance(call, MakeGroup):
-            return self._plan.follow(call.phase, self._classes.loads(call.elements), self._allocator.allocate)
-        if self._crew.size == 0 or self._plan.batched_source:
-            return self._plan.finish(self._plan.prepare_units(call.start, call.stop), self._allocator.allocate)
-        origins = self._plan.locate(call.start, call.stop)
+            request = Group(call.phase, self._classes.loads(call.elements))
+        else:
+            request = Units(call.start, call.stop)
+        in_one = self._crew.size == 0 or self._plan.batched_source
+        return self._plan.make(request, self._allocator.allocate, None if in_one else self._prepare_in_slices)
+
+    def _prepare_in_slices(self, start: int, stop: int) -> Elements:
         prepared: queue.SimpleQueue[tuple[Elements, float]] = queue.SimpleQueue()
-        SlicedPreparation(self._plan, origins, self._crew, prepared.put).begin()
-        return self._plan.finish(prepared.get()[0], self._allocator.allocate)
+        SlicedPreparation(self._plan, Units(start, stop), self._crew, prepared.put).begin()
+        return prepared.get()[0]
 
 
 def without_unpicklable(run: Elements, error: BaseException) -> Elements:
