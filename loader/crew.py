@@ -178,6 +178,7 @@ class Crew:
 
     def _work_off(self) -> None:
         """Runs jobs until told to stop. A thread keeps its crew alive, and not the executor, whose end stops it."""
+        process = os.getpid()
         while (job := self._jobs.get()) is not None:
             if job is _leave:
                 with self._lock:
@@ -188,6 +189,9 @@ class Crew:
             if not self._stopped:
                 self._busy.add(threading.get_ident())
                 job()
+                if os.getpid() != process:
+                    # Forked by the job, and back from it: nobody here has a use for this thread.
+                    os._exit(0)
                 self._busy.discard(threading.get_ident())
             del job
         self._jobs.put(None)

@@ -21,7 +21,7 @@ from millstream.columnar import Allocate, ColumnarRecords
 from millstream.loader.deal import Deal, Tail
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.stage_clock import KEYS, READ, StageClock
-from millstream.loader.steps import Step, annotated, collect, compile_step, describe_origin
+from millstream.loader.steps import Step, annotated, cannot_wait, collect, compile_step, describe_origin
 from millstream.randomness import generators, generators_from
 from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
 from millstream.sharding import ShardOptions
@@ -173,9 +173,12 @@ class Plan:
         """Returns the prepared elements of units start … stop - 1; an error of the sampler comes at its unit."""
         try:
             origins = self.locate(start, stop)
-        except Exception as error:  # noqa: BLE001  (whatever the user's sampler raises is delivered at its turn)
-            if stop - start == 1:
-                return Elements.failed(annotated(error, f"the sampler, asked for the records of unit {start}"))
+        except BaseException as error:
+            if stop - start == 1 or cannot_wait(error):
+                annotation = annotated(error, f"the sampler, asked for the records of unit {start}")
+                if cannot_wait(error):
+                    raise
+                return Elements.failed(annotation)
             return Elements.concatenate([self.prepare_units(unit, unit + 1) for unit in range(start, stop)])
         return self.prepare(origins)
 
@@ -306,7 +309,9 @@ def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
                 raise ValueError(  # noqa: TRY301  (handled as any other failure of the source's method)
                     f"__getitems__ of {type(source).__name__} was asked for {len(keys)} records and gave {len(values)}."
                 )
-        except Exception as error:  # noqa: BLE001  (whatever the user's source raises is delivered at its turn)
+        except BaseException as error:
+            if cannot_wait(error):
+                raise
             # One by one, to deliver what comes before the bad record and to say which it is.
             run = read_singly(origins)
             if run.error is None:

@@ -7,6 +7,8 @@ element, only faster.
 
 import contextlib
 import itertools
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -163,12 +165,27 @@ def collect(
         if len(values) < expected:
             # A StopIteration from the user's function ends the iterator quietly: data would be lost.
             raise StopIteration  # noqa: TRY301  (handled as one that arrives here)
-    except Exception as error:  # noqa: BLE001  (whatever the user's code raises is delivered at its turn)
-        return values, annotated(error, f"{where}, at {describe_origin(origins, len(values))}")
+    except BaseException as error:
+        annotation = annotated(error, f"{where}, at {describe_origin(origins, len(values))}")
+        if cannot_wait(error):
+            raise
+        return values, annotation
     return values, None
 
 
-def annotated(error: Exception, where: str) -> Exception:
+def cannot_wait(error: BaseException) -> bool:
+    """Whether an exception must be raised at once, not at the turn of the element that it came with.
+
+    That is SystemExit, which ends the process, and what may be Ctrl-C: a KeyboardInterrupt in the main thread, unless
+    the process ignores Ctrl-C, as workers do.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        return in_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    return isinstance(error, SystemExit)
+
+
+def annotated(error: BaseException, where: str) -> BaseException:
     """Returns the error with a note of where it happened.
 
     A StopIteration becomes a RuntimeError: raised from `next`, it would pass for the end of the stream.

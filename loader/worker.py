@@ -11,6 +11,7 @@ Guarantees:
     * What a call makes is pickled before anything of it is announced: a worker never says Made and then fails.
     * Calls are made one after the other, in the order they come, and each is noted when it begins: so it is known which
       one a dead worker died in, if any.
+    * A process that user code has forked never answers in the worker's name: it ends when the user's code returns.
     * It does not outlive the zygote, which does not outlive the parent: the kernel kills it, whatever it is doing.
 """
 
@@ -19,6 +20,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import time
 from typing import final
 
@@ -40,13 +42,18 @@ def work(channel_descriptor: int, arena: int, last_words: int, pipeline: int, fo
     faulthandler.enable(last_words)
     faulthandler.register(signal.SIGUSR1, last_words)
     channel = Channel(socket.socket(fileno=channel_descriptor), blocking=True)
+    owner = os.getpid()
     try:
         plan, classes = read_pipeline(pipeline, fork.pipeline)
-    except Exception as error:  # noqa: BLE001  (the user's classes may do anything when unpickled)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001  (the user's classes may do anything when unpickled)
+        leave_if_forked(owner, status=1)
         channel.send(Broken(pack_failure(error, ClassTable())))
         return
     finally:
         os.close(pipeline)
+    leave_if_forked(owner)
     allocator = Allocator(arena, fork.arena_bytes)
     maker = Maker(plan, classes, allocator, fork.num_threads)
     channel.send(Ready())
@@ -69,6 +76,7 @@ class Maker:
         self._classes = classes
         self._allocator = allocator
         self._crew = Crew(num_threads)
+        self._process = os.getpid()
 
     def make(self, message: Make) -> Made:
         """Returns the answer to a call."""
@@ -77,11 +85,16 @@ class Maker:
         start = time.perf_counter()
         try:
             run = self._perform(message)
-        except Exception as error:  # noqa: BLE001  (whatever it is, the consumer gets it at its turn)
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  (whatever it is, the consumer gets it at its turn)
             run = Elements.failed(error)
-        if run.error is not None and not isinstance(run.error, Exception):
-            # SystemExit, caught in a read thread: to leave is to leave, whichever thread runs the user's code.
+        leave_if_forked(self._process, status=int(run.error is not None))
+        if isinstance(run.error, SystemExit):
+            # Caught in a read thread: to leave is to leave, whichever thread runs the user's code.
             raise run.error
+        if run.error is not None:
+            explain_debugger(run.error)
         begin = time.perf_counter()
         try:
             parcel = pack(run, self._allocator, self._classes)
@@ -107,6 +120,22 @@ class Maker:
         prepared: queue.SimpleQueue[tuple[Elements, float]] = queue.SimpleQueue()
         SlicedPreparation(self._plan, Units(start, stop), self._crew, prepared.put).begin()
         return prepared.get()[0]
+
+
+def leave_if_forked(owner: int, status: int = 0) -> None:
+    """Ends a process that user code has forked, and that returned from it: the worker alone answers its parent."""
+    if os.getpid() != owner:
+        os._exit(status)
+
+
+def explain_debugger(error: BaseException) -> None:
+    """Adds to the error of a debugger that found no terminal how a pipeline can be debugged."""
+    debugger = sys.modules.get("bdb")
+    if debugger is not None and isinstance(error, debugger.BdbQuit):
+        error.add_note(
+            "millstream: a worker process has no terminal for a debugger. To debug, use worker_count=0 and "
+            "read_options=ReadOptions(num_threads=0)."
+        )
 
 
 def without_unpicklable(run: Elements, error: BaseException) -> Elements:

@@ -1,6 +1,8 @@
 """An error is the same one whoever meets it: the consumer's thread, a thread of the crew, or a worker process."""
 
 import asyncio
+import bdb
+import pdb  # noqa: T100  (what a debugger does in a worker is the question)
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,3 +79,50 @@ def test_an_error_of_the_sampler(source: Any, operations: tuple[Any, ...]) -> No
     assert outcomes == dict.fromkeys(WAYS, outcomes["inline"])
     assert (len(came), kind, arguments) == (BAD // 7 if operations else BAD, LookupError, (BAD,))
     assert notes[1:] == [f"millstream: in the sampler, asked for the records of unit {len(came)}."]
+
+
+@pytest.mark.parametrize("operations", [(), (Batch(7),)], ids=["elements", "batches"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+def test_an_exception_that_is_no_error(kind: type[BaseException], operations: tuple[Any, ...]) -> None:
+    """It keeps its type and says where it was raised. Only what may be Ctrl-C comes before its turn."""
+    operation = At(BAD, Raise(kind, ("why",)))
+    outcomes = {way: outcome_of(way, range(SIZE), in_order(), operation, *operations) for way in WAYS}
+
+    _, *error = outcomes["inline"]
+    assert [outcome[1:] for outcome in outcomes.values()] == [tuple(error)] * len(WAYS)
+    assert error == [kind, ("why",), [f"millstream: in operation 0, At, at record key {BAD} (position {BAD})."]]
+    counts = {way: len(came) for way, (came, *_) in outcomes.items()}
+    if kind is KeyboardInterrupt and not operations:
+        # Threads leave what is cheap to the consumer's.
+        for way in ("inline", "threads"):
+            assert counts.pop(way) <= BAD
+    assert set(counts.values()) == {BAD // 7 if operations else BAD}
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
+def test_an_exception_of_the_source_that_is_no_error(kind: type[BaseException]) -> None:
+    """The same holds where records are read, many at once."""
+    outcomes = {way: outcome_of(way, FailingSource(kind), in_order(), Batch(7))[:2] for way in WAYS}
+
+    assert {way: (len(came), error) for way, (came, error) in outcomes.items()} == dict.fromkeys(WAYS, (BAD // 7, kind))
+
+
+def in_order() -> millstream.IndexSampler:
+    """Returns a sampler of all records, once."""
+    return millstream.IndexSampler(SIZE, num_epochs=1)
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_a_debugger_in_a_worker_says_how_to_debug(threads: int) -> None:
+    """A worker has no terminal: the error names the two settings under which a debugger works."""
+    loader = millstream.DataLoader(
+        data_source=range(4),
+        sampler=millstream.SequentialSampler(4),
+        operations=[At(2, pdb.set_trace)],
+        worker_count=1,
+        read_options=millstream.ReadOptions(threads),
+    )
+    with iter(loader) as iterator, pytest.raises(bdb.BdbQuit) as caught:
+        list(iterator)
+
+    assert "worker_count=0 and read_options=ReadOptions(num_threads=0)" in caught.value.__notes__[-1]

@@ -1,5 +1,6 @@
 """The life of a pool: warm ones serve again, closed and forgotten ones end, however many hold on to them."""
 
+import dataclasses
 import gc
 import os
 import signal
@@ -38,6 +39,22 @@ BAD = EXPECTED[STEP][2]
 def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:
     """Returns the zygote and the workers of an iterator."""
     return [zygote_of(iterator), *pids_of(iterator)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForkThen:
+    """Forks, and does something in the child."""
+
+    path: Path
+    then: Callable[[], None]
+
+    def __call__(self) -> None:
+        """Forks, and reports the child."""
+        child = os.fork()
+        if child:
+            faults.report(self.path, child)
+        else:
+            self.then()
 
 
 def test_a_second_epoch_uses_the_same_workers() -> None:
@@ -267,6 +284,22 @@ def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> No
         assert still_there(processes, 0.0) == processes
         iterator.close()
         assert still_there(processes) == []
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("then", [faults.do_nothing, Raise(KeyError)], ids=["returns", "raises"])
+def test_a_forked_process_does_not_answer_for_its_worker(
+    then: Callable[[], None], threads: int, tmp_path: Path
+) -> None:
+    """Row 27: a process that an operation has forked ends when it returns from it, or raises: nobody hears of it."""
+    with Pipe(tmp_path / "forked") as forked:
+        operation = At(BAD, ForkThen(forked.path, then))
+        with iter(loader_of(operation, read_options=millstream.ReadOptions(threads))) as iterator:
+            assert next(iterator).tolist() == EXPECTED[0]
+            processes = processes_of(iterator)
+            assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+            assert still_there(forked.take_numbers()) == []
+            assert still_there(processes, 0.0) == processes
 
 
 def test_the_channel_is_not_inherited_by_children_of_user_code(tmp_path: Path) -> None:
