@@ -4,9 +4,10 @@ Read `plan` for what the batches are, `schedule` for their order, `executors` fo
 checkpoint holds. README.md beside this file has the picture.
 """
 
-from millstream.loader.data_loader import DataLoader, load
+from millstream.loader.data_loader import DataLoader
 from millstream.loader.device_iterator import DeviceIterator, device_put
 from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.load import load
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.survivors import surviving_keys
 

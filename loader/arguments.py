@@ -1,29 +1,35 @@
 """What a DataLoader accepts: each mistake is an error, or a warning, at construction."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from millstream.descriptions import described
 from millstream.loader.plan import has_randomness
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
-from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
+from millstream.transforms import Batch, RandomMap, Transformation
 from millstream.transforms.base import as_transformation
+from millstream.warn import warn
 
 Operations = Sequence[Transformation | Callable[[Any], Any]]
 
 
 def operation_name(operation: Transformation) -> str:
     """Returns what to call an operation in texts for people."""
-    written = type(operation).__repr__ is not object.__repr__
-    text = repr(operation) if written else type(operation).__name__
-    return text if len(text) <= 80 and " at 0x" not in text else type(operation).__name__
+    return described(operation)
+
+
+def source_name(source: DataSource[Any]) -> str:
+    """Returns what to call a source in texts for people, without reading a record."""
+    if type(source).__module__.startswith("millstream."):
+        return described(source)
+    return f"{type(source).__name__} of {len(source)} records"
 
 
 def check_source(source: DataSource[Any]) -> None:
-    """Refuses what is no source, and one without records."""
+    """Refuses what is not a source, and a source without records."""
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
             f"data_source must have len(source) and source[key], got {type(source).__name__}. "
@@ -34,7 +40,7 @@ def check_source(source: DataSource[Any]) -> None:
 
 
 def check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:
-    """Returns the sampler as one that answers for whole blocks; refuses one of more records than the source has."""
+    """Returns the sampler as one that answers for whole blocks; refuses one for more records than the source has."""
     ready = vectorised(sampler)
     largest = largest_key(sampler)
     if largest is not None and largest >= len(source):
@@ -46,7 +52,7 @@ def check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSample
 
 
 def check_operations(operations: Operations) -> list[Transformation]:
-    """Returns the operations, functions among them made into Maps; a note of each error says which it is."""
+    """Returns the operations, with functions made into Maps; a note on each error says which operation it is."""
     check_list(operations, "operations")
     checked = []
     for number, operation in enumerate(operations):
@@ -59,19 +65,19 @@ def check_operations(operations: Operations) -> list[Transformation]:
 
 
 def check_list(value: object, name: str) -> None:
-    """Refuses what is no list: a single function, a string."""
+    """Refuses what is not a list: a single function, a string."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list, got {value!r} of type {type(value).__name__}: write {name}=[...].")
 
 
 def check_kind(value: object, name: str, kind: type) -> None:
-    """Refuses what is no instance of the kind."""
+    """Refuses what is not an instance of the kind."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r} of type {type(value).__name__}.")
 
 
 def resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> ShardOptions:
-    """Returns the loader's shard, else the sampler's, else the only one; refuses two that differ."""
+    """Returns the loader's shard, else the sampler's, else NoSharding; refuses two that differ."""
     carried = getattr(sampler, "shard_options", None)
     if not isinstance(carried, ShardOptions) or isinstance(carried, NoSharding):
         carried = None
@@ -121,13 +127,13 @@ def check_padding(operations: Sequence[Transformation], shard: ShardOptions) -> 
     if len(batches) > 1:
         raise ValueError(
             f"A Batch with pad_remainder=True must be the only Batch of the pipeline, but operations{list(batches)} "
-            "are Batches: make one batch of the final size, and reshape it in a Map behind it."
+            "are Batches: make one batch of the final size, and reshape it in a Map after it."
         )
     if shard.drop_remainder:
         (number,) = batches
         raise ValueError(
             f"operations[{number}] has pad_remainder=True, which keeps the last records, and {shard} has "
-            "drop_remainder=True, which leaves some out: give one of them."
+            "drop_remainder=True, which leaves some out: choose one."
         )
 
 
@@ -135,29 +141,31 @@ def check_ends(
     operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler, shard: ShardOptions
 ) -> None:
     """Warns where shards may yield different numbers of batches whatever is dropped or padded at the end."""
-    deciding = [number for number, operation in enumerate(operations) if isinstance(operation, (Filter, FlatMap))]
-    if deciding and shard.shard_count > 1 and sampler.length is not None:
-        number = deciding[0]
-        warnings.warn(
-            f"operations[{number}], {operation_name(operations[number])}, decides on each of the {shard.shard_count} "
-            "shards alone how many batches there are: the shards may end at different steps, and a collective "
-            "operation of JAX then hangs. Filter ahead with millstream.surviving_keys and give the keys to "
-            "IndexSampler(len(keys), keys=keys), or read endlessly (num_epochs=None) and count the steps.",
-            stacklevel=3,
+    number = _first_that_changes_the_count(operations)
+    if number is not None and shard.shard_count > 1 and sampler.length is not None:
+        warn(
+            f"operations[{number}], {operation_name(operations[number])}, drops or adds elements on each of the "
+            f"{shard.shard_count} shards independently, so shards may end at different steps, and a JAX collective "
+            "would then hang. Filter ahead with millstream.surviving_keys and give the keys to "
+            "IndexSampler(len(keys), keys=keys), or read endlessly (num_epochs=None) and count the steps."
         )
 
 
-def tell_of_bound_checkpoints(operations: Sequence[Transformation], shard: ShardOptions) -> None:
-    """Logs, before training starts, where checkpoints go on only with as many shards as there are now."""
-    deciding = [number for number, operation in enumerate(operations) if isinstance(operation, (Filter, FlatMap))]
-    if deciding and shard.shard_count > 1:
+def warn_checkpoints_need_same_shards(operations: Sequence[Transformation], shard: ShardOptions) -> None:
+    """Logs, before training starts, where checkpoints can be resumed only with as many shards as there are now."""
+    number = _first_that_changes_the_count(operations)
+    if number is not None and shard.shard_count > 1:
         import logging  # noqa: PLC0415  (takes long to import)
 
         logging.getLogger("millstream").warning(
-            "millstream: checkpoints of this DataLoader go on only with %d shards, as now, because operations[%d], %s, "
-            "decides on each shard alone how far its stream is. With keys filtered ahead (millstream.surviving_keys) "
-            "instead of a Filter, they go on with any number of shards.",
+            "millstream: checkpoints of this DataLoader can be resumed with exactly %d shards only: operations[%d], "
+            "%s, makes each shard advance at its own pace. With keys filtered ahead (millstream.surviving_keys) "
+            "instead of a Filter, any number of shards can resume.",
             shard.shard_count,
-            deciding[0],
-            operation_name(operations[deciding[0]]),
+            number,
+            operation_name(operations[number]),
         )
+
+
+def _first_that_changes_the_count(operations: Sequence[Transformation]) -> int | None:
+    return next((number for number, operation in enumerate(operations) if not operation.keeps_count), None)

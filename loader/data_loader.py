@@ -1,7 +1,6 @@
 """The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
 
 import functools
-import operator
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -9,11 +8,12 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.checks import as_integer, named_arguments
+from millstream.descriptions import described
 from millstream.loader.arguments import (
     Operations,
     check_ends,
     check_kind,
-    check_list,
     check_operations,
     check_padding,
     check_randomness,
@@ -21,13 +21,17 @@ from millstream.loader.arguments import (
     check_source,
     operation_name,
     resolve_shard,
-    tell_of_bound_checkpoints,
+    source_name,
+    warn_checkpoints_need_same_shards,
 )
 from millstream.loader.executors import Executor, InlineExecutor, ThreadExecutor
 from millstream.loader.fingerprint import describe, describe_keys, describe_source
+from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.options import MultiprocessingOptions, ReadOptions, as_count, available_cores
+from millstream.loader.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.plan import Plan
+from millstream.loader.profile import Profile
+from millstream.loader.progress import count_outputs
 from millstream.loader.schedule import Cursor
 from millstream.loader.state import Fingerprint
 from millstream.samplers import IndexSampler, Sampler
@@ -38,29 +42,35 @@ from millstream.transforms import Batch, Transformation
 if TYPE_CHECKING:
     from millstream.loader.pool import WarmPools
 
+REPR_LENGTH = 120
+"""A loader that takes more characters to show is shown on several lines."""
+
 
 @final
 class DataLoader:
     """An iterable over the batches of a pipeline: the same batches every time, on any machine.
 
     The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and
-    the number of hosts decide how fast it comes, and never what comes.
+    the number of hosts decide how fast it comes, never what comes. `millstream.load` is the short way to make one.
 
     Args:
         data_source: anything with `len` and `source[key]`; `source.__getitems__(keys)` is used where it exists.
         sampler: which record at which position: an `IndexSampler`, or anything with `sampler[position]`.
-        operations: what to do with each record, in order; a bare function is a `Map`. Operations behind a `Batch` see
+        operations: what to do with each record, in order; a bare function is a `Map`. Operations after a `Batch` see
             batches.
-        worker_count: how many worker processes, 0 for none; None for as many as this process may use cores.
+        worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
         worker_buffer_size: how many finished batches each worker keeps ready.
         shard_options: which part of every global batch to read; by default the sampler's, which is all of it.
         read_options: the threads that read ahead, in this process or in each worker.
-        stall_timeout: seconds that the consumer waits while a worker is busy with one batch, before this is an error.
+        stall_timeout: how many seconds the consumer waits for a worker that is busy with one batch before that is an
+            error.
+        enable_profiling: accepted for Grain's sake, and without effect: `profile()` always knows.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
     """
 
+    @named_arguments(DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES)
     def __init__(
         self,
         *,
@@ -72,7 +82,9 @@ class DataLoader:
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
         stall_timeout: float = 600.0,
+        enable_profiling: bool = False,
     ) -> None:
+        del enable_profiling
         check_source(data_source)
         self._source = data_source
         self._given_sampler = sampler
@@ -82,14 +94,29 @@ class DataLoader:
         if read_options is not None:
             check_kind(read_options, "read_options", ReadOptions)
         self._read_options = read_options or ReadOptions()
-        num_workers = available_cores() if worker_count is None else as_count(worker_count, "worker_count", 0)
-        buffer_size = as_count(worker_buffer_size, "worker_buffer_size", 1)
+        num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)
+        buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
         check_randomness(self._operations, self._sampler)
         check_padding(self._operations, self._shard)
         check_ends(self._operations, self._sampler, self._shard)
-        tell_of_bound_checkpoints(self._operations, self._shard)
+        warn_checkpoints_need_same_shards(self._operations, self._shard)
         self._compile()
+
+    @property
+    def data_source(self) -> DataSource[Any]:
+        """Where the records come from, as it was given."""
+        return self._source
+
+    @property
+    def sampler(self) -> Sampler:
+        """The order of the records, as it was given."""
+        return self._given_sampler
+
+    @property
+    def operations(self) -> tuple[Transformation, ...]:
+        """What is done with each record, in order; functions have become Maps."""
+        return tuple(self._operations)
 
     @property
     def shard_options(self) -> ShardOptions:
@@ -118,12 +145,11 @@ class DataLoader:
         Raises:
             TypeError: it is not known: the sampler is endless, or a Filter or FlatMap decides while reading.
         """
-        num_units = self._plan.num_units
-        if not self._plan.one_to_one:
-            raise TypeError("This DataLoader has no len(): its Filter or FlatMap decides while reading.")
-        if num_units is None:
-            raise TypeError("This DataLoader has no len(): its sampler is endless. Give the sampler num_epochs.")
-        return num_units
+        return count_outputs(self._plan, "DataLoader")
+
+    def __bool__(self) -> bool:
+        """Returns True: a loader is one even where its length is 0 or not known."""
+        return True
 
     def record_keys(self, step: int) -> NDArray[np.int64]:
         """Returns the keys of the records in this shard's batch number `step`, in order, without reading them.
@@ -142,31 +168,44 @@ class DataLoader:
             raise TypeError(
                 "record_keys(step) is known for 1:1 pipelines only: a Filter or FlatMap decides while reading."
             )
-        step = operator.index(step)
+        step = as_integer(step, "step")
+        if not self._plan.unit_limit:
+            raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
         if not 0 <= step < self._plan.unit_limit:
             raise IndexError(f"step must be between 0 and {self._plan.unit_limit - 1}, the last batch, got {step}.")
         keys = self._plan.locate(step, step + 1).record_key
         is_tail = step == self._plan.deal.whole_units
         return keys[: self._plan.tail_records].copy() if is_tail else keys.copy()
 
-    def profile(self) -> dict[str, float]:
-        """Returns where the time of this loader's iterators has gone so far, in seconds, by stage.
+    def profile(self) -> Profile:
+        """Returns where the time of this loader's iterators has gone so far: a dict of seconds by stage.
+
+        Printed, it is a table. It is always on, and costs less than a microsecond for each stage of a batch.
 
         `keys`, `read` and one stage for each operation (`operations[0], Map(decode)`) are what the pipeline itself
-        takes, in all threads and worker processes together, waits included. `hand-over` is the pickling and unpickling
+        takes, added up over all threads and worker processes, waits included. `hand-over` is pickling and unpickling
         between processes. `next` is the consumer's thread inside `next`: waiting, or working where nobody else does.
         `consumer` is the same thread between two calls of `next`. If `consumer` is much more than `next`, a faster
         loader would not make training faster.
         """
-        return self._plan.clock.read()
+        return Profile(self._plan.clock.read())
 
     def __repr__(self) -> str:
-        operations = ", ".join(operation_name(operation) for operation in self._operations)
-        return (
-            f"DataLoader(data_source={describe_source(self._source)}, sampler={self._given_sampler!r}, "
-            f"operations=[{operations}], shard {self._shard.shard_index} of {self._shard.shard_count}, "
-            f"worker_count={self._workers.num_workers}, read_threads={self._read_options.num_threads})"
-        )
+        operations = [operation_name(operation) for operation in self._operations]
+        arguments = [
+            f"data_source={source_name(self._source)}",
+            f"sampler={described(self._given_sampler, with_defaults=False)}",
+            f"operations=[{', '.join(operations)}]",
+            f"shard {self._shard.shard_index} of {self._shard.shard_count}",
+            f"worker_count={self._workers.num_workers}",
+            f"read_threads={self._read_options.num_threads}",
+        ]
+        line = f"DataLoader({', '.join(arguments)})"
+        if len(line) <= REPR_LENGTH:
+            return line
+        if operations:
+            arguments[2] = "operations=[\n" + "".join(f"        {name},\n" for name in operations) + "    ]"
+        return "DataLoader(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
 
     @property
     def _plan(self) -> Plan:
@@ -211,50 +250,6 @@ class DataLoader:
             source=describe_source(self._source),
             operations=describe_operations(self._operations),
         )
-
-
-def load(
-    source: DataSource[Any],
-    *,
-    num_epochs: int | None = None,
-    shuffle: bool = False,
-    seed: int | None = None,
-    shard_options: ShardOptions | None = None,
-    transformations: Operations = (),
-    batch_size: int | None = None,
-    drop_remainder: bool = False,
-    worker_count: int | None = 0,
-    read_options: ReadOptions | None = None,
-) -> DataLoader:
-    """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
-
-    Args:
-        source: where records come from.
-        num_epochs: how often to go through the source; None for ever.
-        shuffle: whether to shuffle, anew in each epoch; needs a seed.
-        seed: of the order and of all random operations, 0 … 2**64 - 1.
-        shard_options: which part of every global batch to read.
-        transformations: what to do with each record, before the batch is made.
-        batch_size: elements in a batch, per shard; None for no batches.
-        drop_remainder: whether a last, short batch is left out.
-        worker_count: how many worker processes, 0 for none.
-        read_options: the threads that read ahead.
-
-    Raises:
-        TypeError, ValueError: as `DataLoader`.
-    """
-    check_source(source)
-    check_list(transformations, "transformations")
-    sampler = IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
-    batch = [] if batch_size is None else [Batch(batch_size, drop_remainder)]
-    return DataLoader(
-        data_source=source,
-        sampler=sampler,
-        operations=[*transformations, *batch],
-        worker_count=worker_count,
-        shard_options=shard_options,
-        read_options=read_options,
-    )
 
 
 def describe_operations(operations: Sequence[Transformation]) -> tuple[str, ...]:

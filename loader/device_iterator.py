@@ -18,9 +18,9 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any, final
 
+from millstream.checks import as_integer
 from millstream.loader.crew import CLOSE_SECONDS, Crew
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.options import as_count
 from millstream.loader.placement import Device, Placement
 from millstream.loader.resumable import ResumableIterator
 
@@ -49,7 +49,7 @@ def device_put(
             f"device_put moves the batches of a loader's iterator, got {type(iterator).__name__}: "
             "write device_put(iter(loader))."
         )
-    return DeviceIterator(iterator, Placement(device), as_count(buffer_size, "buffer_size", 1))
+    return DeviceIterator(iterator, Placement(device), as_integer(buffer_size, "buffer_size", 1))
 
 
 @final
@@ -79,6 +79,19 @@ class DeviceIterator(ResumableIterator):
     def step(self) -> int:
         """The number of batches delivered since the beginning of the stream."""
         return self._place.step
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that the next batch begins in, as `DataLoaderIterator.epoch` says."""
+        return self._place.epoch
+
+    def __len__(self) -> int:
+        """Returns how many batches are left to be delivered.
+
+        Raises:
+            TypeError: it is not known: the sampler is endless, or a Filter or FlatMap decides while reading.
+        """
+        return self._iterator.batches_after(self.step)
 
     def __next__(self) -> Any:
         """Returns the next batch, on the device; its transfer may still be under way, which JAX waits for.
@@ -187,14 +200,15 @@ class DeviceIterator(ResumableIterator):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """A place between two batches: the state that tells of it, and the step."""
+    """A place between two batches: the state that tells of it, the step, and the epoch."""
 
     state: bytes
     step: int
+    epoch: int | None
 
     @classmethod
     def of(cls, iterator: DataLoaderIterator) -> "_Place":
-        return cls(iterator.get_state(), iterator.step)
+        return cls(iterator.get_state(), iterator.step, iterator.epoch)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

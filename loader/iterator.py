@@ -1,14 +1,15 @@
 """The iterator that a training loop holds: a place in the stream, and an executor that works from there on."""
 
 import enum
-import operator
 import time
 from collections.abc import Callable, Collection
 from typing import Any, final
 
+from millstream.checks import as_integer
 from millstream.errors import CheckpointError
 from millstream.loader.executors import Executor
 from millstream.loader.plan import Plan
+from millstream.loader.progress import count_outputs, epoch_of
 from millstream.loader.resumable import ResumableIterator
 from millstream.loader.schedule import Cursor, Run
 from millstream.loader.stage_clock import CONSUMER, NEXT
@@ -61,6 +62,31 @@ class DataLoaderIterator(ResumableIterator):
     def step(self) -> int:
         """The number of batches delivered since the beginning of the stream."""
         return self._step
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that the next batch begins in, from 0; None where the sampler has no epochs.
+
+        At the end of the stream it is the number of epochs. With a Filter or FlatMap, it is the epoch of the first
+        record that is not used up.
+        """
+        return epoch_of(self._plan, self._place().unit)
+
+    def batches_after(self, step: int) -> int:
+        """Returns how many batches follow the first `step` batches of the stream.
+
+        Raises:
+            TypeError: it is not known: the sampler is endless, or a Filter or FlatMap decides while reading.
+        """
+        return count_outputs(self._plan, "iterator") - step
+
+    def __len__(self) -> int:
+        """Returns how many batches are left: what `tqdm(iterator)` counts to, after a resume too.
+
+        Raises:
+            TypeError: it is not known: the sampler is endless, or a Filter or FlatMap decides while reading.
+        """
+        return self.batches_after(self._step)
 
     def __next__(self) -> Any:
         """Returns the next batch.
@@ -138,9 +164,12 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed.
         """
         self._check_open()
-        step = operator.index(step)
-        if not 0 <= step <= self._plan.unit_limit and (step < 0 or self._plan.one_to_one):
-            raise IndexError(f"step must be between 0 and {self._plan.unit_limit}, the number of batches, got {step}.")
+        step, last = as_integer(step, "step"), self._plan.unit_limit
+        if step < 0 and not self._plan.one_to_one:
+            raise IndexError(f"step must be at least 0, got {step}.")
+        if self._plan.one_to_one and not 0 <= step <= last:
+            what = "the number of batches" if self._plan.num_units == last else "where positions reach 2**63"
+            raise IndexError(f"step must be between 0 and {last}, {what}, got {step}.")
         if self._plan.one_to_one:
             self._go(Cursor(step, (0,)), step)
         else:

@@ -1,27 +1,9 @@
-"""How a loader runs: knobs of speed and memory, none of which changes what it yields."""
+"""How a loader runs: settings for speed and memory, none of which changes what it yields."""
 
 import dataclasses
-import operator
 import os
-from typing import SupportsIndex
 
-
-def as_count(value: SupportsIndex, name: str, minimum: int) -> int:
-    """Returns a count as a plain int.
-
-    Raises:
-        TypeError: it is not an integer.
-        ValueError: it is less than `minimum`.
-    """
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}.")
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.") from None
-    if count < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {count}.")
-    return count
+from millstream.checks import as_integer, as_seconds, named_fields
 
 
 def available_cores() -> int:
@@ -31,6 +13,7 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
     """Read-ahead by threads, in this process or in each worker process.
@@ -40,14 +23,14 @@ class ReadOptions:
     memory for what is ready early. A block that takes less than a millisecond is not worth handing over: the
     consumer's own thread makes it, so the default suits data in memory as well.
 
-    The default is that of Grain: enough threads for a remote disk. How far they read ahead grows only as long as the
-    consumer has to wait, and only as many of them work at once as make its waits shorter: that is tried out.
+    The default is that of Grain: enough threads for a remote disk. They read further ahead only while the consumer
+    has to wait, and only as many run at once as shorten its waits.
 
     Attributes:
-        num_threads: how many threads at most, 0 for none (then all happens in the consumer's thread, when it asks).
+        num_threads: how many threads at most, 0 for none: the consumer's thread then does everything, when it asks.
         prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole
-            blocks (a block is one batch); with a source that reads in batches, one block a thread is allowed in any
-            case. Example: batches of 64 images of 200 KB and 8 threads need at most 8 x 64 x 200 KB = 100 MB. With 0,
+            blocks (a block is one batch); with a source that reads in batches, one block per thread is always
+            allowed. Example: batches of 64 images of 200 KB and 8 threads need at most 8 x 64 x 200 KB = 100 MB. With 0,
             nothing is read ahead, as without threads.
     """
 
@@ -55,8 +38,10 @@ class ReadOptions:
     prefetch_buffer_size: int = 500
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_threads", as_count(self.num_threads, "num_threads", 0))
-        object.__setattr__(self, "prefetch_buffer_size", as_count(self.prefetch_buffer_size, "prefetch_buffer_size", 0))
+        object.__setattr__(self, "num_threads", as_integer(self.num_threads, "num_threads", 0))
+        object.__setattr__(
+            self, "prefetch_buffer_size", as_integer(self.prefetch_buffer_size, "prefetch_buffer_size", 0)
+        )
 
     @property
     def reads_ahead(self) -> bool:
@@ -64,6 +49,7 @@ class ReadOptions:
         return self.num_threads > 0 and self.prefetch_buffer_size > 0
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class MultiprocessingOptions:
     """Worker processes.
@@ -71,7 +57,8 @@ class MultiprocessingOptions:
     Attributes:
         num_workers: how many processes, 0 for none.
         per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1.
-        stall_timeout: seconds that the consumer waits while a worker is busy with one block, before this is an error.
+        stall_timeout: how many seconds the consumer waits for a worker that is busy with one block before that is an
+            error.
     """
 
     num_workers: int = 0
@@ -79,9 +66,8 @@ class MultiprocessingOptions:
     stall_timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_workers", as_count(self.num_workers, "num_workers", 0))
+        object.__setattr__(self, "num_workers", as_integer(self.num_workers, "num_workers", 0))
         object.__setattr__(
-            self, "per_worker_buffer_size", as_count(self.per_worker_buffer_size, "per_worker_buffer_size", 1)
+            self, "per_worker_buffer_size", as_integer(self.per_worker_buffer_size, "per_worker_buffer_size", 1)
         )
-        if not self.stall_timeout > 0:
-            raise ValueError(f"stall_timeout must be a number of seconds above 0, got {self.stall_timeout!r}.")
+        object.__setattr__(self, "stall_timeout", as_seconds(self.stall_timeout, "stall_timeout"))

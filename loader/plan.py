@@ -27,7 +27,7 @@ from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedS
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.base import items_at
-from millstream.transforms import Batch, Filter, FlatMap, RandomMap, Transformation
+from millstream.transforms import Batch, RandomMap, Transformation
 
 LOOK_AHEAD_KEYS = 15_360
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
@@ -79,6 +79,7 @@ class Plan:
 
     Attributes:
         source: where records come from.
+        sampler: their order.
         deal: which positions make up which unit.
         phases: the compiled operations.
         one_to_one: whether step k is unit k: no Filter and no FlatMap anywhere.
@@ -103,7 +104,7 @@ class Plan:
         self.source = source
         groups = split_phases(operations)
         leading = [operation for operation in groups[0] if isinstance(operation, Batch)]
-        self.one_to_one = not any(isinstance(operation, (Filter, FlatMap)) for operation in operations)
+        self.one_to_one = all(operation.keeps_count for operation in operations)
         self.batched_source = hasattr(source, "__getitems__")
         self.deal = Deal(
             unit=_records_per_unit(leading, groups),
@@ -118,7 +119,7 @@ class Plan:
         if self.num_units is not None:
             self.unit_limit = min(self.unit_limit, self.num_units)
         self.units_are_batches = bool(leading)
-        self._sampler = sampler
+        self.sampler = sampler
         self.clock = clock = StageClock([operation_label(number, name) for number, name in enumerate(names)])
         self._read = clock.timed(READ, _reader(source))
         streams = functools.partial(_streams, sampler)
@@ -142,7 +143,7 @@ class Plan:
 
     def locate(self, start: int, stop: int) -> Origins:
         """Returns the origins of the records of units start … stop - 1."""
-        if isinstance(self._sampler, AdaptedSampler):
+        if isinstance(self.sampler, AdaptedSampler):
             # The user's own code: it is asked for what is needed, when it is needed.
             return self._locate(start, stop)
         chunk = max(1, LOOK_AHEAD_KEYS // self.deal.unit)
@@ -217,8 +218,7 @@ def split_phases(operations: Sequence[Transformation]) -> list[list[Transformati
     for operation in operations:
         if isinstance(operation, Batch) and not whole_units:
             groups.append([])
-        if isinstance(operation, (Filter, FlatMap)):
-            whole_units = False
+        whole_units = whole_units and operation.keeps_count
         groups[-1].append(operation)
     return groups
 

@@ -14,6 +14,19 @@ class ResumableIterator(abc.ABC):
     def step(self) -> int:
         """The number of batches delivered since the beginning of the stream."""
 
+    @property
+    @abc.abstractmethod
+    def epoch(self) -> int | None:
+        """The epoch that the next batch begins in, from 0; None where the sampler has no epochs."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns how many batches are left; TypeError where that is not known."""
+
+    def __bool__(self) -> bool:
+        """Returns True: an iterator is one even where nothing is left, or nobody knows how much."""
+        return True
+
     @abc.abstractmethod
     def __next__(self) -> Any: ...
 

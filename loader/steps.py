@@ -62,6 +62,7 @@ def compile_step(
             return _flat_map_step(operation, where)
         case Batch():
             return _batch_step(operation, where, is_template)
+    raise TypeError(f"{operation!r} is of a kind that has no step.")
 
 
 def _map_step(results: Callable[[Elements], Iterator[Any]], where: str) -> Step:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.checks import named_arguments
 from millstream.loader.arguments import Operations, check_operations, check_source, operation_name
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.options import ReadOptions
@@ -16,6 +17,7 @@ from millstream.transforms import Batch, Filter, Map, MapWithIndex
 KEYS_PER_BATCH = 256
 
 
+@named_arguments()
 def surviving_keys(
     data_source: DataSource[Any],
     operations: Operations,
@@ -25,8 +27,8 @@ def surviving_keys(
     """Returns the keys of the records that a pipeline's Filters keep, an int64 array of shape (left,), ascending.
 
     Run it once, save the keys beside the data, and let an `IndexSampler` draw from them. What is left of the pipeline
-    turns each record into one element: all hosts yield equally many batches, a checkpoint goes on on another number
-    of hosts, `len(loader)` is known, and any step can be sought directly.
+    turns each record into one element: all hosts yield equally many batches, a checkpoint can be resumed on another
+    number of hosts, `len(loader)` is known, and any step can be sought directly.
 
         np.save("long_texts.npy", millstream.surviving_keys(source, [decode, Filter(is_long)]))
 
@@ -37,13 +39,13 @@ def surviving_keys(
     Args:
         data_source: the records; each is read once, in the source's order.
         operations: the pipeline up to the last Filter: Maps, Filters and functions.
-        worker_count: how many worker processes, 0 for none; None for as many as this process may use cores.
+        worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
         read_options: the threads that read ahead.
 
     Raises:
-        TypeError: an operation is of another kind. A FlatMap or Batch yields elements that are no single record; what
-            a RandomMap or MapWithIndex sees is decided by the position in training.
-        Exception: whatever an operation or the source raises, with notes of where.
+        TypeError: an operation is of another kind. A FlatMap or Batch yields elements that are not one record each; what
+            a RandomMap or MapWithIndex gets is decided by the position in training.
+        Exception: whatever an operation or the source raises, with notes that say where.
     """
     check_source(data_source)
     checked = check_operations(operations)
@@ -51,8 +53,8 @@ def surviving_keys(
         if not isinstance(operation, (Map, Filter)):
             raise TypeError(
                 f"surviving_keys takes Map and Filter only, but operations[{number}] is {operation_name(operation)}: "
-                "a FlatMap or Batch yields elements that are no single record, and a RandomMap or MapWithIndex is "
-                "decided by the position in training. Leave it out, and put it behind the Filters in training."
+                "a FlatMap or Batch yields elements that are not one record each, and what a RandomMap or MapWithIndex "
+                "gets is decided by the position in training. Leave it out here, and put it after the Filters in training."
             )
     # In the source's order, for one epoch, the index is the record key.
     keys = [*checked, MapWithIndex(_index), Batch(KEYS_PER_BATCH)]

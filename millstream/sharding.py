@@ -1,16 +1,18 @@
 """Which part of every global batch this process reads."""
 
 import dataclasses
-import operator
 import os
 import sys
-import warnings
-from typing import SupportsIndex, final
+from typing import final
+
+from millstream.checks import as_flag, as_integer, named_arguments, named_fields
+from millstream.warn import warn
 
 LAUNCHER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 """What launchers that `jax.distributed.initialize()` knows leave in the environment of each of several processes."""
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
     """One shard out of several.
@@ -30,15 +32,9 @@ class ShardOptions:
     drop_remainder: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("shard_index", "shard_count"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-                raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
-            object.__setattr__(self, name, operator.index(value))
-        if not isinstance(self.drop_remainder, bool):
-            raise TypeError(f"drop_remainder must be True or False, got {self.drop_remainder!r}.")
-        if self.shard_count < 1:
-            raise ValueError(f"shard_count must be at least 1, got {self.shard_count}.")
+        object.__setattr__(self, "shard_index", as_integer(self.shard_index, "shard_index"))
+        object.__setattr__(self, "shard_count", as_integer(self.shard_count, "shard_count", minimum=1))
+        object.__setattr__(self, "drop_remainder", as_flag(self.drop_remainder, "drop_remainder"))
         if not 0 <= self.shard_index < self.shard_count:
             raise ValueError(
                 f"shard_index must be between 0 and shard_count - 1 = {self.shard_count - 1}, got {self.shard_index}."
@@ -47,16 +43,16 @@ class ShardOptions:
     def local_batch_size(self, global_batch_size: int) -> int:
         """Returns how many records of each global batch this shard gets: the `batch_size` of its `Batch`.
 
-        The stream belongs to the global batch size. Whoever fixes that one, and takes the shards' from here, can go on
-        from a checkpoint with any number of shards that divides it, and learns of any other before training starts.
+        The stream belongs to the global batch size. With that one fixed, and the shards' sizes taken from here, a
+        checkpoint can be resumed with any number of shards that divides it; any other is an error before training.
 
         Args:
             global_batch_size: records per step over all shards, a multiple of shard_count.
 
         Raises:
-            ValueError: it is none.
+            ValueError: global_batch_size is not a positive multiple of shard_count.
         """
-        share, rest = divmod(operator.index(global_batch_size), self.shard_count)
+        share, rest = divmod(as_integer(global_batch_size, "global_batch_size"), self.shard_count)
         if rest or share < 1:
             raise ValueError(
                 f"global_batch_size must be a positive multiple of shard_count = {self.shard_count}, got "
@@ -87,6 +83,7 @@ class ShardByJaxProcess(ShardOptions):
         RuntimeError: several processes were started, as their environment shows, but JAX was not told so.
     """
 
+    @named_arguments()
     def __init__(self, drop_remainder: bool = False) -> None:
         _check_initialised()
         super().__init__(*jax_process(), drop_remainder)
@@ -130,8 +127,7 @@ def warn_if_unsharded() -> None:
     jax = sys.modules.get("jax")
     if jax is None or not jax.distributed.is_initialized() or jax.process_count() == 1:
         return
-    warnings.warn(
+    warn(
         f"JAX runs {jax.process_count()} processes, and this DataLoader is not sharded: each of them reads the same "
-        "records. Give shard_options=ShardByJaxProcess(), or NoSharding() if it is meant.",
-        stacklevel=4,
+        "records. Give shard_options=ShardByJaxProcess(), or NoSharding() if that is intended."
     )

@@ -5,11 +5,12 @@ import functools
 import operator
 import zlib
 from collections.abc import Sequence
-from typing import Any, SupportsIndex, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.checks import as_flag, as_integer, named_fields
 from millstream.randomness import SEED_LIMIT, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
@@ -19,6 +20,7 @@ from millstream.sharding import NoSharding, ShardOptions
 RecordKeys: TypeAlias = NDArray[np.integer[Any]] | Sequence[int]
 
 
+@named_fields
 @dataclasses.dataclass(frozen=True)
 class IndexSampler:
     """Every record once per epoch, in the source's order or in a new, truly global shuffle each epoch.
@@ -27,10 +29,9 @@ class IndexSampler:
     offset, or where the offset lands in the epoch's permutation. Nothing is stored, and any position costs the same to
     find, so that samplers over 10 and over 10**12 records are alike.
 
-    With `keys`, the epoch consists of these records and no others: what is said of record keys above holds for rows of
-    `keys`, and the record key at a position is what stands in that row.
+    With `keys`, the epoch consists of these records and no others: the shuffle then permutes the rows of `keys`.
 
-    The positions are those of the global order: shard_options is what the loader deals them by.
+    The positions are those of the global order: the loader deals them out by shard_options.
 
     Attributes:
         num_records: how many records an epoch has, 1 … 2**63.
@@ -52,7 +53,7 @@ class IndexSampler:
     keys: RecordKeys | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_records", _integer("num_records", self.num_records))
+        object.__setattr__(self, "num_records", as_integer(self.num_records, "num_records"))
         if not 1 <= self.num_records <= POSITION_LIMIT:
             raise ValueError(f"num_records must be between 1 and 2**63, got {self.num_records}.")
         if not isinstance(self.shard_options, ShardOptions):
@@ -60,14 +61,13 @@ class IndexSampler:
                 "shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), "
                 f"got {self.shard_options!r}."
             )
-        if not isinstance(self.shuffle, bool):
-            raise TypeError(f"shuffle must be True or False, got {self.shuffle!r}.")
+        object.__setattr__(self, "shuffle", as_flag(self.shuffle, "shuffle"))
         if self.num_epochs is not None:
-            object.__setattr__(self, "num_epochs", _integer("num_epochs", self.num_epochs))
+            object.__setattr__(self, "num_epochs", as_integer(self.num_epochs, "num_epochs"))
             if self.num_epochs < 1:
                 raise ValueError(f"num_epochs must be at least 1, or None for endless epochs, got {self.num_epochs}.")
         if self.seed is not None:
-            object.__setattr__(self, "seed", _integer("seed", self.seed))
+            object.__setattr__(self, "seed", as_integer(self.seed, "seed"))
             if not 0 <= self.seed < SEED_LIMIT:
                 raise ValueError(f"seed must be between 0 and 2**64 - 1, got {self.seed}.")
         elif self.shuffle:
@@ -183,6 +183,7 @@ class IndexSampler:
 
 
 @final
+@named_fields
 @dataclasses.dataclass(frozen=True, eq=False)
 class SequentialSampler(IndexSampler):
     """Every record exactly once, in the source's order: an `IndexSampler` of one epoch that is not shuffled.
@@ -192,13 +193,6 @@ class SequentialSampler(IndexSampler):
 
     shuffle: bool = dataclasses.field(default=False, init=False)
     num_epochs: int | None = dataclasses.field(default=1, init=False)
-
-
-def _integer(name: str, value: object) -> int:
-    """Returns the int that value is; numpy integers are integers, booleans and floats are not."""
-    if not isinstance(value, bool) and isinstance(value, SupportsIndex):
-        return operator.index(value)
-    raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}.")
 
 
 def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:

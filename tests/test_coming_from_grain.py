@@ -207,9 +207,18 @@ def _() -> None:
     assert batches(range(2), [t.RandomMap(lambda x, rng: x + int(rng.integers(1)))]) == [0, 1]
 
 
-@ROWS.of("`DataLoader(enable_profiling=...)`, `config`, absl flags `--grain_*`")
+@ROWS.of("`DataLoader(enable_profiling=...)`")
 def _() -> None:
-    assert "enable_profiling" not in parameters(grain.DataLoader)
+    loaders = [
+        grain.DataLoader(data_source="abc", sampler=grain.SequentialSampler(3), enable_profiling=profiled)
+        for profiled in (False, True)
+    ]
+    assert list(loaders[0]) == list(loaders[1]) == ["a", "b", "c"]
+    assert loaders[0].profile().keys() == loaders[1].profile().keys()
+
+
+@ROWS.of("`config`, absl flags `--grain_*`")
+def _() -> None:
     assert not hasattr(grain, "config")
 
 

@@ -1,7 +1,8 @@
 """What happens to an element: the operations of a pipeline."""
 
-from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
+from millstream.transforms.transformation import Transformation
 
 FilterTransform = Filter
 FlatMapTransform = FlatMap

@@ -1,31 +1,71 @@
-"""The operations that users subclass, or make from a function."""
+"""The operations that users subclass, or make from a function.
+
+Each kind takes two types, what it gets and what it returns: `class Decode(MapTransform[bytes, Image])`. They are for
+type checkers, and optional. At run time `Map[bytes, Image]` is `Map` itself: types change no checkpoint and no pickle.
+"""
 
 import functools
-import operator
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
+import reprlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
+from millstream.checks import as_integer, named_arguments
+from millstream.descriptions import function_name
 from millstream.transforms.batch import Batch
+from millstream.transforms.transformation import Transformation
 
 if TYPE_CHECKING:
+    from typing import Generic
+
     import numpy as np
+    from typing_extensions import TypeVar  # The one of `typing` has no defaults before Python 3.13.
+
+    In = TypeVar("In", default=Any)
+    Out = TypeVar("Out", default=Any)
+    Function = TypeVar("Function", bound=Callable[..., Any])
+else:
+    from typing import TypeVar
+
+    In, Out, Function = TypeVar("In"), TypeVar("Out"), TypeVar("Function")
+
+    class Generic:
+        """Lets a class be written with types, and stay as it is."""
+
+        def __class_getitem__(cls, types: object) -> type:
+            return cls
 
 
-class _Operation:
-    """What the five kinds share: the function they were given stands in the place of their method.
+def _only_of_kinds(constructor: Callable[..., None]) -> Callable[..., None]:
+    """Returns a constructor that is not there for subclasses: the constructors of their further bases run instead."""
+
+    @functools.wraps(constructor)
+    def construct(self: "_Operation[Any]", *args: Any, **kwargs: Any) -> None:
+        if type(self) in _METHODS:
+            constructor(self, *args, **kwargs)
+            return
+        further = super(_Operation, self).__init__
+        if (args or kwargs) and getattr(further, "__objclass__", None) is object:
+            name = type(self).__name__
+            raise TypeError(f"{name} takes no arguments: write {name}.__init__, or decorate {name} with @dataclass.")
+        further(*args, **kwargs)
+
+    return construct
+
+
+class _Operation(Transformation, Generic[Function]):
+    """What the five kinds share: the function that they are given takes the place of their method.
 
     The function is an attribute of the instance, under the method's name. So `operation.map` is the user's own
     function, with no call in between, and an instance pickles if its function does.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if type(self) in _METHODS:
-            self._hold(*args, **kwargs)
-        else:
-            # A user's subclass. It may have further bases: their constructors run as if this one were not here.
-            super().__init__(*args, **kwargs)
-
-    def _hold(self, function: Any = None) -> None:
+    @overload
+    def __init__(self, function: Function) -> None: ...
+    @overload
+    def __init__(self) -> None: ...
+    @_only_of_kinds
+    @named_arguments()
+    def __init__(self, function: Function | None = None) -> None:
         name, method = type(self).__name__, _METHODS[type(self)]
         if not callable(function):
             raise TypeError(
@@ -37,58 +77,61 @@ class _Operation:
     def __repr__(self) -> str:
         if type(self) not in _METHODS:
             return super().__repr__()
-        return f"{type(self).__name__}({_function_text(getattr(self, _METHODS[type(self)]))})"
+        return f"{type(self).__name__}({function_name(getattr(self, _METHODS[type(self)]))})"
 
 
-class Map(_Operation):
+class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
     """Turns each element into another one.
 
     Subclass it and override `map`, or write `Map(function)`. One instance serves several threads and processes: keep
-    what changes in local variables.
+    no mutable state in `self`.
     """
 
-    def map(self, element: Any, /) -> Any:
+    def map(self, element: In, /) -> Out:
         """Returns what `element` becomes."""
         raise _not_overridden(self, element)
 
 
-class RandomMap(_Operation):
+class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[In, Out]):
     """Turns each element into another one, at random.
 
     Subclass it and override `random_map`, or write `RandomMap(function)`. Draw from the generator given and from
-    nothing else: it depends on the seed, the epoch, the position and the operation only, so that the same batches
-    come again with any number of workers and after any resume.
+    nothing else. It depends only on the seed, the epoch, the position and the operation, so the same batches come again
+    with any number of workers and after any resume.
     """
 
-    def random_map(self, element: Any, rng: "np.random.Generator", /) -> Any:
-        """Returns what `element` becomes, drawing from `rng`; the generator is not to be kept beyond the call."""
+    def random_map(self, element: In, rng: "np.random.Generator", /) -> Out:
+        """Returns what `element` becomes, drawing from `rng`; do not keep the generator beyond the call."""
         raise _not_overridden(self, element, rng)
 
 
-class MapWithIndex(_Operation):
+class MapWithIndex(_Operation[Callable[[int, In], Out]], Generic[In, Out]):
     """Turns each element, with its index, into another one.
 
-    Subclass it and override `map_with_index`, or write `MapWithIndex(function)`.
+    Subclass it and override `map_with_index`, or write `MapWithIndex(function)`. The index of a record is its position,
+    which counts on over all epochs.
     """
 
-    def map_with_index(self, index: int, element: Any, /) -> Any:
+    def map_with_index(self, index: int, element: In, /) -> Out:
         """Returns what `element` at `index` becomes."""
         raise _not_overridden(self, index, element)
 
 
-class Filter(_Operation):
+class Filter(_Operation[Callable[[In], object]], Generic[In]):
     """Keeps some elements and drops the others.
 
     Subclass it and override `filter`, or write `Filter(function)`.
     """
 
-    def filter(self, element: Any, /) -> bool:
+    keeps_count = False
+
+    def filter(self, element: In, /) -> bool:
         """Returns whether `element` stays."""
         raise _not_overridden(self, element)
 
 
-class FlatMap(_Operation):
-    """Splits each element into several, none being allowed.
+class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
+    """Splits each element into zero or more.
 
     Subclass it, set `max_fan_out` and override `flat_map`, or write `FlatMap(function, max_fan_out)`. Child j of an
     element with index i gets the index i * max_fan_out + j, whatever the other elements split into.
@@ -97,34 +140,41 @@ class FlatMap(_Operation):
         max_fan_out: the most children that one element may have, at least 1; the loader raises ValueError on more.
     """
 
+    keeps_count = False
     max_fan_out: int
 
-    def flat_map(self, element: Any, /) -> Sequence[Any]:
+    @overload
+    def __init__(self, function: Callable[[In], Iterable[Out]], max_fan_out: SupportsIndex) -> None: ...
+    @overload
+    def __init__(self) -> None: ...
+    @_only_of_kinds
+    @named_arguments()
+    def __init__(
+        self, function: Callable[[In], Iterable[Out]] | None = None, max_fan_out: SupportsIndex | None = None
+    ) -> None:
+        super().__init__(function)  # type: ignore[arg-type]  # which refuses None
+        self.max_fan_out = _valid_max_fan_out("FlatMap", max_fan_out)
+
+    def flat_map(self, element: In, /) -> Iterable[Out]:
         """Returns the children of `element` in order, at most `max_fan_out` of them."""
         raise _not_overridden(self, element)
-
-    def _hold(self, function: Any = None, max_fan_out: Any = None) -> None:
-        super()._hold(function)
-        self.max_fan_out = _valid_max_fan_out("FlatMap", max_fan_out)
 
     def __repr__(self) -> str:
         if type(self) is not FlatMap:
             return super().__repr__()
-        return f"FlatMap({_function_text(self.flat_map)}, max_fan_out={self.max_fan_out})"
+        return f"FlatMap({function_name(self.flat_map)}, max_fan_out={self.max_fan_out})"
 
 
-Transformation: TypeAlias = Map | RandomMap | MapWithIndex | Filter | FlatMap | Batch
-"""One operation of a pipeline."""
-
-_METHODS: dict[type[_Operation], str] = {
+_METHODS: dict[type, str] = {
     Map: "map",
     RandomMap: "random_map",
     MapWithIndex: "map_with_index",
     Filter: "filter",
     FlatMap: "flat_map",
 }
+"""The kinds that can be made from a function, and the method of each that the function replaces."""
 
-_KINDS = "Map, RandomMap, MapWithIndex, Filter, FlatMap or Batch"
+_KINDS = f"{', '.join(kind.__name__ for kind in _METHODS)} or {Batch.__name__}"
 
 
 def as_transformation(operation: Any) -> Transformation:
@@ -132,7 +182,7 @@ def as_transformation(operation: Any) -> Transformation:
 
     Raises:
         TypeError: for a class instead of an instance, a subclass that overrides nothing or is of two kinds, a
-            `FlatMap` without a whole number as `max_fan_out`, and whatever is neither operation nor function.
+            `FlatMap` without an integer as `max_fan_out`, and whatever is neither an operation nor a function.
         ValueError: for a `max_fan_out` below 1.
     """
     if isinstance(operation, type):
@@ -147,47 +197,33 @@ def as_transformation(operation: Any) -> Transformation:
         return Map(operation)
     raise TypeError(
         f"An operation must be an instance of millstream's {_KINDS}, or a function of one element, "
-        f"got {operation!r} of type {type(operation).__module__}.{type(operation).__qualname__}."
+        f"got {reprlib.repr(operation)} of type {type(operation).__module__}.{type(operation).__qualname__}."
     )
 
 
-def _check_subclass(operation: _Operation) -> None:
-    """Raises unless the operation is of one kind and says what that kind needs."""
+def _check_subclass(operation: Transformation) -> None:
+    """Raises unless the operation is of one kind and has what that kind needs."""
     name = type(operation).__name__
     kinds = [kind for kind in _METHODS if isinstance(operation, kind)]
     if len(kinds) != 1:
-        got = " and ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"An operation must be of exactly one kind, {name} is {got}: split it.")
+        got = " and ".join(kind.__name__ for kind in kinds) + ": split it" if kinds else "none of them"
+        raise TypeError(f"An operation must be of exactly one kind ({_KINDS}), but {name} is {got}.")
     kind = kinds[0]
     method = _METHODS[kind]
     if getattr(getattr(operation, method), "__func__", None) is getattr(kind, method):
-        raise TypeError(f"A subclass of {kind.__name__} must override {method}, {name} does not.")
+        raise TypeError(f"A subclass of {kind.__name__} must override {method}, but {name} does not.")
     if isinstance(operation, FlatMap):
         _valid_max_fan_out(name, getattr(operation, "max_fan_out", None))
 
 
-def _valid_max_fan_out(name: str, max_fan_out: Any) -> int:
-    """Returns `max_fan_out` as an int, or raises in the name of the operation that it is of."""
-    if isinstance(max_fan_out, bool) or not isinstance(max_fan_out, SupportsIndex):
-        raise TypeError(
-            f"{name} must say as max_fan_out (int) how many children an element may have at most, got {max_fan_out!r}."
-        )
-    value = operator.index(max_fan_out)
-    if value < 1:
-        raise ValueError(f"{name}'s max_fan_out must be at least 1, got {value}.")
-    return value
+def _valid_max_fan_out(name: str, max_fan_out: object) -> int:
+    """Returns `max_fan_out` as an int, or raises in the name of the operation that has it."""
+    if max_fan_out is None:
+        raise TypeError(f"{name} needs max_fan_out, an integer: the most children that one element may have.")
+    return as_integer(max_fan_out, f"{name}'s max_fan_out", minimum=1)
 
 
-def _not_overridden(operation: _Operation, *_: Any) -> NotImplementedError:
+def _not_overridden(operation: _Operation[Any], *_: Any) -> NotImplementedError:
     """Returns the error of a method that the user's subclass should have overridden."""
     kind = next(kind for kind in _METHODS if isinstance(operation, kind))
     return NotImplementedError(f"{type(operation).__name__} must override {_METHODS[kind]}.")
-
-
-def _function_text(function: Any) -> str:
-    """Returns the name of a function as its author wrote it, free of addresses where it has a name."""
-    if isinstance(function, functools.partial):
-        arguments = [repr(value) for value in function.args]
-        arguments += [f"{key}={value!r}" for key, value in function.keywords.items()]
-        return f"partial({', '.join([_function_text(function.func), *arguments])})"
-    return str(getattr(function, "__name__", None) or repr(function))

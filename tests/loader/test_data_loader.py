@@ -84,7 +84,7 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] =
             "shard_options": ShardOptions(0, 2, drop_remainder=True),
         },
         ValueError,
-        ("operations[1] has pad_remainder=True", "drop_remainder=True, which leaves some out", "give one of them"),
+        ("operations[1] has pad_remainder=True", "drop_remainder=True, which leaves some out", "choose one"),
     ),
 ]
 WRONG_ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+import inspect
 import math
 import operator
 import pickle
@@ -134,7 +135,7 @@ SUBCLASSES = [
     AddDataclass(1),
     AddFrozen(1),
     AddSlots(1),
-    AddOfTwoBases(1),
+    AddOfTwoBases(1),  # type: ignore[call-overload]  # Type checkers see the constructor of the first base only.
     AddOne(),
 ]
 
@@ -149,9 +150,56 @@ def test_subclasses_run_however_they_are_written(operation: Map) -> None:
 
 
 def test_subclass_constructor_arguments_are_checked() -> None:
-    """A subclass without a constructor takes no arguments, as any class."""
-    with pytest.raises(TypeError, match="takes exactly one argument"):
-        PlainAdd(3)
+    """A subclass without a constructor takes no arguments, as any class, and the error says how to give it one."""
+    with pytest.raises(
+        TypeError, match=r"PlainAdd takes no arguments: write PlainAdd\.__init__, or decorate .*dataclass"
+    ):
+        PlainAdd(3)  # type: ignore[call-overload]  # that is the point
+
+
+@pytest.mark.parametrize("kind", [Map, RandomMap, MapWithIndex, Filter, FlatMap])
+def test_constructors_show_their_arguments(kind: type) -> None:
+    """What tools show of a constructor is what it takes."""
+    expected = ["function", "max_fan_out"] if kind is FlatMap else ["function"]
+
+    assert list(inspect.signature(kind).parameters) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda: FlatMap(list, max_fanout=3),  # type: ignore[call-overload]
+            "FlatMap has no argument 'max_fanout': did you mean 'max_fan_out'? It takes function, max_fan_out.",
+        ),
+        (lambda: Map(func=abs), "Map has no argument 'func': did you mean 'function'? It takes function."),  # type: ignore[call-overload]
+        (lambda: Map(abs, abs), "Map: too many positional arguments."),  # type: ignore[call-overload]
+        (
+            lambda: Batch(4, drop_reminder=True),  # type: ignore[call-arg]
+            (
+                "Batch has no argument 'drop_reminder': did you mean 'drop_remainder'? "
+                "It takes batch_size, drop_remainder, batch_fn, pad_remainder."
+            ),
+        ),
+        (Batch, "Batch: missing a required argument: 'batch_size'."),
+    ],
+)
+def test_wrong_names_of_arguments_are_told_the_near_one(make: Callable[[], object], text: str) -> None:
+    """A call that does not fit names the class that was called, what is wrong, and the argument that was meant."""
+    with pytest.raises(TypeError) as caught:
+        make()
+
+    assert str(caught.value) == text
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_types_leave_no_trace() -> None:
+    """`Map[int, str]` is for type checkers: at run time it is Map, so that pickles and checkpoints are the same."""
+    assert Map[int, str] is Map
+    assert RandomMapTransform[int, str] is RandomMap
+    assert FlatMap[int, str] is FlatMap
+    assert Filter[int] is Filter
+    assert vars(Map[int, int](double)) == vars(Map(double))
 
 
 class Noise(RandomMapTransform):
@@ -249,7 +297,7 @@ def test_a_bare_function_means_map(function: Callable[[Any], Any]) -> None:
     [
         (Map(double), "Map(double)"),
         (RandomMap(lambda _element, _rng: 0), "RandomMap(<lambda>)"),
-        (FlatMap(double, max_fan_out=4), "FlatMap(double, max_fan_out=4)"),
+        (FlatMap(str.split, max_fan_out=4), "FlatMap(split, max_fan_out=4)"),
         (Filter(functools.partial(operator.lt, 3)), "Filter(partial(lt, 3))"),
         (Map(functools.partial(double, element=1)), "Map(partial(double, element=1))"),
         (Map(operator.itemgetter("image")), "Map(operator.itemgetter('image'))"),
@@ -312,13 +360,14 @@ class LooksLikeMap:
         (PlainAdd, TypeError, r"got the class PlainAdd: write PlainAdd\(...\)\.$"),
         (Batch, TypeError, r"got the class Batch: write Batch\(...\)\.$"),
         (int, TypeError, r"got the class int: write int\(...\), or Map\(int\)"),
-        (Nothing(), TypeError, "Map must override map, Nothing does not"),
-        (NoSplit(), TypeError, "FlatMap must override flat_map, NoSplit does not"),
-        (NoLimit(), TypeError, "NoLimit must say as max_fan_out .* got None"),
-        (Repeat(True), TypeError, "Repeat must say as max_fan_out .* got True"),
-        (Repeat(2.0), TypeError, r"Repeat must say as max_fan_out .* got 2\.0"),  # type: ignore[arg-type]
+        (Nothing(), TypeError, "Map must override map, but Nothing does not"),
+        (NoSplit(), TypeError, "FlatMap must override flat_map, but NoSplit does not"),
+        (NoLimit(), TypeError, "NoLimit needs max_fan_out, an integer: the most children"),
+        (Repeat(True), TypeError, "Repeat's max_fan_out must be an integer, got True"),
+        (Repeat(2.0), TypeError, r"Repeat's max_fan_out must be an integer, got 2\.0"),  # type: ignore[arg-type]
         (Repeat(0), ValueError, "Repeat's max_fan_out must be at least 1, got 0"),
-        (TwoKinds(), TypeError, "exactly one kind, TwoKinds is Map and Filter"),
+        (TwoKinds(), TypeError, "exactly one kind .*, but TwoKinds is Map and Filter: split it"),
+        (transforms.Transformation(), TypeError, "exactly one kind .*, but Transformation is none of them"),
         (LooksLikeMap(), TypeError, "instance of millstream's Map, .* of type .*LooksLikeMap"),
         (None, TypeError, "got None of type builtins.NoneType"),
         ("map", TypeError, "got 'map' of type builtins.str"),
@@ -337,8 +386,8 @@ def test_what_is_no_operation_is_refused(operation: Any, error: type[Exception],
         (Filter, TypeError, "Filter needs a function, got None"),
         (FlatMap, TypeError, "FlatMap needs a function, got None"),
         (functools.partial(RandomMap, 3), TypeError, "RandomMap needs a function, got 3"),
-        (functools.partial(Map, double, double), TypeError, "positional arguments"),
-        (functools.partial(FlatMap, double), TypeError, "FlatMap must say as max_fan_out"),
+        (functools.partial(Map, double, double), TypeError, "too many positional arguments"),
+        (functools.partial(FlatMap, double), TypeError, "FlatMap needs max_fan_out, an integer"),
         (functools.partial(FlatMap, double, 0), ValueError, "FlatMap's max_fan_out must be at least 1, got 0"),
     ],
 )

@@ -24,6 +24,12 @@ def test_values_are_plain_python() -> None:
     assert repr(batch) == "Batch(batch_size=4, drop_remainder=True)"
 
 
+def test_repr_names_the_function() -> None:
+    """A batch_fn is shown by its name, without an address."""
+    assert repr(Batch(2, batch_fn=sum)) == "Batch(batch_size=2, batch_fn=sum)"
+    assert repr(Batch(2, batch_fn=lambda elements: elements)) == "Batch(batch_size=2, batch_fn=<lambda>)"
+
+
 def test_frozen_and_picklable() -> None:
     """A Batch does not change after construction, and pickles with its function."""
     batch = Batch(2, batch_fn=sum)
@@ -37,17 +43,17 @@ def test_frozen_and_picklable() -> None:
     [
         ((0,), ValueError, "batch_size must be at least 1, got 0"),
         ((-1,), ValueError, "batch_size must be at least 1, got -1"),
-        ((True,), TypeError, "batch_size must be an int, got True"),
-        ((2.0,), TypeError, r"batch_size must be an int, got 2\.0"),
-        (("2",), TypeError, "batch_size must be an int, got '2'"),
-        ((None,), TypeError, "batch_size must be an int, got None"),
+        ((True,), TypeError, "batch_size must be an integer, got True"),
+        ((2.0,), TypeError, r"batch_size must be an integer, got 2\.0"),
+        (("2",), TypeError, "batch_size must be an integer, got '2'"),
+        ((None,), TypeError, "batch_size must be an integer, got None"),
         ((2, sum), TypeError, "drop_remainder must be True or False, got <built-in function sum>"),
         ((2, False, 3), TypeError, "batch_fn must be a function .* got 3"),
         ((2, False, None, 1), TypeError, "pad_remainder must be True or False, got 1"),
         (
             (2, True, None, True),
             ValueError,
-            "pad_remainder=True keeps .* drop_remainder=True leaves .*give one of them",
+            "pad_remainder=True keeps .* drop_remainder=True leaves .*choose one",
         ),
         ((2, False, sum, True), ValueError, "pad_remainder=True needs rows .* batch_fn in a Map"),
     ],

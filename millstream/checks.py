@@ -1,0 +1,119 @@
+"""The rules that arguments keep, said once: what is an integer, a flag or a time, and which names a call may have."""
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Class = TypeVar("Class", bound=type)
+
+
+def as_integer(value: object, name: str, minimum: int | None = None) -> int:
+    """Returns a plain int. NumPy's integers are integers; booleans and floats are not.
+
+    Raises:
+        TypeError: the value is not an integer.
+        ValueError: it is less than `minimum`.
+    """
+    try:
+        integer = operator.index(value)  # type: ignore[arg-type]  # what has no index raises TypeError
+    except TypeError:
+        raise TypeError(_not_an_integer(value, name)) from None
+    if isinstance(value, bool):
+        raise TypeError(_not_an_integer(value, name))
+    if minimum is not None and integer < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {integer}.")
+    return integer
+
+
+def as_flag(value: object, name: str) -> bool:
+    """Returns a plain bool, of Python's or NumPy's.
+
+    Raises:
+        TypeError: the value is neither.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}.")
+    return bool(value)
+
+
+def as_seconds(value: object, name: str) -> float:
+    """Returns a time above 0 as a float; infinity is one.
+
+    Raises:
+        TypeError: the value is not a number.
+        ValueError: it is not above 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r} of type {type(value).__name__}.")
+    if not value > 0:
+        raise ValueError(f"{name} must be a number of seconds above 0, got {value!r}.")
+    return float(value)
+
+
+def named_arguments(
+    advice: Mapping[str, str] | None = None, positional: str = ""
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Returns a decorator: a call with a wrong name says which name is near, or what to write instead.
+
+    Args:
+        advice: what to write instead of names that people bring from elsewhere.
+        positional: what to write instead of too many positional arguments.
+    """
+
+    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                called = type(args[0]).__name__ if "self" in signature.parameters else function.__name__
+                wrong = _wrong_call(called, signature, kwargs, str(error), advice=advice or {}, positional=positional)
+            else:
+                return function(*args, **kwargs)
+            raise TypeError(wrong)
+
+        return call
+
+    return decorate
+
+
+def named_fields(cls: Class) -> Class:
+    """Gives the constructor of a class the errors of `named_arguments`: a decorator for dataclasses."""
+    cls.__init__ = named_arguments()(cls.__init__)  # type: ignore[misc]  # the signature stays as it is
+    return cls
+
+
+def _wrong_call(
+    called: str,
+    signature: inspect.Signature,
+    given: Mapping[str, object],
+    problem: str,
+    *,
+    advice: Mapping[str, str],
+    positional: str,
+) -> str:
+    """Returns what is wrong with a call that does not fit the signature, and what to write instead."""
+    known = [name for name in signature.parameters if name != "self"]
+    unknown = [name for name in given if name not in known]
+    if not unknown:
+        return f"{called}: {problem}.{f' {positional}' if positional and 'positional' in problem else ''}"
+    name = unknown[0]
+    if name in advice:
+        return f"{called} has no argument {name!r}: {advice[name]}"
+    import difflib  # noqa: PLC0415  (for this error only)
+
+    near = difflib.get_close_matches(name, known, n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"{called} has no argument {name!r}: {meant}It takes {', '.join(known)}."
+
+
+def _not_an_integer(value: object, name: str) -> str:
+    return f"{name} must be an integer, got {value!r} of type {type(value).__name__}."

@@ -1,0 +1,110 @@
+"""What to call the parts of a pipeline in texts for people: one short line each, without addresses.
+
+Nothing here reads a record or raises, and what it costs is bounded: a table of a million entries is shown by its size.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import reprlib
+from typing import Any
+
+import numpy as np
+
+LINE_LENGTH = 100
+"""What is longer is cut: a text of which a reader needs the beginning at most."""
+
+
+def function_name(function: Any) -> str:
+    """Returns the name of a function as its author wrote it; of other callables, what they show of themselves."""
+    if isinstance(function, functools.partial):
+        arguments = [VALUES.repr(value) for value in function.args]
+        arguments += [f"{key}={VALUES.repr(value)}" for key, value in function.keywords.items()]
+        return f"partial({', '.join([function_name(function.func), *arguments])})"
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else described(function)
+
+
+def described(value: object, *, with_defaults: bool = True) -> str:
+    """Returns the class of an object with its parameters: `Scale(factor=2)`.
+
+    A `__repr__` that the author of the class wrote is used as it is, if it is one short line. Else the parameters are
+    the fields of a dataclass or the public attributes.
+
+    Args:
+        value: what to describe.
+        with_defaults: whether fields of a dataclass that have their default value are shown.
+    """
+    name = type(value).__name__
+    if has_own_repr(value):
+        with contextlib.suppress(Exception):
+            text = repr(value)
+            return text if len(text) <= LINE_LENGTH and "\n" not in text and " at 0x" not in text else name
+        return name
+    parameters = _fields(value, with_defaults) if dataclasses.is_dataclass(value) else _public_attributes(value)
+    return _shortened(f"{name}({', '.join(f'{key}={VALUES.repr(held)}' for key, held in parameters.items())})")
+
+
+def has_own_repr(value: object) -> bool:
+    """Says whether somebody wrote how to show the object: not Python, and not the decorator of dataclasses."""
+    written = type(value).__repr__
+    if not dataclasses.is_dataclass(value):
+        return written is not object.__repr__
+    # The decorator's, which shows every field whole, wraps a function that it made of text.
+    made = getattr(written, "__wrapped__", written)
+    return getattr(getattr(made, "__code__", None), "co_filename", "") != "<string>"
+
+
+class _Values(reprlib.Repr):
+    """Shows the value of a parameter: its beginning, or its class and size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 60
+
+    def repr1(self, x: Any, level: int) -> str:
+        """Returns what is shown of any value."""
+        if isinstance(x, np.ndarray):
+            return f"array of {x.dtype}, shape {x.shape}"
+        if callable(x) and not isinstance(x, type):
+            return function_name(x)
+        return super().repr1(x, level)
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """Returns what is shown of an object: of a class that has millions of things inside, its name."""
+        del level
+        if type(x).__module__ == "builtins" or isinstance(x, np.generic):
+            return _shortened(repr(x))
+        return type(x).__name__
+
+
+VALUES = _Values()
+"""How the values of parameters are shown."""
+
+
+def _fields(value: Any, with_defaults: bool) -> dict[str, Any]:
+    """Returns what a dataclass shows of its fields."""
+    shown = {}
+    for field in dataclasses.fields(value):
+        if field.repr and hasattr(value, field.name):
+            held = getattr(value, field.name)
+            if with_defaults or not _is_default(field, held):
+                shown[field.name] = held
+    return shown
+
+
+def _is_default(field: "dataclasses.Field[Any]", held: object) -> bool:
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    # Of the same type first: an array that is compared with None gives an array.
+    return held is default or (type(held) is type(default) and held == default)
+
+
+def _public_attributes(value: object) -> dict[str, Any]:
+    """Returns the attributes of an object that its author did not mark as private."""
+    return {name: held for name, held in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LINE_LENGTH else f"{text[: LINE_LENGTH - 1]}…"
