@@ -27,6 +27,7 @@ from millstream.loader.arguments import (
 from millstream.loader.executors import Executor, InlineExecutor, ThreadExecutor
 from millstream.loader.fingerprint import describe, describe_keys, describe_source
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
+from millstream.loader.interpreter import surroundings
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.plan import Plan
@@ -101,6 +102,10 @@ class DataLoader:
         check_padding(self._operations, self._shard)
         check_ends(self._operations, self._sampler, self._shard)
         warn_checkpoints_need_same_shards(self._operations, self._shard)
+        if num_workers:
+            # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
+            from millstream.loader import pool_executor  # noqa: F401, PLC0415  (takes its time)
+        self._surroundings = surroundings()
         self._compile()
 
     @property
@@ -236,7 +241,7 @@ class DataLoader:
         """The worker processes that no iterator uses; they end with the loader."""
         from millstream.loader.pool import WarmPools  # noqa: PLC0415  (cloudpickle takes its time)
 
-        return WarmPools()
+        return WarmPools(self._surroundings)
 
     def _stop_idle_workers(self) -> None:
         if self._workers.num_workers:

@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import errno
 import itertools
-import json
 import logging
 import os
 import resource
@@ -25,7 +24,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -34,6 +32,13 @@ from typing import Any, final
 
 from millstream.loader.arena import ArenaView, create_arena_file
 from millstream.loader.channel import Channel, close_all
+from millstream.loader.interpreter import (
+    Surroundings,
+    command,
+    folder_to_enter,
+    tracker_descriptor,
+    write_surroundings,
+)
 from millstream.loader.last_words import create_last_words
 from millstream.loader.memory_budget import memory_budget
 from millstream.loader.messages import Broken, Exited, Fork, Forked, Kill, Made, Make, Ready
@@ -51,7 +56,6 @@ EXIT_SECONDS = 2.0
 DESCRIPTORS_PER_WORKER = 4
 """What a worker costs the parent: its channel, process handle, arena and last words."""
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from millstream.loader.zygote import main; main()"
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 logger = logging.getLogger("millstream")
@@ -133,7 +137,9 @@ Event = Made | Broken | Died
 class Pool:
     """Worker processes that have one pipeline."""
 
-    def __init__(self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions) -> None:
+    def __init__(
+        self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions, surroundings: Surroundings
+    ) -> None:
         self._options = workers
         self._num_threads = reading.num_threads
         with self._explained_limits():
@@ -141,7 +147,7 @@ class Pool:
         self._arena_bytes = memory_budget() // workers.num_workers
         self._numbers = itertools.count()
         self.call_numbers = itertools.count()
-        self._state = _Processes(pipeline)
+        self._state = _Processes(pipeline, surroundings)
         self._finalizer = weakref.finalize(self, _Processes.end, self._state)
         try:
             self.restart()
@@ -321,8 +327,9 @@ class ZygoteDied(Exception):  # noqa: N818  (an event, not an error: the pool is
 class _Processes:
     """What must end when a pool ends: kept apart from it, so that its finalizer can hold on to this."""
 
-    def __init__(self, pipeline: int) -> None:
+    def __init__(self, pipeline: int, surroundings: Surroundings) -> None:
         self.pipeline = pipeline
+        self.surroundings = surroundings
         self.zygote: subprocess.Popen[bytes] | None = None
         self.control: Channel | None = None
         self.workers: list[Worker] = []
@@ -335,18 +342,19 @@ class _Processes:
         with self.lock:
             if self._ended:
                 return
-            ours, theirs = socket.socketpair()
-            self.control = Channel(ours, blocking=False)
             environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **os.environ, "JAX_PLATFORMS": "cpu"}
-            # Not every entry need be a string: imports pass over the others.
-            path = json.dumps(sys.path, default=str)
-            command = [sys.executable, "-P", "-c", _START, path, str(theirs.fileno()), str(self.owner)]
-            with theirs:
+            ours, theirs = socket.socketpair()
+            # Before the process can run: the end of this channel ends it, whatever happens here.
+            self.control = Channel(ours, blocking=False)
+            with theirs, os.fdopen(write_surroundings(self.surroundings)) as written:
+                tracker = tracker_descriptor()
+                inherited = [written.fileno(), theirs.fileno(), *([] if tracker is None else [tracker])]
                 self.zygote = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)
-                    command,
+                    command(inherited[0], self.owner, *inherited[1:]),
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=inherited,
                     env=environment,
+                    cwd=folder_to_enter(self.surroundings),
                     start_new_session=True,
                 )
 
@@ -408,7 +416,8 @@ def _end_zygote(zygote: subprocess.Popen[bytes], workers: list[int]) -> None:
 class WarmPools:
     """The pools of one loader that no iterator uses at the moment: the next one starts at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
         self._idle: list[Pool] = []
 
     def take(self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions) -> Pool:
@@ -417,7 +426,7 @@ class WarmPools:
             if pool.is_ours:
                 self._idle.remove(pool)
                 return pool
-        return Pool(plan, workers, reading)
+        return Pool(plan, workers, reading, self._surroundings)
 
     def give_back(self, pool: Pool) -> None:
         """Keeps a pool for the next iterator; one is enough."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def open_handle(pid: int) -> int | None:
@@ -55,6 +56,22 @@ def die_with_parent(parent_pid: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of what its descendants leave behind, where the system can: on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> list[int]:
+    """Returns the children of this process, which has one thread; none where the system does not list them."""
+    try:
+        # Not pathlib: it takes long to import, and workers start with this module.
+        with open("/proc/thread-self/children", encoding="ascii") as file:  # noqa: PTH123
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
 
 
 def name_process(name: str) -> None:

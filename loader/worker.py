@@ -15,6 +15,7 @@ Guarantees:
     * It does not outlive the zygote, which does not outlive the parent: the kernel kills it, whatever it is doing.
 """
 
+import contextlib
 import faulthandler
 import os
 import queue
@@ -41,7 +42,12 @@ def work(channel_descriptor: int, arena: int, last_words: int, pipeline: int, fo
     """Lives the life of a worker, from its birth in the zygote to the end of its channel."""
     faulthandler.enable(last_words)
     faulthandler.register(signal.SIGUSR1, last_words)
-    channel = Channel(socket.socket(fileno=channel_descriptor), blocking=True)
+    with contextlib.closing(Channel(socket.socket(fileno=channel_descriptor), blocking=True)) as channel:
+        answer_calls(channel, arena, last_words, pipeline, fork)
+
+
+def answer_calls(channel: Channel, arena: int, last_words: int, pipeline: int, fork: Fork) -> None:
+    """Reads the pipeline and makes what is asked for, until the parent hangs up."""
     owner = os.getpid()
     try:
         plan, classes = read_pipeline(pipeline, fork.pipeline)

@@ -5,7 +5,7 @@ Guarantees:
       are doing, and kills them and all that they have started.
     * It has one thread, so its forks are safe.
     * A worker's process group is killed before the worker is reaped: as long as it is not reaped, its number means
-      nobody else.
+      nobody else. What it had started in other groups and sessions is killed then, too, where orphans can be adopted.
     * Workers do not outlive it: the kernel kills a worker whose zygote has died (on Linux; elsewhere the parent does).
 """
 
@@ -17,11 +17,19 @@ import signal
 import socket
 import sys
 import time
-from typing import NoReturn, final
+from typing import Any, NoReturn, final
 
 from millstream.loader.channel import Channel
+from millstream.loader.interpreter import share_tracker
 from millstream.loader.messages import Exited, Fork, Forked, Kill
-from millstream.loader.processes import die_with_parent, kill_group, name_process, open_handle
+from millstream.loader.processes import (
+    adopt_orphans,
+    children,
+    die_with_parent,
+    kill_group,
+    name_process,
+    open_handle,
+)
 from millstream.loader.worker import work
 
 GRACE_SECONDS = 0.5
@@ -34,9 +42,18 @@ PARENT_SECONDS = 0.25
 """How often to look for the parent where it has no handle: its end of the channel may live on in a forked process."""
 
 
-def main() -> NoReturn:
-    """Runs the zygote. The last two command-line arguments are its channel's descriptor and the parent's number."""
-    control, parent_pid = int(sys.argv[-2]), int(sys.argv[-1])
+def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
+    """Runs the zygote.
+
+    Args:
+        parent_pid: the parent's number.
+        control: the descriptor of its channel.
+        tracker: that of the parent's resource tracker, where it has one.
+    """
+    os.set_inheritable(control, False)
+    if tracker is not None:
+        share_tracker(tracker)
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     name_process("millstream")
@@ -108,6 +125,8 @@ class Zygote:
             zygote_pid = os.getppid()
             os.setpgid(0, 0)
             name_process(f"millstream-w{request.number}")
+            # While the worker lives, what its children leave behind is its own, not an orphan.
+            adopt_orphans()
             die_with_parent(zygote_pid)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -135,15 +154,38 @@ class Zygote:
         """Takes note of the workers that have died, having killed what they have started."""
         with contextlib.suppress(BlockingIOError):
             self._wakeup.recv(4096)
-        while self._workers:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if found is None:
-                return
-            kill_group(found.si_pid)
-            _, status, usage = os.wait4(found.si_pid, 0)
-            self._workers.discard(found.si_pid)
-            peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-            self._control.send(Exited(found.si_pid, os.waitstatus_to_exitcode(status), peak_bytes))
+        while (ended := self._next_ended()) is not None:
+            pid, status, usage = ended
+            if pid in self._workers:
+                self._workers.discard(pid)
+                peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+                self._control.send(Exited(pid, os.waitstatus_to_exitcode(status), peak_bytes))
+            # What it has started, and what that has, now has this process for a parent.
+            self._kill_orphans()
+
+    def _next_ended(self) -> tuple[int, int, Any] | None:
+        """Returns number, status and usage of a child that has ended and is reaped now, None if there is none."""
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is not None:
+                    kill_group(found.si_pid)
+                    return os.wait4(found.si_pid, 0)
+            return None
+        # Python has no waitid on macOS before 3.13. The number of a group is not given away while it has members.
+        for pid in self._workers:
+            ended = os.wait4(pid, os.WNOHANG)
+            if ended[0]:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+                return ended
+        return None
+
+    def _kill_orphans(self) -> None:
+        """Kills what workers that are gone have left: all children that are not workers, whatever their sessions."""
+        for pid in children():
+            if pid not in self._workers:
+                kill_group(pid)
 
     def _end_workers(self) -> None:
         """Lets idle workers leave, then kills what is left.
@@ -153,6 +195,7 @@ class Zygote:
         self._reap_for(GRACE_SECONDS)
         for pid in self._workers:
             kill_group(pid)
+        self._kill_orphans()
         self._reap_for(REAP_SECONDS)
 
     def _reap_for(self, seconds: float) -> None:
@@ -160,6 +203,6 @@ class Zygote:
         waiter = select.poll()
         waiter.register(self._wakeup.fileno(), select.POLLIN)
         deadline = time.monotonic() + seconds
-        while self._workers and (left := deadline - time.monotonic()) > 0:
+        while (self._workers or children()) and (left := deadline - time.monotonic()) > 0:
             waiter.poll(left * 1000)
             self._reap()
