@@ -12,13 +12,12 @@ names of their own: `millstream.transforms.Map` is `millstream.MapTransform`.
 `millstream.checkpoint`, which Orbax looks at, is imported when first used: Orbax and JAX take seconds to import.
 """
 
-import importlib
-import os.path
-from types import ModuleType
+from os import path as _path  # (pathlib takes longer than the rest)
+from typing import TYPE_CHECKING
 
-if not os.path.isdir(os.path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118  (pathlib takes longer than the rest)
+if not _path.isdir(_path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118
     # A checkout, entered by running Python in its root: the parts lie beside this folder, not in it (see setup.cfg).
-    __path__.append(os.path.dirname(__path__[0]))  # noqa: PTH120
+    __path__.append(_path.dirname(__path__[0]))  # noqa: PTH120
 
 from millstream import samplers, sharding, sources, transforms
 from millstream.errors import (
@@ -96,7 +95,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name == "checkpoint":
-        return importlib.import_module("millstream.checkpoint")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if TYPE_CHECKING:
+    from millstream import checkpoint as checkpoint
+else:
+
+    def __getattr__(name: str) -> object:
+        if name == "checkpoint":
+            from importlib import import_module  # noqa: PLC0415  (as late as what it imports)
+
+            return import_module("millstream.checkpoint")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Returns the public names: what completion in a notebook offers."""
+    return list(__all__)

@@ -111,7 +111,21 @@ def test_checkpoint_is_a_documented_part() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     """A misspelt name of the façade is the usual error, and not an import."""
     with pytest.raises(AttributeError, match="module 'millstream' has no attribute 'DataLoder'"):
-        _ = millstream.DataLoder
+        _ = millstream.DataLoder  # type: ignore[attr-defined]  # Type checkers know, too.
+
+
+def test_dir_is_the_public_names(tmp_path: Path) -> None:
+    """Completion offers exactly what is public, and `checkpoint` before it is imported, without importing it."""
+    code = "import millstream, sys; print(dir(millstream)); print('jax' in sys.modules)"
+
+    assert run_python(code, tmp_path) == f"{list(millstream.__all__)}\nFalse\n"
+
+
+@pytest.mark.third_party
+def test_type_checkers_know_the_names_of_checkpoint() -> None:
+    """`millstream.checkpoint` is typed as itself: mypy, which reads this file, finds a name that is not there."""
+    with pytest.raises(AttributeError, match="Nonsense"):
+        millstream.checkpoint.Nonsense(3)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["Filter", "FlatMap", "Map", "MapWithIndex", "RandomMap"])
