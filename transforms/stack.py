@@ -127,12 +127,17 @@ def _stack_array_likes(column: list[Any], path: str, allocate: Allocate) -> Arra
             path,
             (0,),
         )
+    arrays: list[Array] = []
     try:
-        arrays = list(map(np.asarray, column))
+        # What was converted before an error stays in the list, so its length says which element failed.
+        arrays.extend(map(np.asarray, column))
     except (TypeError, ValueError, RuntimeError) as error:
+        row = len(arrays)
         raise StackError(
-            f"A {type(column[0]).__qualname__}{_at(path)} does not become a numpy array: {error} Convert it {_ADVICE}",
+            f"Element {row} of a batch holds a {type(column[row]).__qualname__}{_at(path)} that does not become a "
+            f"NumPy array: {error} Convert it {_ADVICE}",
             path,
+            (row,),
         ) from error
     return _stack_arrays(arrays, path, allocate)
 

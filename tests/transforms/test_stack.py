@@ -420,7 +420,18 @@ ZEROS = np.zeros((2, 3), np.uint8)
         ([Pair], "", (0,), "does not stack"),
         ([np.ma.masked_array([1], [True])], "", (0,), "mask stacking would lose"),
         ([Scaled(1.0), _unset()], "", (1,), "Element 1 .* Scaled whose field half is not set"),
-        ([Tensor([])], "", (), "Tensor does not become a numpy array: This tensor has no memory."),
+        (
+            [Tensor([])],
+            "",
+            (0,),
+            "0 of a batch holds a Tensor that does not become a NumPy array: This tensor has no m",
+        ),
+        (
+            [{"a": Tensor([1])}, {"a": Tensor([])}],
+            "['a']",
+            (1,),
+            r"Element 1 of a batch holds a Tensor at \['a'\] that",
+        ),
     ],
 )
 def test_what_does_not_stack_is_refused(elements: list[Any], path: str, rows: tuple[int, ...], words: str) -> None:
