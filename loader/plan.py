@@ -20,6 +20,7 @@ import numpy as np
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.loader.deal import Deal, Tail
 from millstream.loader.elements import Elements, Origins
+from millstream.loader.first_look import FirstLook
 from millstream.loader.stage_clock import KEYS, READ, StageClock
 from millstream.loader.steps import Step, annotated, cannot_wait, collect, compile_step, describe_origin
 from millstream.randomness import generators, generators_from
@@ -27,7 +28,7 @@ from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedS
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.base import items_at
-from millstream.transforms import Batch, RandomMap, Transformation
+from millstream.transforms import Batch, Filter, RandomMap, Transformation
 
 LOOK_AHEAD_KEYS = 15_360
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
@@ -120,7 +121,9 @@ class Plan:
             self.unit_limit = min(self.unit_limit, self.num_units)
         self.units_are_batches = bool(leading)
         self.sampler = sampler
-        self.clock = clock = StageClock([operation_label(number, name) for number, name in enumerate(names)])
+        labels = [operation_label(number, name) for number, name in enumerate(names)]
+        self.clock = clock = StageClock(labels)
+        self._first_look = FirstLook(source.__getitem__, labels)
         self._read = clock.timed(READ, _reader(source))
         streams = functools.partial(_streams, sampler)
         self.phases = _compile(groups, names, streams, is_template=self.deal.is_template, clock=clock)
@@ -189,14 +192,18 @@ class Plan:
     def prepare(self, origins: Origins) -> Elements:
         """Returns the elements of some records, as they are before the first Batch of phase 0."""
         run = self._read(origins)
-        for step in self.phases[0].steps[: self.phases[0].num_record_steps]:
+        watched = self._first_look.at_records(run)
+        for number, step in enumerate(self.phases[0].steps[: self.phases[0].num_record_steps]):
             run = step(run, np.empty)
+            if watched is not None:
+                watched.after(number)
         return run
 
     def finish(self, run: Elements, allocate: Allocate) -> Elements:
         """Returns the outputs of phase 0, given the prepared elements of whole units."""
         for step in self.phases[0].steps[self.phases[0].num_record_steps :]:
             run = step(run, allocate)
+        self._first_look.at_batches(run, last=len(self.phases[0].steps) - 1)
         return run
 
     def follow(self, phase: int, group: Elements, allocate: Allocate) -> Elements:
@@ -273,11 +280,22 @@ def _compile(
 ) -> tuple[Phase, ...]:
     phases: list[Phase] = []
     number = random_number = 0
+    maker: str | None = None
     for group in groups:
         steps = []
         for operation in group:
-            step = compile_step(operation, number, names[number], streams, random_number, is_template=is_template)
-            steps.append(clock.timed(operation_label(number, names[number]), step))
+            name = names[number]
+            step = compile_step(
+                operation,
+                number,
+                name,
+                maker=maker,
+                streams=streams,
+                random_number=random_number,
+                is_template=is_template,
+            )
+            steps.append(clock.timed(operation_label(number, name), step))
+            maker = maker if isinstance(operation, Filter) else operation_label(number, name)
             number += 1
             random_number += isinstance(operation, RandomMap)
         batches = [i for i, operation in enumerate(group) if isinstance(operation, Batch)]

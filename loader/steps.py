@@ -31,9 +31,10 @@ def compile_step(
     operation: Transformation,
     number: int,
     name: str,
+    *,
+    maker: str | None,
     streams: Streams,
     random_number: int,
-    *,
     is_template: Callable[[int], bool],
 ) -> Step:
     """Returns the step of one operation.
@@ -42,6 +43,7 @@ def compile_step(
         operation: what to do.
         number: its place in the list of operations, from 0: for error texts.
         name: what to call it in error texts.
+        maker: what the operation that made its input is called in error texts; None for the source.
         streams: where random operations get their generators.
         random_number: how many random operations come before this one.
         is_template: whether the record at a position is there for its structure only (see `deal`).
@@ -49,37 +51,41 @@ def compile_step(
     where = f"operation {number}, {name}"
     match operation:
         case Map():
-            return _map_step(lambda run: map(operation.map, run.values), where)
+            return _map_step(lambda run: map(operation.map, run.values), where, maker)
         case MapWithIndex():
-            return _map_step(lambda run: map(operation.map_with_index, run.origins.index.tolist(), run.values), where)
+            return _map_step(
+                lambda run: map(operation.map_with_index, run.origins.index.tolist(), run.values), where, maker
+            )
         case RandomMap():
             return _map_step(
-                lambda run: map(operation.random_map, run.values, streams(run.origins, random_number)), where
+                lambda run: map(operation.random_map, run.values, streams(run.origins, random_number)), where, maker
             )
         case Filter():
-            return _filter_step(operation, where)
+            return _filter_step(operation, where, maker)
         case FlatMap():
-            return _flat_map_step(operation, where)
+            return _flat_map_step(operation, where, maker)
         case Batch():
-            return _batch_step(operation, where, is_template)
+            return _batch_step(operation, where, maker, is_template)
     raise TypeError(f"{operation!r} is of a kind that has no step.")
 
 
-def _map_step(results: Callable[[Elements], Iterator[Any]], where: str) -> Step:
+def _map_step(results: Callable[[Elements], Iterator[Any]], where: str, maker: str | None) -> Step:
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
         values, error = collect(results(run), run.origins, where, len(run.values))
+        _explain_none(error, run.values, len(values), maker)
         return _cut(run, values, error)
 
     return step
 
 
-def _filter_step(operation: Filter, where: str) -> Step:
+def _filter_step(operation: Filter, where: str, maker: str | None) -> Step:
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
         values = list(run.values)
         verdicts = map(bool, map(operation.filter, values))
         keep, error = collect(verdicts, run.origins, where, len(run.values))
+        _explain_none(error, values, len(keep), maker)
         mask = np.zeros(len(run.values), dtype=np.bool_)
         mask[: len(keep)] = keep
         return Elements(
@@ -89,7 +95,7 @@ def _filter_step(operation: Filter, where: str) -> Step:
     return step
 
 
-def _flat_map_step(operation: FlatMap, where: str) -> Step:
+def _flat_map_step(operation: FlatMap, where: str, maker: str | None) -> Step:
     limit = operation.max_fan_out
 
     def split(element: Any) -> list[Any]:
@@ -104,6 +110,7 @@ def _flat_map_step(operation: FlatMap, where: str) -> Step:
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
         families, error = collect(map(split, run.values), run.origins, where, len(run.values))
+        _explain_none(error, run.values, len(families), maker)
         parents = run.origins.take(slice(len(families)))
         return Elements(
             list(itertools.chain.from_iterable(families)),
@@ -114,12 +121,12 @@ def _flat_map_step(operation: FlatMap, where: str) -> Step:
     return step
 
 
-def _batch_step(operation: Batch, where: str, is_template: Callable[[int], bool]) -> Step:
+def _batch_step(operation: Batch, where: str, maker: str | None, is_template: Callable[[int], bool]) -> Step:
     size = operation.batch_size
 
     def make(run: Elements, start: int, allocate: Allocate) -> Any:
         values = run.values[start : start + size]
-        batch = _make_batch(operation, values, run.origins.record_key[start:], allocate)
+        batch = _make_batch(operation, values, run.origins.record_key[start:], allocate, maker)
         if not operation.pad_remainder:
             return batch
         num_real = 0 if is_template(int(run.origins.position[start])) else len(values)
@@ -136,19 +143,27 @@ def _batch_step(operation: Batch, where: str, is_template: Callable[[int], bool]
     return step
 
 
-def _make_batch(operation: Batch, values: Sequence[Any], record_keys: NDArray[np.int64], allocate: Allocate) -> Any:
+def _make_batch(
+    operation: Batch, values: Sequence[Any], record_keys: NDArray[np.int64], allocate: Allocate, maker: str | None
+) -> Any:
     """Returns one batch of the values, in memory from `allocate` unless the user's `batch_fn` makes it.
 
     Raises:
-        StackError: the values do not stack; a note gives the record keys of the two that differ.
+        StackError: the values do not stack, or an operation has made nothing but None of several records; a note gives
+            the record keys of the elements at fault.
     """
     if operation.batch_fn is not None:
         return operation.batch_fn(list(values))
     try:
+        if maker is not None and len(values) > 1 and all(value is None for value in values):
+            raise StackError(  # noqa: TRY301  (it gets the note of all others)
+                f"Every element of this batch is None: did {maker}, or one before it, forget `return`?", rows=(0, 1)
+            )
         return stack(values, allocate)
     except StackError as error:
-        keys = ", ".join(str(record_keys[row]) for row in error.rows)
-        error.add_note(f"millstream: the record keys of these elements: {keys}.")
+        if error.rows:
+            keys = ", ".join(str(record_keys[row]) for row in error.rows)
+            error.add_note(f"millstream: the record keys of these elements: {keys}.")
         raise
 
 
@@ -184,6 +199,15 @@ def cannot_wait(error: BaseException) -> bool:
         in_main_thread = threading.current_thread() is threading.main_thread()
         return in_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
     return isinstance(error, SystemExit)
+
+
+def _explain_none(error: BaseException | None, inputs: Sequence[Any], row: int, maker: str | None) -> None:
+    """Notes on the error of an operation that the element it got is None, which a forgotten `return` makes of it."""
+    if error is not None and maker is not None and row < len(inputs) and inputs[row] is None:
+        with contextlib.suppress(Exception):
+            error.add_note(
+                f"millstream: the element that it got is None: did {maker}, or one before it, forget `return`?"
+            )
 
 
 def annotated(error: BaseException, where: str) -> BaseException:
