@@ -30,8 +30,8 @@ class ReadOptions:
         num_threads: how many threads at most, 0 for none: the consumer's thread then does everything, when it asks.
         prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole
             blocks (a block is one batch); with a source that reads in batches, one block per thread is always
-            allowed. Example: batches of 64 images of 200 KB and 8 threads need at most 8 x 64 x 200 KB = 100 MB. With 0,
-            nothing is read ahead, as without threads.
+            allowed. Example: batches of 64 images of 200 KB and 8 threads need at most 8 x 64 x 200 KB = 100 MB.
+            With 0, nothing is read ahead, as without threads.
     """
 
     num_threads: int = 16

@@ -43,8 +43,8 @@ def surviving_keys(
         read_options: the threads that read ahead.
 
     Raises:
-        TypeError: an operation is of another kind. A FlatMap or Batch yields elements that are not one record each; what
-            a RandomMap or MapWithIndex gets is decided by the position in training.
+        TypeError: an operation is of another kind. A FlatMap or Batch yields elements that are not one record each;
+            what a RandomMap or MapWithIndex gets is decided by the position in training.
         Exception: whatever an operation or the source raises, with notes that say where.
     """
     check_source(data_source)
@@ -54,7 +54,8 @@ def surviving_keys(
             raise TypeError(
                 f"surviving_keys takes Map and Filter only, but operations[{number}] is {operation_name(operation)}: "
                 "a FlatMap or Batch yields elements that are not one record each, and what a RandomMap or MapWithIndex "
-                "gets is decided by the position in training. Leave it out here, and put it after the Filters in training."
+                "gets is decided by the position in training. Leave it out here, and in training put it after the "
+                "Filters."
             )
     # In the source's order, for one epoch, the index is the record key.
     keys = [*checked, MapWithIndex(_index), Batch(KEYS_PER_BATCH)]
