@@ -43,7 +43,7 @@ from millstream.transforms import Batch, Transformation
 if TYPE_CHECKING:
     from millstream.loader.pool import WarmPools
 
-REPR_LENGTH = 120
+REPR_LENGTH = 200
 """A loader that takes more characters to show is shown on several lines."""
 
 

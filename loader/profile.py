@@ -28,4 +28,4 @@ class Profile(dict[str, float]):
 def _rows(seconds: Mapping[str, float], width: int) -> list[str]:
     """Returns a row for each stage; the shares are of the stages' sum."""
     whole = sum(seconds.values()) or 1.0
-    return [f"{stage:<{width}}  {spent:>10.3f}  {spent / whole:>4.0%}" for stage, spent in seconds.items()]
+    return [f"{stage:<{width}}  {spent:>10.3f}  {spent / whole:>5.0%}" for stage, spent in seconds.items()]

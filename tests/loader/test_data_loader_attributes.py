@@ -1,0 +1,309 @@
+"""What a DataLoader and its iterator say of themselves: parts, lengths, epochs, and how they look in a terminal."""
+
+import dataclasses
+import io
+import operator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+import millstream
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, Filter, Map
+
+INLINE = millstream.ReadOptions(num_threads=0)
+
+
+def load(size: int = 10, **options: Any) -> millstream.DataLoader:
+    """Returns a loader of one epoch of numbers in the consumer's thread, with some arguments changed."""
+    return millstream.load(range(size), **{"num_epochs": 1, "read_options": INLINE, **options})
+
+
+def test_the_parts_of_a_loader_can_be_asked_for() -> None:
+    """Source and sampler are the ones given; operations are a tuple, functions among them Maps."""
+    source, sampler = [3, 1, 2], millstream.SequentialSampler(3)
+    loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[abs, Batch(2)])
+
+    assert loader.data_source is source
+    assert loader.sampler is sampler
+    assert [repr(operation) for operation in loader.operations] == ["Map(abs)", "Batch(batch_size=2)"]
+    assert isinstance(loader.operations, tuple)
+
+
+def test_load_takes_a_batch_fn() -> None:
+    """`batch_fn` makes each batch of `load`, the short last one too; without a batch size there is nothing to make."""
+    assert list(load(5, batch_size=2, batch_fn=tuple)) == [(0, 1), (2, 3), (4,)]
+    with pytest.raises(ValueError, match="batch_fn makes batches, but batch_size=None asks for none"):
+        load(batch_fn=tuple)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"batch_size": 4},
+            "DataLoader has no argument 'batch_size': write millstream.load(source, batch_size=...), or",
+        ),
+        ({"shuffle": True}, "millstream.load(source, shuffle=True, seed=0), or DataLoader(..., sampler=IndexSampler("),
+        ({"collate_fn": list}, "millstream.load(source, batch_fn=...)"),
+        ({"drop_last": True}, "millstream.load(source, drop_remainder=True)"),
+        ({"num_workers": 4}, "'num_workers': write worker_count."),
+        ({"dataset": [1]}, "'dataset': write data_source."),
+        ({"transformations": []}, "write operations=[...]."),
+        ({"pin_memory": True}, "millstream.device_put(iter(loader))"),
+        ({"worker_cuont": 1}, "did you mean 'worker_count'?"),
+    ],
+)
+def test_a_data_loader_knows_what_other_loaders_call_it(arguments: dict[str, Any], words: str) -> None:
+    """An argument of PyTorch's, or of `load`, is an error that says what to write here."""
+    with pytest.raises(TypeError) as caught:
+        millstream.DataLoader(**{"data_source": [1], "sampler": millstream.SequentialSampler(1), **arguments})
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_workers": 4}, "load has no argument 'num_workers': write worker_count."),
+        ({"collate_fn": list}, "write batch_fn."),
+        ({"drop_last": True}, "write drop_remainder."),
+        ({"operations": []}, "write transformations=[...]."),
+        ({"sampler": None}, "write DataLoader(data_source=..., sampler=..., operations=[...])."),
+        ({"batchsize": 4}, "did you mean 'batch_size'?"),
+    ],
+)
+def test_load_knows_what_other_loaders_call_it(arguments: dict[str, Any], words: str) -> None:
+    """The same of `load`."""
+    with pytest.raises(TypeError) as caught:
+        millstream.load([1], **arguments)
+
+    assert words in str(caught.value)
+
+
+def test_arguments_by_position_are_told_the_way() -> None:
+    """`DataLoader(dataset, 4)`, as PyTorch has it, is an error that names `load`."""
+    with pytest.raises(TypeError, match=r"too many positional arguments.*millstream\.load\(source"):
+        millstream.DataLoader([1], 4)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(TypeError, match=r"too many positional arguments.*load\(source, batch_size=64\)"):
+        millstream.load([1], 4)  # type: ignore[call-arg]
+
+
+def test_the_length_of_an_iterator_is_what_is_left() -> None:
+    """It counts down to 0, follows every move, and is what tqdm counts to after a resume."""
+    loader = load(batch_size=3)
+    iterator, resumed = iter(loader), iter(loader)
+    lengths = [len(iterator)]
+    for _ in iterator:
+        lengths.append(len(iterator))
+        if len(lengths) == 3:
+            resumed.set_state(iterator.get_state())
+
+    assert lengths == [4, 3, 2, 1, 0]
+    assert operator.length_hint(resumed) == 2
+    assert tqdm(resumed, file=io.StringIO()).total == 2
+    assert [batch.tolist() for batch in resumed] == [[6, 7, 8], [9]]
+    resumed.seek(1)
+    assert len(resumed) == 3
+
+
+def test_an_unknown_length_is_a_type_error_and_no_more() -> None:
+    """Endless and filtered iterators have no `len`, but are true, can be listed, and shown by tqdm."""
+    endless, filtered = iter(load(num_epochs=None)), iter(load(transformations=[Filter(bool)]))
+
+    with pytest.raises(TypeError, match=r"This iterator has no len\(\): its sampler is endless"):
+        len(endless)
+    with pytest.raises(TypeError, match=r"This iterator has no len\(\): its Filter or FlatMap decides"):
+        len(filtered)
+    assert tqdm(endless, file=io.StringIO()).total is None
+    assert operator.length_hint(filtered, 7) == 7
+    assert list(filtered) == list(range(1, 10))
+    empty = load(batch_size=11, drop_remainder=True)
+    assert all(map(bool, (endless, filtered, empty, iter(empty), load(num_epochs=None))))
+
+
+@pytest.mark.parametrize("shard_count", [1, 2])
+def test_the_epoch_is_that_of_the_next_batch(shard_count: int) -> None:
+    """It begins at 0, grows with the first batch that begins in a new epoch, and is their number at the end."""
+    shard = ShardOptions(0, shard_count)
+    iterator = iter(load(num_epochs=3, batch_size=shard.local_batch_size(4), shard_options=shard))
+    epochs = [iterator.epoch, *(iterator.epoch for _ in iterator)]
+
+    # Batches of 4 of 10 records begin at the positions 0, 4, 8, 12, …
+    assert epochs == [0, 0, 0, 1, 1, 2, 2, 2, 3]
+    iterator.seek(5)
+    assert iterator.epoch == 2
+
+
+def test_the_epoch_with_a_filter_is_that_of_what_is_not_used_up() -> None:
+    """A Filter drops elements, and the epochs pass all the same."""
+    iterator = iter(load(4, num_epochs=3, transformations=[Filter(lambda number: number == 3)]))
+
+    assert [(next(iterator), iterator.epoch) for _ in range(3)] == [(3, 1), (3, 2), (3, 3)]
+
+
+def test_an_order_without_epochs_has_none() -> None:
+    """A sampler that does not say how many records an epoch has leaves the epoch open."""
+
+    class Zeros:
+        def __getitem__(self, position: int) -> millstream.RecordMetadata:
+            return millstream.RecordMetadata(position, 0)
+
+    assert iter(millstream.DataLoader(data_source=[7], sampler=Zeros())).epoch is None
+
+
+@pytest.mark.third_party
+def test_an_iterator_on_the_device_counts_what_it_delivered() -> None:
+    """What is staged ahead counts neither in `len` nor in `epoch`."""
+    with millstream.device_put(iter(load(8, num_epochs=2, batch_size=4)), buffer_size=3) as batches:
+        seen = [(len(batches), batches.epoch)]
+        seen += [(len(batches), batches.epoch) for _ in batches]
+
+    assert seen == [(4, 0), (3, 0), (2, 1), (1, 1), (0, 2)]
+
+
+def test_steps_that_do_not_exist_are_told_what_does() -> None:
+    """The error says the rule that holds for this loader, and no number that is not known."""
+    empty, filtered, endless = (
+        load(batch_size=11, drop_remainder=True),
+        load(transformations=[Filter(bool)]),
+        load(num_epochs=None, batch_size=4),
+    )
+
+    with pytest.raises(IndexError, match=r"step 0 does not exist: this DataLoader yields no batch\."):
+        empty.record_keys(0)
+    with pytest.raises(IndexError, match=r"step must be at least 0, got -1\."):
+        iter(filtered).seek(-1)
+    with pytest.raises(IndexError, match=r"between 0 and 2305843009213693952, where positions reach 2\*\*63, got -1\."):
+        iter(endless).seek(-1)
+    with pytest.raises(IndexError, match=r"between 0 and 10, the number of batches, got 11\."):
+        iter(load()).seek(11)
+    with pytest.raises(TypeError, match=r"step must be an integer, got 1\.0 of type float"):
+        iter(load()).seek(1.0)  # type: ignore[arg-type]
+
+
+class Mix:
+    """A sampler of the user's own, with parameters and a table."""
+
+    def __init__(self, weights: list[float]) -> None:
+        self.weights = weights
+        self.table = np.arange(10)
+        self._hidden = weights
+
+    def __len__(self) -> int:
+        return 10
+
+    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the positions themselves."""
+        return np.arange(start, stop)
+
+
+class Silent:
+    """A source that neither reads nor says anything while it is only looked at."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, key: int) -> int:
+        raise AssertionError("A repr reads no record.")
+
+    def fingerprint(self) -> str:
+        """Raises: nobody asks for it here."""
+        raise AssertionError("A repr asks for no fingerprint.")
+
+    def __repr__(self) -> str:
+        raise AssertionError("A repr calls nothing that may be slow.")
+
+
+@dataclasses.dataclass
+class Lookup(Map[int, int]):
+    """An operation with a large parameter."""
+
+    table: list[int]
+    scale: int = 2
+
+    def map(self, element: int) -> int:
+        """Returns what the table has."""
+        return self.table[element]
+
+
+class Loud(Map[int, int]):
+    """An operation whose repr raises."""
+
+    def map(self, element: int) -> int:
+        """Returns the element."""
+        return element
+
+    def __repr__(self) -> str:
+        raise RuntimeError("Not today.")
+
+
+def test_a_short_loader_is_shown_on_one_line() -> None:
+    """Source, sampler without defaults, operations and how it runs."""
+    assert repr(load(batch_size=4)) == (
+        "DataLoader(data_source=range of 10 records, sampler=IndexSampler(num_records=10, num_epochs=1), "
+        "operations=[Batch(batch_size=4)], shard 0 of 1, worker_count=0, read_threads=0)"
+    )
+
+
+def test_a_long_loader_is_shown_on_several_lines() -> None:
+    """Each part and each operation has a line; parameters are cut, and nothing is read or raised."""
+    sampler: Any = Mix([0.3, 0.7])
+    loader = millstream.DataLoader(
+        data_source=Silent(),
+        sampler=sampler,
+        operations=[
+            abs,
+            Lookup(list(range(10**6))),
+            Loud(),
+            Batch(4, batch_fn=np.stack),
+        ],
+        read_options=INLINE,
+    )
+
+    assert repr(loader).splitlines() == [
+        "DataLoader(",
+        "    data_source=Silent of 10 records,",
+        "    sampler=Mix(weights=[0.3, 0.7], table=array of int64, shape (10,)),",
+        "    operations=[",
+        "        Map(abs),",
+        "        Lookup(table=[0, 1, 2, 3, 4, 5, ...], scale=2),",
+        "        Loud,",
+        "        Batch(batch_size=4, batch_fn=stack),",
+        "    ],",
+        "    shard 0 of 1,",
+        "    worker_count=0,",
+        "    read_threads=0,",
+        ")",
+    ]
+
+
+def test_a_profile_prints_as_a_table() -> None:
+    """Stage, seconds and share, the pipeline's first and the consumer's below; and it is a dict all the same."""
+    loader = load(batch_size=4)
+    profile = loader.profile()
+    assert len(list(loader)) == 3
+    lines = str(loader.profile()).splitlines()
+
+    assert lines[0].split() == ["stage", "seconds", "share"]
+    assert [line.split("  ")[0] for line in lines if not line.startswith("-")] == ["stage", *profile]
+    assert len({len(line) for line in lines}) == 1
+    assert repr(loader.profile()).splitlines()[0] == lines[0]
+    assert set(profile.values()) == {0.0}
+    shares = [int(line.split()[-1].rstrip("%")) for line in lines if line.endswith("%")]
+    assert sum(shares[:-2]) == pytest.approx(100, abs=3)
+    assert sum(shares[-2:]) == pytest.approx(100, abs=1)
+    assert isinstance(profile, dict)
+
+
+def test_profiling_needs_not_be_enabled() -> None:
+    """Grain's `enable_profiling` is accepted, and changes nothing."""
+    for enabled in (False, True):
+        loader = millstream.DataLoader(
+            data_source=[1, 2], sampler=millstream.SequentialSampler(2), enable_profiling=enabled
+        )
+        assert list(loader) == [1, 2]
+        assert loader.profile()["next"] > 0
