@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 from millstream.errors import DataSourceError
+from millstream.sources.paths import FileIdentity
 
 _MAX_RECORDS = (1 << 31) - 1
 """The library's `read(begin, end)` takes 32-bit numbers."""
@@ -34,7 +35,7 @@ _BATCHED_READ_SECONDS_PER_RECORD_IN_FILE = 3e-9
 _FAST_RECORD_SECONDS = 5e-6
 
 _RECORDS_BETWEEN_LOOKS = 8
-"""So many records are read before the next look at the clock, but for the first."""
+"""After the first record, this many are read between two looks at the clock."""
 
 _NOT_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOENT)
 """Errors that say nothing of the file's content; the library reports them as text only."""
@@ -57,21 +58,6 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Closes the file, or raises what was wrong with it from the start."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FileIdentity:
-    """Device, inode and size in bytes: while they stay, so does the file."""
-
-    device: int
-    inode: int
-    size: int
-
-    @classmethod
-    def of(cls, path: str) -> "FileIdentity":
-        """Returns the identity of the file that is now at the path."""
-        status = os.stat(path)  # noqa: PTH116  (the path is a string throughout)
-        return cls(status.st_dev, status.st_ino, status.st_size)
 
 
 @final
@@ -184,7 +170,7 @@ def _was_only_preempted(before: tuple[int, int], now: tuple[int, int]) -> bool:
 
 
 def open_array_record(
-    reader_class: Callable[[str, str], Reader], path: str, options: Mapping[str, str]
+    reader_class: Callable[[bytes, str], Reader], path: str, options: Mapping[str, str]
 ) -> ArrayRecordFile:
     """Returns the file, open for random access.
 
@@ -194,14 +180,14 @@ def open_array_record(
         options: options of the reader, which take precedence over those for random access.
 
     Raises:
-        DataSourceError: it is no ArrayRecord file, or a damaged one.
+        DataSourceError: it is not an ArrayRecord file, or a damaged one.
         OSError: it cannot be opened, with the operating system's error number.
         ValueError: an option that the library does not know.
     """
     identity = FileIdentity.of(path)
     try:
         reader = reader_class(
-            path, ",".join(itertools.starmap("{}:{}".format, (_READER_OPTIONS | dict(options)).items()))
+            os.fsencode(path), ",".join(itertools.starmap("{}:{}".format, (_READER_OPTIONS | dict(options)).items()))
         )
     except ValueError as error:
         raise ValueError(
@@ -227,6 +213,6 @@ def _open_error(path: str, reader: Reader) -> OSError:
         if os.strerror(number) in str(reason):
             return OSError(number, os.strerror(number), path)
     words = str(reason) or "the library does not say why"
-    failure = DataSourceError(f"{path!r} is no ArrayRecord file, or a damaged one: {words}.")
+    failure = DataSourceError(f"{path!r} is not an ArrayRecord file, or a damaged one: {words}.")
     failure.__cause__ = reason
     return failure

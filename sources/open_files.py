@@ -4,16 +4,25 @@ Guarantees:
     - A file is opened by the first thread that asks for it, in the process that asks; threads that ask for other
       files do not wait for it.
     - A file in use is never closed. One that is idle may be, the one unused for the longest time first.
-    - At most `max_open` files are open, or as many as are in use at once, if that is more.
+    - At most `max_open` files are open, or as many as are in use at once, if that is more. All sources of a process
+      together leave half of its file descriptors to others: as many as that leaves are shared out equally among the
+      sources that have files open.
     - When the process runs out of file descriptors, idle files are closed, one after the other, before giving up.
     - After `close()`, nothing can be acquired; files in use are closed by their last `release`.
+    - A forked process opens files of its own. Those of its parent, which threads may have been using that are not in
+      the child, are neither used nor closed there.
 """
 
 import errno
+import functools
+import os
+import resource
+import sys
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar, final
+from typing import Any, Generic, Protocol, TypeVar, final
 
 
 class Closable(Protocol):
@@ -26,6 +35,50 @@ class Closable(Protocol):
 FileT = TypeVar("FileT", bound=Closable)
 
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+def descriptor_share() -> int:
+    """Returns how many files all sources together may keep open: half of what this process may, at least one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else max(1, limit // 2)
+
+
+class _Registry:
+    """The open files of all sources in this process.
+
+    Its lock is held while locks of OpenFiles are taken, never the other way round.
+    """
+
+    def __init__(self) -> None:
+        self._all: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def add(self, files: "OpenFiles[Any]") -> None:
+        """Adds the files of a source, for as long as it lives."""
+        with self._lock:
+            self._all.add(files)
+
+    def make_room(self) -> None:
+        """Closes idle files of the sources that have more open than is their share. Needs no lock of OpenFiles."""
+        with self._lock:
+            using = [files for files in self._all if len(files)]
+            share = max(1, descriptor_share() // max(1, len(using)))
+            for files in using:
+                files.close_idle_beyond(share)
+
+    def start_anew(self) -> None:
+        """Begins without open files in a forked process; threads that are not here may have held the locks."""
+        self._lock = threading.Lock()
+        for files in list(self._all):
+            files.start_anew()
+
+
+@functools.cache
+def _registry() -> _Registry:
+    """Returns the one registry, which processes forked from now on start anew."""
+    registry = _Registry()
+    os.register_at_fork(after_in_child=registry.start_anew)
+    return registry
 
 
 class _Entry(Generic[FileT]):
@@ -51,7 +104,9 @@ class OpenFiles(Generic[FileT]):
         self._max_open = max_open
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry[FileT]] = OrderedDict()  # The least recently used comes first.
+        self._inherited: list[object] = []
         self._closed = False
+        _registry().add(self)
 
     @property
     def closed(self) -> bool:
@@ -76,15 +131,16 @@ class OpenFiles(Generic[FileT]):
         """
         with self._lock:
             if self._closed:
-                raise ValueError("This source is closed: construct another one to go on reading.")
+                raise ValueError("This source is closed: construct another one to read again.")
             entry = self._entries.get(path)
+            is_new = entry is None
             if entry is None:
                 entry = self._entries[path] = _Entry()
             else:
                 self._entries.move_to_end(path)
             entry.users += 1
-            while len(self._entries) > self._max_open and self._close_one_idle():
-                pass
+        if is_new:
+            _registry().make_room()
         # Set once, and only closed when there are no users: reading it without the lock is safe.
         return entry.file if entry.file is not None else self._open(path, entry, open_file)
 
@@ -97,6 +153,19 @@ class OpenFiles(Generic[FileT]):
                 del self._entries[path]
                 if entry.file is not None:
                     entry.file.close()
+
+    def close_idle_beyond(self, number: int) -> None:
+        """Closes idle files, as long as more than this many are open, or more than `max_open`."""
+        with self._lock:
+            while len(self._entries) > min(number, self._max_open) and self._close_one_idle():
+                pass
+
+    def start_anew(self) -> None:
+        """Begins without open files in a forked process, whose parent's threads may have held the lock."""
+        self._lock = threading.Lock()
+        # Kept from being destroyed: a library may do more then than is safe after a fork.
+        self._inherited.append(self._entries)
+        self._entries = OrderedDict()
 
     def close(self) -> None:
         """Closes the idle files now, and each other one when its last user is done. May be called again."""

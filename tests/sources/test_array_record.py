@@ -13,7 +13,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.sources import ArrayRecordDataSource, array_record
+from millstream.sources import ArrayRecordDataSource, files
 
 LENGTHS = (10, 1, 0, 25)
 BIG_RECORDS = [np.random.default_rng(n).bytes(n % 5_000) for n in range(3_000)]
@@ -134,11 +134,15 @@ def test_an_existing_file_wins_over_its_name_as_a_pattern(tmp_path: Path) -> Non
         (["{}/train-0", "{}/none"], FileNotFoundError, "none"),
         (FileInstruction("/none", 0, 3), FileNotFoundError, "none"),
         ("gs://bucket/file", FileNotFoundError, "only local and mounted files"),
-        ("{}", IsADirectoryError, r"reads files: pass '.*/\*' or the like"),
+        ("{}", IsADirectoryError, r"read files: pass '.*/\*' or the like"),
         ("{}/", IsADirectoryError, "not the directory"),
-        ("{}/train-0[5:3]", ValueError, r"0 <= start <= stop, got \[5:3\] of"),
+        ("{}/train-0[5:3]", ValueError, r"0 <= start <= stop < 2\*\*63, got \[5:3\] of"),
         (FileInstruction("{}/train-0", -1, 3), ValueError, "0 <= start <= stop"),
-        (FileInstruction("{}/train-0", 11, -1), ValueError, r"0 <= start <= stop, got \[11:10\]"),
+        ("{}/train-0[0:1000000000000000000000000000000]", ValueError, r"stop < 2\*\*63"),
+        ([f"{{}}/train-0[0:{2**62}]"] * 2, ValueError, r"fewer than 2\*\*63 records"),
+        ({"{}/train-0"}, TypeError, r"a set has another one in every process\. Pass sorted\(paths\)"),
+        (frozenset(["{}/train-0"]), TypeError, "Pass sorted"),
+        (FileInstruction("{}/train-0", 11, -1), ValueError, r"0 <= start <= stop < 2\*\*63, got \[11:10\]"),
         ([], ValueError, "at least one file, got an empty sequence"),
         ("{}/train-2", ValueError, "at least one record, got none in 1 file, first '.*/train-2'"),
         (3, TypeError, "paths must be a path or a sequence of paths, got int"),
@@ -256,7 +260,7 @@ def test_a_dropped_source_closes_its_files_at_once(folder: Path) -> None:
 
 def test_no_more_files_are_open_than_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the bound shrunk to one, everything reads as before, one open file at a time."""
-    monkeypatch.setattr(array_record, "MAX_OPEN_FILES", 1)
+    monkeypatch.setattr(files, "MAX_OPEN_FILES", 1)
     expected = [record for file in range(4) for record in records_of(file)]
     before = open_descriptors()
     with ArrayRecordDataSource(folder / "train-*") as source:

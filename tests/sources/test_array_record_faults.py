@@ -152,7 +152,7 @@ def test_a_file_removed_or_changed_before_its_first_read_is_an_error(healthy: Pa
             source.__getitems__([1, 307])
         assert isinstance(caught.value.__cause__, FileNotFoundError)
         path.write_bytes(b"")
-        with pytest.raises(DataSourceError, match="no ArrayRecord file"):
+        with pytest.raises(DataSourceError, match="not an ArrayRecord file"):
             source[300]
         write(path, RECORDS[:50])
         with pytest.raises(DataSourceError, match=r"has 50 records in 131,072 bytes, and had 300 in 393,216 when"):
@@ -163,16 +163,16 @@ def test_a_file_removed_or_changed_before_its_first_read_is_an_error(healthy: Pa
 
 @pytest.mark.parametrize("content", [b"", b"x", b"text" * 100_000, bytes(200_000), bytes(1 << 18)])
 def test_other_files_are_refused_at_construction(tmp_path: Path, content: bytes) -> None:
-    """Empty files, text and zeros are no ArrayRecord files; the error has the path and the library's reason."""
+    """Empty files, text and zeros are not ArrayRecord files; the error has the path and the library's reason."""
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(
-        DataSourceError, match=rf"{re.escape(repr(str(path)))} is no ArrayRecord file, or a damaged one"
+        DataSourceError, match=rf"{re.escape(repr(str(path)))} is not an ArrayRecord file, or a damaged one"
     ):
         ArrayRecordDataSource(path)
     with (
         ArrayRecordDataSource(f"{path}[0:5]") as source,
-        pytest.raises(DataSourceError, match=r"record 3 of its file \(record key 3\): .* is no ArrayRecord file"),
+        pytest.raises(DataSourceError, match=r"record 3 of its file \(record key 3\): .* is not an ArrayRecord file"),
     ):
         source.__getitems__([3, 4])
 
@@ -182,7 +182,7 @@ def test_a_truncated_file_is_refused_at_construction(healthy: Path, tmp_path: Pa
     path = tmp_path / "half"
     for size in (100, 65_536, 3 * 65_536, healthy.stat().st_size - 1, healthy.stat().st_size - 65_536):
         path.write_bytes(healthy.read_bytes()[:size])
-        with pytest.raises(DataSourceError, match="no ArrayRecord file, or a damaged one"):
+        with pytest.raises(DataSourceError, match="not an ArrayRecord file, or a damaged one"):
             ArrayRecordDataSource(path)
 
 
@@ -190,7 +190,7 @@ def test_a_range_beyond_the_file_is_an_error(healthy: Path) -> None:
     """Seen when the file is first opened, with both numbers."""
     with (
         ArrayRecordDataSource(f"{healthy}[290:301]") as source,
-        pytest.raises(DataSourceError, match="holds 300 records, and a range of it asks for the ones before 301"),
+        pytest.raises(DataSourceError, match="holds 300 records, but a range of it ends at record 301"),
     ):
         source[0]
 

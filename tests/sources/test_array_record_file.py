@@ -216,7 +216,7 @@ def test_options_of_the_caller_come_last(path: str) -> None:
 
 def test_a_reader_that_fails_without_a_reason_is_an_error(path: str) -> None:
     """The error says so, instead of giving none."""
-    with pytest.raises(DataSourceError, match=r"file' is no ArrayRecord file, .*: the library does not say why\."):
+    with pytest.raises(DataSourceError, match=r"file' is not an ArrayRecord file, .*: the library does not say why\."):
         open_array_record(Silent, path, {})
 
 

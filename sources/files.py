@@ -1,0 +1,256 @@
+"""Records that lie in files, whatever their format: many files laid end to end, read many records at once.
+
+A format is a subclass of `FileRecords` that counts the records of a file and opens one. All else is here: which file
+and which record of it a key means, one read for each file of a batch, a bounded number of open files, pickling, words.
+
+Guarantees:
+    - Files open in the process that reads, when it reads, and only if they are as they were at construction.
+    - Any number of threads may read. A file is closed when nobody reads it.
+"""
+
+import abc
+import bisect
+import dataclasses
+import datetime as dt
+import errno
+import itertools
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar
+
+import numpy as np
+
+from millstream.errors import DataSourceError
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, items_at
+from millstream.sources.open_files import OpenFiles, descriptor_share
+from millstream.sources.paths import RECORD_LIMIT, FileIdentity, resolve_paths
+
+MAX_OPEN_FILES = 512
+"""How many files a source keeps open, where so many descriptors are to be had."""
+
+INSPECTION_THREADS = 16
+"""How many files a constructor looks at at once: on network storage each look is a few round trips."""
+
+RecordT = TypeVar("RecordT")
+
+
+class RecordFile(Protocol[RecordT]):
+    """An open file of some format, which any number of threads may read."""
+
+    @property
+    def num_records(self) -> int:
+        """How many records it holds."""
+        ...
+
+    def read(self, positions: Sequence[int], keys: Sequence[int], /) -> list[RecordT]:
+        """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
+
+        Raises:
+            DataSourceError: one of the records is damaged or lost, with its position, file and key.
+        """
+        ...
+
+    def close(self) -> None:
+        """Closes it. Nobody reads it any more."""
+        ...
+
+
+class FileRecords(abc.ABC, Generic[RecordT]):
+    """The records of files laid end to end: the base of all sources that read files.
+
+    Args:
+        paths: one path or a sequence of paths, as `resolve_paths` takes them.
+
+    Raises:
+        FileNotFoundError, PermissionError, …: a file cannot be found, or a pattern has no match.
+        IsADirectoryError: a directory in place of a file.
+        DataSourceError: a file is not of this format.
+        TypeError: paths that are not paths, or in no order.
+        ValueError: a range that ends before it starts, or no records at all.
+
+    Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
+    truncated, removed or changed, or has fewer records than a range of it asks for.
+    """
+
+    takes_key_arrays: ClassVar[bool] = True
+    kind: ClassVar[str]
+    """The name of the format, in words and errors."""
+
+    def __init__(self, paths: Any) -> None:
+        self._parts = resolve_paths(paths, self.kind)
+        self._paths = list(dict.fromkeys(part.path for part in self._parts))
+        self._identities: dict[str, FileIdentity] = {}
+        self._counts: dict[str, int] = {}
+        self._inspect()
+        self._index_parts()
+        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES)
+        if not self._num_records:
+            raise ValueError(f"A source must hold at least one record, got none in {self._named_files()}.")
+
+    @abc.abstractmethod
+    def _count(self, path: str) -> int:
+        """Returns how many records a file holds. Many threads ask at once, for a file each.
+
+        Raises:
+            OSError: it cannot be read, or is not of this format (DataSourceError).
+        """
+
+    @abc.abstractmethod
+    def _open(self, path: str) -> RecordFile[RecordT]:
+        """Returns the file, open.
+
+        Raises:
+            OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
+        """
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __getitem__(self, record_key: SupportsIndex) -> RecordT:
+        key = checked_record_key(record_key, self._num_records)
+        part = bisect.bisect_right(self._ends, key)
+        return self._read(self._parts[part].path, [key + self._shifts[part]], [key])[0]
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
+        """Returns the records of the keys, in their order; keys may repeat. Each file is asked once."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        parts = np.searchsorted(self._ends_array, keys, side="right")
+        positions = keys + self._shifts_array[parts]
+        files = self._files_array[parts]
+        order = np.argsort(files, kind="stable")
+        files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
+        records: list[RecordT] = []
+        for stop in (*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)):
+            start = len(records)
+            if stop > start:
+                records += self._read(self._paths[files[start]], positions[start:stop], keys[start:stop])
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return list(items_at(records, places.tolist()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._num_records:,} records in {self._named_files()})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_open_files"} | {
+            "_closed": self._open_files.closed
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        closed = state.pop("_closed")
+        vars(self).update(state)
+        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES)
+        if closed:
+            self._open_files.close()
+
+    def close(self) -> None:
+        """Closes all files. Reading then raises ValueError. May be called again."""
+        self._open_files.close()
+
+    def fingerprint(self) -> str:
+        """Returns the number of files and records, and a digest of names, sizes, counts and ranges, in their order.
+
+        A name is the path within the folder that holds all of the files: that folder may move.
+        """
+        import hashlib  # noqa: PLC0415  (OpenSSL takes its time)
+
+        names = dict(zip(self._paths, _names_within_common_folder(self._paths), strict=True))
+        digest = hashlib.blake2b(digest_size=8)
+        for part in self._parts:
+            words = (names[part.path], self._identities[part.path].size, part.start, part.stop)
+            digest.update(repr(words).encode("utf-8", "surrogateescape"))
+        return f"{self.kind} files={len(self._paths)} records={self._num_records} digest={digest.hexdigest()}"
+
+    def _inspect(self) -> None:
+        """Notes the identity of every file, and counts the records of those where a part's end is open."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (takes its time; only readers pay)
+
+        uncounted = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
+        with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
+            identities = threads.map(FileIdentity.of_regular_file, self._paths, itertools.repeat(self.kind))
+            self._identities.update(zip(self._paths, identities, strict=True))
+            self._counts.update(zip(uncounted, threads.map(self._count, uncounted), strict=True))
+
+    def _index_parts(self) -> None:
+        """Sets the tables that lead from a record key to its part, and from there to the file and the place in it."""
+        stops = [self._counts[part.path] if part.stop is None else part.stop for part in self._parts]
+        self._parts = [dataclasses.replace(part, stop=stop) for part, stop in zip(self._parts, stops, strict=True)]
+        lengths = [stop - part.start for part, stop in zip(self._parts, stops, strict=True)]
+        self._ends = list(itertools.accumulate(lengths))
+        self._num_records = self._ends[-1]
+        if self._num_records > RECORD_LIMIT:
+            raise ValueError(f"A source must have fewer than 2**63 records, but the ranges have {self._num_records}.")
+        self._shifts = [part.start - end + n for part, end, n in zip(self._parts, self._ends, lengths, strict=True)]
+        numbers = {path: number for number, path in enumerate(self._paths)}
+        self._ends_array = np.array(self._ends, dtype=np.int64)
+        self._shifts_array = np.array(self._shifts, dtype=np.int64)
+        self._files_array = np.array([numbers[part.path] for part in self._parts], dtype=np.int64)
+
+    def _named_files(self) -> str:
+        return f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}, first {self._paths[0]!r}"
+
+    def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
+        """Returns the records at the positions of one file; the keys are for errors."""
+        try:
+            file = self._open_files.acquire(path, self._open_unchanged)
+        except OSError as error:
+            raise _open_error(error, path, positions[0], keys[0]) from error
+        try:
+            return file.read(positions, keys)
+        finally:
+            self._open_files.release(path)
+
+    def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
+        """Returns the file, open, after comparing it with what the constructor saw."""
+        file = self._open(path)
+        try:
+            # Looked at after it was opened: what is at the path now is what was opened, or newer.
+            self._check_unchanged(path, file.num_records, FileIdentity.of(path))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _check_unchanged(self, path: str, num_records: int, now: FileIdentity) -> None:
+        seen, count = self._identities[path], self._counts.get(path, num_records)
+        if (now.size, num_records) != (seen.size, count):
+            raise DataSourceError(
+                f"{path!r} has {num_records} records in {now.size:,} bytes, and had {count} in {seen.size:,} when the "
+                "source was constructed: it was changed, or is damaged. Construct the source again."
+            )
+        # Neither device nor inode: a copy that kept its time is welcome, and on network storage both may change.
+        if now.modified != seen.modified:
+            raise DataSourceError(
+                f"{path!r} was last written to at {_clock(now.modified)}, and at {_clock(seen.modified)} when the "
+                "source was constructed: it may hold other records. Construct the source again."
+            )
+        asked = max((part.stop or 0 for part in self._parts if part.path == path), default=0)
+        if asked > num_records:
+            raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
+
+
+def _names_within_common_folder(paths: Sequence[str]) -> list[str]:
+    """Returns the paths without the folder that holds all of the files."""
+    normal = [os.path.normpath(path) for path in paths]
+    folder = os.path.commonpath([os.path.dirname(path) for path in normal])  # noqa: PTH120
+    return [path[len(folder) :].lstrip(os.sep) for path in normal]
+
+
+def _clock(nanoseconds: int) -> str:
+    return str(dt.datetime.fromtimestamp(nanoseconds / 1e9, tz=dt.UTC))
+
+
+def _open_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
+    reason = str(error) if isinstance(error, DataSourceError) else f"{path!r} cannot be opened: {error.strerror}."
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        reason += " Raise the limit (`ulimit -n`) or close other files; this source has no idle one to close."
+    return DataSourceError(f"Cannot read record {position} of its file (record key {key}): {reason}")

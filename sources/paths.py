@@ -1,0 +1,181 @@
+"""Which files, and which records of them, a user's paths mean."""
+
+import contextlib
+import dataclasses
+import errno
+import glob
+import operator
+import os
+import re
+import stat
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+from millstream.errors import DataSourceError
+
+_RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
+_MAGIC = re.compile(r"[*?[]")
+
+RECORD_LIMIT = (1 << 63) - 1
+"""No file or source has more records than this: their numbers are int64."""
+
+
+@runtime_checkable
+class FileInstruction(Protocol):
+    """Some records of one file, as TensorFlow Datasets describes them: `take` records after the first `skip`.
+
+    A `take` of -1 takes all that remain.
+    """
+
+    filename: str
+    skip: int
+    take: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FilePart:
+    """The records [start, stop) of one file.
+
+    Attributes:
+        path: the file, absolute, with `~` expanded.
+        start: the number of the first record in the file, from 0.
+        stop: the number after the last one, or None for the end of the file.
+    """
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+    def __post_init__(self) -> None:
+        stop = self.start if self.stop is None else self.stop
+        if not 0 <= self.start <= stop <= RECORD_LIMIT:
+            raise ValueError(
+                f"A range of records must have 0 <= start <= stop < 2**63, got [{self.start}:{self.stop}] of "
+                f"{self.path!r}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileIdentity:
+    """Which file it is, and in which state: while all of these stay, so does the content.
+
+    Attributes:
+        device: the number of its device.
+        inode: its number there.
+        size: in bytes.
+        modified: when it was last written to, in nanoseconds.
+    """
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+
+    @classmethod
+    def of(cls, path: str) -> "FileIdentity":
+        """Returns the identity of the file that is now at the path.
+
+        Raises:
+            OSError: it cannot be found.
+        """
+        return cls._of_status(os.stat(path))  # noqa: PTH116  (the path is a string throughout)
+
+    @classmethod
+    def of_regular_file(cls, path: str, kind: str) -> "FileIdentity":
+        """Returns the same; directories, pipes and devices are errors, and `kind` says which format was expected.
+
+        Raises:
+            FileNotFoundError, PermissionError, …: it cannot be found.
+            IsADirectoryError: it is a directory.
+            DataSourceError: it is a pipe, a socket or a device, which reading would wait for.
+        """
+        try:
+            status = os.stat(path)  # noqa: PTH116
+        except FileNotFoundError:
+            remote = " (only local and mounted files can be read)" if "://" in path else ""
+            raise FileNotFoundError(errno.ENOENT, f"No such {kind} file{remote}", path) from None
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(
+                errno.EISDIR,
+                f"{kind} sources read files: pass '{path.rstrip('/')}/*' or the like, not the directory",
+                path,
+            )
+        if not stat.S_ISREG(status.st_mode):
+            raise DataSourceError(
+                f"{path!r} is a pipe, a socket or a device, not a regular file: its records cannot be read at random. "
+                "Copy it to a file."
+            )
+        return cls._of_status(status)
+
+    @classmethod
+    def _of_status(cls, status: os.stat_result) -> "FileIdentity":
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
+    """Returns the parts of files that the paths mean, in their order, absolute: a later `chdir` changes nothing.
+
+    Names that could be patterns or ranges are looked for; whether the others exist is not looked at.
+
+    Args:
+        paths: one path or several, in an order. A path is a `str` or path-like object: a file, a pattern (`*`, `?`,
+            `[…]`, `**`; its matches come sorted), or a file followed by a range of its records, `file[10:20]`. An
+            existing file wins over its name's reading as a pattern or range. Instead of a path, an object with the
+            attributes `filename`, `skip` and `take` will do.
+        kind: the name of the format, for errors.
+
+    Raises:
+        FileNotFoundError: nothing matches a pattern.
+        PermissionError: the folder of a pattern may not be read.
+        TypeError: something that is not a path, or a set of paths.
+        ValueError: no paths, or a range that ends before it starts.
+    """
+    if isinstance(paths, str | os.PathLike | FileInstruction):
+        return _resolve(paths, kind)
+    if isinstance(paths, set | frozenset):
+        raise TypeError(
+            "paths must be in an order, which is that of the records, but a set has another one in every process. "
+            "Pass sorted(paths)."
+        )
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        raise TypeError(f"paths must be a path or a sequence of paths, got {type(paths).__name__}.")
+    parts = [part for path in paths for part in _resolve(path, kind)]
+    if not parts:
+        raise ValueError("paths must name at least one file, got an empty sequence.")
+    return parts
+
+
+def _resolve(path: Any, kind: str) -> list[FilePart]:
+    if isinstance(path, FileInstruction):
+        skip, take = operator.index(path.skip), operator.index(path.take)
+        return [FilePart(_absolute(os.fspath(path.filename)), skip, None if take == -1 else skip + take)]
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            "Each path must be a str, a path-like object, or an object with filename, skip and take, "
+            f"got {type(path).__name__}."
+        )
+    name = _absolute(os.fsdecode(path))
+    if not _MAGIC.search(name) or os.path.exists(name):  # noqa: PTH110
+        return [FilePart(name)]
+    if match := _RANGE.fullmatch(name):
+        return [FilePart(match[1], int(match[2]), int(match[3]))]
+    return [FilePart(match) for match in _matches(name, kind)]
+
+
+def _absolute(name: str) -> str:
+    name = os.path.expanduser(name)  # noqa: PTH111  (Path would drop a trailing slash, `./`, `//`)
+    if os.path.isabs(name) or "://" in name:  # noqa: PTH117
+        return name
+    # Not abspath: it would take the name of a link and a `..` after it away.
+    return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
+
+
+def _matches(pattern: str, kind: str) -> list[str]:
+    """Returns the files that match, sorted; an error where there are none, or where nobody may look."""
+    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    if not matches:
+        folder = os.path.dirname(_MAGIC.split(pattern)[0])  # noqa: PTH120
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.scandir(folder).close()  # Where it may not be read, `glob` has kept the reason to itself.
+        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", pattern)
+    return matches
