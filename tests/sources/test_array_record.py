@@ -5,6 +5,8 @@ import dataclasses
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.errors import DataSourceError
 from millstream.sources import ArrayRecordDataSource, files
 
 LENGTHS = (10, 1, 0, 25)
@@ -113,6 +116,69 @@ def test_paths_of_all_kinds_mean_the_same(folder: Path, monkeypatch: pytest.Monk
         assert read_all(ArrayRecordDataSource(paths)) == expected
 
 
+def test_paths_are_those_of_the_construction(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths, patterns and ranges mean the folder of then, in copies too, whatever is the folder now."""
+    write(tmp_path / "train-0", [b"other"] * 10)
+    for paths in ("train-0", "./train-0[0:10]", "train-[0]", FileInstruction("train-0", 0, -1)):
+        monkeypatch.chdir(folder)
+        source = ArrayRecordDataSource(paths)
+        monkeypatch.chdir(tmp_path)
+        assert read_all(pickle.loads(pickle.dumps(source))) == records_of(0)
+        assert read_all(source) == records_of(0)
+
+
+def test_names_of_any_bytes_are_names(tmp_path: Path) -> None:
+    """A name that is no UTF-8 is read, found by a pattern, and described."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
+    write(tmp_path / "a", [b"x"]).rename(path)
+    for paths in (path, tmp_path / "*"):
+        source = ArrayRecordDataSource(paths)
+        assert source.fingerprint().startswith("ArrayRecord files=1 records=1")
+        assert "\\udcff" in repr(source)
+        assert read_all(source) == [b"x"]
+    Path(path).write_bytes(b"text")
+    with pytest.raises(DataSourceError, match=r"\\udcff.*is not an ArrayRecord file"):
+        ArrayRecordDataSource(path)
+
+
+def test_what_would_never_end_is_refused(tmp_path: Path) -> None:
+    """A named pipe is an error at once, not a wait for somebody who writes; so is a device."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", f"{tmp_path}/pipe[0:3]", "/dev/zero"):
+        with pytest.raises(DataSourceError, match=r"(pipe|zero)' is a pipe, a socket or a device, not a regular file"):
+            ArrayRecordDataSource(path)
+
+
+FORBIDDEN = """
+import concurrent.futures.thread, os, sys
+from millstream.sources import ArrayRecordDataSource
+if os.geteuid() == 0:
+    os.seteuid(65534)
+for path in ("file", "file[0:1]", "fil*"):
+    try:
+        ArrayRecordDataSource(f"{sys.argv[1]}/{path}")
+    except OSError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path) -> None:
+    """Where permission is missing, the error says so, and not that there is no file."""
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    write(secret / "file", [b"x"])
+    secret.chmod(0)
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", FORBIDDEN, str(secret)], check=True, capture_output=True, text=True, timeout=120
+        )
+    finally:
+        secret.chmod(0o755)
+    lines = ran.stdout.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("PermissionError") and "secret" in line for line in lines)
+
+
 def test_an_existing_file_wins_over_its_name_as_a_pattern(tmp_path: Path) -> None:
     """Names with `*`, `?`, brackets, and even with the form of a range, are names first."""
     for name in ("a*", "a?", "[ab]", "a[0:1]"):
@@ -192,9 +258,10 @@ def test_groups_of_records_are_warned_of_once(tmp_path: Path) -> None:
     assert len(caught) == 1
     assert read_all(pickle.loads(pickle.dumps(source))) == [b"%d" % n for n in [*range(10), *range(10)]]
     with ArrayRecordDataSource(f"{tmp_path}/a[0:3]") as part:
-        with pytest.warns(UserWarning, match="group_size:5"):
+        with pytest.warns(UserWarning, match="group_size:5") as caught_reading:
             assert part[0] == b"0"
         assert part[1] == b"1"
+    assert {caught[0].filename, caught_reading[0].filename} == {__file__}
 
 
 def test_one_record_in_a_group_is_no_matter(tmp_path: Path) -> None:
@@ -230,6 +297,20 @@ def test_fingerprint_follows_the_content_not_the_place(folder: Path, tmp_path: P
     write(moved / "train-3", [bytes(60_000)] * 25, "group_size:1,uncompressed")
     others.append(ArrayRecordDataSource(moved / "train-*"))
     assert len({fingerprint, *(other.fingerprint() for other in others)}) == len(others) + 1
+
+
+def test_fingerprint_knows_the_order_of_files_of_one_name(tmp_path: Path) -> None:
+    """Files that differ in their folder alone are told apart, within the folder that holds all of them."""
+    for place in ("here", "there"):
+        for part in "ab":
+            (tmp_path / place / part).mkdir(parents=True)
+            write(tmp_path / place / part / "data", [part.encode()])
+    a, b = tmp_path / "here/a/data", tmp_path / "here/b/data"
+    fingerprint = ArrayRecordDataSource([a, b]).fingerprint()
+    assert ArrayRecordDataSource(tmp_path / "there/*/data").fingerprint() == fingerprint
+    assert ArrayRecordDataSource([f"{tmp_path}/here/b/../a//data", b]).fingerprint() == fingerprint
+    assert ArrayRecordDataSource([b, a]).fingerprint() != fingerprint
+    assert ArrayRecordDataSource(a).fingerprint() == ArrayRecordDataSource(tmp_path / "there/a/data").fingerprint()
 
 
 def test_closed_sources_do_not_read(folder: Path) -> None:

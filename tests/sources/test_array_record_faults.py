@@ -1,6 +1,7 @@
 """Real damage to real files: every read is the record that was written, or an error that names it."""
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -161,6 +162,27 @@ def test_a_file_removed_or_changed_before_its_first_read_is_an_error(healthy: Pa
         assert source[307] == RECORDS[7]
 
 
+def test_a_file_written_to_before_its_first_read_is_an_error(healthy: Path, tmp_path: Path) -> None:
+    """Other records of the same size and number, in place or renamed over it, are not taken for those of before."""
+    path, other = tmp_path / "file", tmp_path / "other"
+    path.write_bytes(healthy.read_bytes())
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    source = ArrayRecordDataSource(path)
+    duplicate = pickle.loads(pickle.dumps(source))
+    write(other, [bytes(1_000)] * 300, "group_size:1,uncompressed")
+    other.write_bytes(healthy.read_bytes())
+    for change in (lambda: path.write_bytes(other.read_bytes()), lambda: other.rename(path)):
+        change()
+        for changed in (source, duplicate):
+            with pytest.raises(
+                DataSourceError, match=r"file' was last written to at 20.*, and at 2023-11-14 22:13:20\+00:00 when the"
+            ):
+                changed[7]
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    with source, duplicate:
+        assert source[7] == duplicate[7] == RECORDS[7]
+
+
 @pytest.mark.parametrize("content", [b"", b"x", b"text" * 100_000, bytes(200_000), bytes(1 << 18)])
 def test_other_files_are_refused_at_construction(tmp_path: Path, content: bytes) -> None:
     """Empty files, text and zeros are not ArrayRecord files; the error has the path and the library's reason."""
@@ -247,3 +269,66 @@ def test_few_file_descriptors(tmp_path: Path, spare: int, answer: str) -> None:
         assert ran.stdout == f"{' '.join(str([b'%d' % n])[1:-1] for n in range(100))}\n" * 2
     else:
         assert re.search(r"cannot be opened: Too many open files\. Raise the limit \(`ulimit -n`\)", ran.stdout)
+
+
+SHARING = """
+import os, resource, sys
+import array_record.python.array_record_module
+from millstream.sources import ArrayRecordDataSource
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+before = len(os.listdir("/proc/self/fd"))
+sources = [ArrayRecordDataSource(sys.argv[1] + "/file-*") for _ in range(3)]
+for number in (1, 2, 3, 1):
+    for source in sources[:number]:
+        assert source.__getitems__(range(100)) == [b"%d" % n for n in range(100)]
+        print(len(os.listdir("/proc/self/fd")) - before)
+"""
+
+
+def test_half_of_the_descriptors_are_left(tmp_path: Path) -> None:
+    """However many files and sources, half of what the process may open stays free for the trainer."""
+    for number in range(100):
+        write(tmp_path / f"file-{number:02}", [b"%d" % number])
+    ran = subprocess.run(
+        [sys.executable, "-c", SHARING, str(tmp_path)], check=True, capture_output=True, text=True, timeout=120
+    )
+    counts = list(map(int, ran.stdout.split()))
+    assert len(counts) == 7
+    assert counts[0] == 32
+    assert all(20 <= count <= 32 for count in counts)
+
+
+FORKED = """
+import os, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+from millstream.sources import ArrayRecordDataSource
+
+source = ArrayRecordDataSource(sys.argv[1])
+if sys.argv[2] == "read":
+    source[0]
+child = os.fork()
+if child == 0:
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            print(len(threads.submit(source.__getitems__, range(300)).result()), flush=True)
+        except OSError as error:
+            print(error, flush=True)
+    os._exit(0)
+print("status", os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("parent", "answer"), [("read", "forked after ArrayRecord files had been read.*'spawn'"), ("unread", "300")]
+)
+def test_threads_of_a_forked_process_get_an_error_not_a_crash(healthy: Path, parent: str, answer: str) -> None:
+    """Where the library would end the process, the read raises and says what to do; elsewhere it reads."""
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED, str(healthy), parent],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert re.fullmatch(rf".*{answer}.*\nstatus 0\n", ran.stdout, re.DOTALL), ran.stdout + ran.stderr

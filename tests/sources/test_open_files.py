@@ -1,14 +1,17 @@
 """The bounded number of open files, against files that count."""
 
 import errno
+import os
+import resource
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.sources.open_files import OpenFiles
+from millstream.sources.open_files import OpenFiles, descriptor_share
 
 
 class Disk:
@@ -149,5 +152,57 @@ def test_threads_share_files_that_are_open_while_used() -> None:
     files.acquire("a", disk.open_file)
     files.release("a")
     assert len(disk.open) == len(files) <= 3
+    files.close()
+    assert disk.open == []
+
+
+def test_sources_share_half_of_the_descriptors() -> None:
+    """With 40 allowed, one source keeps 20 files open, two keep 10 each, and 20 again when the other is closed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    disk, one, other = Disk(), OpenFiles[File](100), OpenFiles[File](100)
+
+    def open_all(files: OpenFiles[File]) -> int:
+        for number in range(30):
+            files.acquire(str(number), disk.open_file)
+            files.release(str(number))
+        return len(files)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard))
+    try:
+        assert descriptor_share() == 20
+        assert open_all(one) == 20
+        assert (open_all(other), len(one)) == (10, 10)
+        one.close()
+        assert (open_all(other), len(disk.open)) == (20, 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    other.close()
+
+
+def test_a_forked_process_opens_files_of_its_own() -> None:
+    """What was in use, and locked, at the fork is neither waited for nor closed in the child."""
+    disk, files = Disk(), OpenFiles[File](1)
+    held = files.acquire("a", disk.open_file)
+    opening, go_on = threading.Event(), threading.Event()
+
+    def open_slowly(path: str) -> File:
+        opening.set()
+        go_on.wait(60)
+        return disk.open_file(path)
+
+    thread = threading.Thread(target=files.acquire, args=("b", open_slowly))
+    thread.start()
+    opening.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of just this.
+        child = os.fork()
+    if child == 0:
+        own = [files.acquire(path, disk.open_file) for path in "ab"]
+        os._exit(0 if own[0] is not held and held.is_open and disk.open == ["a", "a", "b"] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    go_on.set()
+    thread.join()
+    for path in "ab":
+        files.release(path)
     files.close()
     assert disk.open == []
