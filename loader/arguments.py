@@ -111,11 +111,10 @@ def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSa
             "IndexSampler(..., seed=0)."
         )
     if has_unread_generators(sampler):
-        warnings.warn(
+        warn(
             f"{name} draws from the sampler's seed, not from the rng that its __getitem__ returns: a sampler with "
             "record_keys and a seed has the randomness of an IndexSampler. To draw from that rng, let the sampler's "
-            "seed be None.",
-            stacklevel=3,
+            "seed be None."
         )
 
 

@@ -52,7 +52,11 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
             CheckpointError: the state is missing, unreadable or of another stream. The iterator is as it was.
         """
         iterator = _iterator(item, args)
-        iterator.set_state(read_state(directory), allow=() if args is None else args.allow)
+        state = read_state(directory)
+        if args is None:
+            iterator.set_state(state)
+        else:
+            iterator.set_state(state, allow=args.allow, strict=args.strict)
         iterator.start_prefetch()
         return iterator
 
@@ -94,6 +98,7 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
     Attributes:
         item: the iterator; it is changed, and is also what `restore` returns.
         allow: differences to accept on purpose, as in `DataLoaderIterator.set_state`.
+        strict: whether to refuse code that has changed, as there.
 
     Raises:
         TypeError: the item is something else.
@@ -101,6 +106,7 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
 
     item: ResumableIterator
     allow: Collection[str] = ()
+    strict: bool = False
 
     def __post_init__(self) -> None:
         _check_iterator(self.item)

@@ -2,7 +2,6 @@
 
 import functools
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -25,7 +24,7 @@ from millstream.loader.arguments import (
     warn_checkpoints_need_same_shards,
 )
 from millstream.loader.executors import Executor, InlineExecutor, ThreadExecutor
-from millstream.loader.fingerprint import describe, describe_keys, describe_source
+from millstream.loader.fingerprint import Fingerprint, fingerprint_of
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.interpreter import surroundings
 from millstream.loader.iterator import DataLoaderIterator
@@ -34,11 +33,10 @@ from millstream.loader.plan import Plan
 from millstream.loader.profile import Profile
 from millstream.loader.progress import count_outputs
 from millstream.loader.schedule import Cursor
-from millstream.loader.state import Fingerprint
-from millstream.samplers import IndexSampler, Sampler
+from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.transforms import Batch, Transformation
+from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
     from millstream.loader.pool import WarmPools
@@ -250,30 +248,4 @@ class DataLoader:
     @functools.cached_property
     def _fingerprint(self) -> Fingerprint:
         """Which stream this is, in words. Made once: the words must not follow what user code does later."""
-        return Fingerprint(
-            sampler=_describe_sampler(self._given_sampler),
-            source=describe_source(self._source),
-            operations=describe_operations(self._operations),
-        )
-
-
-def describe_operations(operations: Sequence[Transformation]) -> tuple[str, ...]:
-    """Returns the operations in words, for a fingerprint.
-
-    The size of the first Batch is left out: a state compares the global batch, which is that size times the shards.
-    """
-    first = next((i for i, operation in enumerate(operations) if isinstance(operation, Batch)), None)
-    return tuple(
-        f"Batch(drop_remainder={operation.drop_remainder}, batch_fn={describe(operation.batch_fn)}, "
-        f"pad_remainder={operation.pad_remainder})"
-        if i == first and isinstance(operation, Batch)
-        else describe(operation)
-        for i, operation in enumerate(operations)
-    )
-
-
-def _describe_sampler(sampler: Sampler) -> tuple[tuple[str, str], ...]:
-    if isinstance(sampler, IndexSampler):
-        words = [(name, describe(getattr(sampler, name))) for name in ("num_records", "shuffle", "seed")]
-        return (*words, *([] if sampler.keys is None else [("keys", describe_keys(sampler.keys))]))
-    return (("sampler", describe(sampler)),)
+        return fingerprint_of(self._source, self._given_sampler, self._operations)

@@ -129,12 +129,12 @@ class DeviceIterator(ResumableIterator):
         """Returns the place as a few hundred bytes of JSON, at once: no thread or process is asked."""
         return self._place.state
 
-    def set_state(self, state: bytes, *, allow: Collection[str] = ()) -> None:
-        """Goes to the place that a state tells of, that of any iterator over the same stream, on a device or not.
+    def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in a state, that of any iterator over the same stream, on a device or not.
 
         The arguments and errors are those of `DataLoaderIterator.set_state`. Waits for the batch that is being made.
         """
-        self._go(functools.partial(self._iterator.set_state, state, allow=allow))
+        self._go(functools.partial(self._iterator.set_state, state, allow=allow, strict=strict))
 
     def seek(self, step: int) -> None:
         """Goes to the place behind the first `step` batches.

@@ -1,19 +1,21 @@
 """The iterator that a training loop holds: a place in the stream, and an executor that works from there on."""
 
 import enum
+import functools
 import time
 from collections.abc import Callable, Collection
 from typing import Any, final
 
 from millstream.checks import as_integer
-from millstream.errors import CheckpointError
+from millstream.loader.compatibility import resumption
 from millstream.loader.executors import Executor
+from millstream.loader.fingerprint import Fingerprint
 from millstream.loader.plan import Plan
 from millstream.loader.progress import count_outputs, epoch_of
 from millstream.loader.resumable import ResumableIterator
 from millstream.loader.schedule import Cursor, Run
 from millstream.loader.stage_clock import CONSUMER, NEXT
-from millstream.loader.state import Fingerprint, LoaderState, check_compatible
+from millstream.loader.state import LoaderState, Stream
 
 
 class Lifecycle(enum.Enum):
@@ -118,38 +120,30 @@ class DataLoaderIterator(ResumableIterator):
         """Returns the place as a few hundred bytes of JSON, at once: no thread or process is asked."""
         return self._state().encode()
 
-    def set_state(self, state: bytes, *, allow: Collection[str] = ()) -> None:
-        """Goes to the place that a state tells of.
+    def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in a state.
 
         The state may come from any iterator over the same stream, with other threads and workers, another number of
-        epochs, and, where the pipeline is 1:1, another number of shards at the same global batch.
+        epochs, and, where the pipeline is 1:1, another number of shards at the same global batch. Code that has changed
+        since is a warning in the log of "millstream": it may well make the same batches.
 
         Args:
             state: what `get_state` returned.
             allow: differences to accept on purpose: any of "operations", "sampler", "source", "global_batch". Another
                 global batch must divide the saved position.
+            strict: whether to refuse the state, too, if the code of the pipeline has changed.
 
         Raises:
             CheckpointError: the state is unreadable or of another stream. The iterator is as it was.
             ValueError: the iterator is closed, or `allow` has an unknown name.
         """
         self._check_open()
-        here = self._state()
         saved = LoaderState.decode(state)
-        check_compatible(saved, here, allow)
-        if len(saved.skip) != len(here.skip):
-            raise CheckpointError(
-                f"The state tells of a pipeline of {len(saved.skip)} phases, this one has {len(here.skip)}: "
-                "its operations regroup elements differently, so its place means nothing here."
-            )
-        unit, rest = divmod(saved.position, self._plan.deal.global_unit)
-        if rest:
-            raise CheckpointError(
-                f"The state's position {saved.position} is not a multiple of the global batch, "
-                f"{self._plan.deal.global_unit}: no state of this stream has it."
-            )
-        step = unit if self._plan.one_to_one else saved.step
-        self._go(Cursor(unit, saved.skip), step)
+        found = resumption(saved, self._state(), allow, strict=strict)
+        step = min(found.unit, self._plan.unit_limit) if self._plan.one_to_one else saved.step
+        self._go(Cursor(found.unit, found.skip, saved.is_final), step)
+        if found.changes:
+            _warn_of_changes(found.changes)
 
     def seek(self, step: int) -> None:
         """Goes to the place behind the first `step` batches.
@@ -287,15 +281,40 @@ class DataLoaderIterator(ResumableIterator):
             raise ValueError("The iterator is closed: call iter(loader) for a new one.")
 
     def _state(self) -> LoaderState:
-        place, deal = self._place(), self._plan.deal
+        place, plan = self._place(), self._plan
+        stream, whole_units = self._stream
+        position = place.unit * stream.global_batch
         return LoaderState(
             step=self._step,
-            position=place.unit * deal.global_unit,
+            # After a short or padded batch, the end of the order: the rest of its unit holds no records.
+            position=position if stream.length is None else min(position, stream.length),
             skip=place.skip,
+            is_final=whole_units is not None and place.unit > whole_units if plan.one_to_one else place.is_final,
+            stream=stream,
+        )
+
+    @functools.cached_property
+    def _stream(self) -> tuple[Stream, int | None]:
+        """Which stream this is, and how many whole units it has: what no state has to find out again."""
+        deal = self._plan.deal
+        stream = Stream(
             shard_index=deal.shard.shard_index,
             shard_count=deal.shard.shard_count,
             drop_remainder=deal.shard.drop_remainder,
             global_batch=deal.global_unit,
             one_to_one=self._plan.one_to_one,
+            length=deal.length,
             fingerprint=self._fingerprint(),
         )
+        return stream, deal.whole_units
+
+
+def _warn_of_changes(changes: Collection[str]) -> None:
+    """Logs what has changed in the code of a pipeline that resumes all the same."""
+    import logging  # noqa: PLC0415  (takes long to import)
+
+    logging.getLogger("millstream").warning(
+        "millstream: the loader resumes, although its code is not the code that saved the state:\n  %s\nThe batches "
+        "are those that would have followed only if it computes the same. With strict=True this is an error.",
+        "\n  ".join(changes),
+    )

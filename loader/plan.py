@@ -91,6 +91,7 @@ class Plan:
         unit_limit: how many units can be asked for: num_units, and fewer than would have positions from 2**63 on.
         clock: where the time goes: the one thing here that changes.
         units_are_batches: whether a unit is a batch, which is worth a call; else it is some records.
+        tail_grows: whether the outputs of the tail are the first ones of the unit that a longer order has there.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Plan:
         labels = [operation_label(number, name) for number, name in enumerate(names)]
         self.clock = clock = StageClock(labels)
         self._first_look = FirstLook(source.__getitem__, labels)
+        self.tail_grows = not self.one_to_one and not leading and shard.shard_count == 1
         self._read = clock.timed(READ, _reader(source))
         streams = functools.partial(_streams, sampler)
         self.phases = _compile(groups, names, streams, is_template=self.deal.is_template, clock=clock)

@@ -39,8 +39,8 @@ class ResumableIterator(abc.ABC):
         """Returns the place as a few hundred bytes of JSON, at once."""
 
     @abc.abstractmethod
-    def set_state(self, state: bytes, *, allow: Collection[str] = ()) -> None:
-        """Goes to the place that a state tells of."""
+    def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in a state."""
 
     @abc.abstractmethod
     def seek(self, step: int) -> None:

@@ -31,10 +31,13 @@ class Cursor:
         unit: the first unit that is not used up.
         skip: what is used up of it, one number a phase: skip[0] elements of phase 0, then skip[1] outputs of the group
             that begins there, and so on. All zero between the outputs of a 1:1 pipeline.
+        is_final: whether an output before this position is what it is because the order ends: made of a short group, or
+            of a tail that is dealt out in another way than whole units. Not told of 1:1 pipelines, whose unit says it.
     """
 
     unit: int
     skip: tuple[int, ...]
+    is_final: bool = False
 
 
 class Run(abc.ABC):
@@ -75,9 +78,13 @@ class UnitRun(Run):
         is_last = row + 1 == len(units) or units[row + 1] != unit
         # Where an error follows, its record may be of the same unit: to leave the unit would be to skip the error.
         error_may_follow = row + 1 == len(units) and self.error is not None and not self._plan.one_to_one
-        if is_last and not error_may_follow:
-            return Cursor(unit + 1, (0,))
-        return Cursor(unit, (row - int(np.searchsorted(units, unit)) + 1,))
+        is_tail = unit == self._plan.deal.whole_units
+        # The tail of a single shard grows with the order, so that to leave it would be to skip what may be added.
+        grows = is_tail and self._plan.tail_grows
+        is_final = is_tail and not grows
+        if is_last and not error_may_follow and not grows:
+            return Cursor(unit + 1, (0,), is_final)
+        return Cursor(unit, (row - int(np.searchsorted(units, unit)) + 1,), is_final)
 
 
 class GroupRun(Run):
@@ -91,8 +98,8 @@ class GroupRun(Run):
     def after(self, row: int) -> Cursor:
         """Returns the place behind output `row`: that behind the whole group, if this output is the last."""
         if row + 1 == len(self.values) and self.error is None:
-            return Cursor(self._end.unit, (*self._end.skip, 0))
-        return Cursor(self._start.unit, (*self._start.skip, row + 1))
+            return Cursor(self._end.unit, (*self._end.skip, 0), self._end.is_final)
+        return Cursor(self._start.unit, (*self._start.skip, row + 1), self._end.is_final)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -159,7 +166,8 @@ class Regrouping:
     def finish(self) -> Iterator[tuple[Elements, Cursor, Cursor]]:
         """Yields the last, short group, if there is one and it is wanted."""
         if self._count and self._keep_short:
-            yield self._take_group()
+            elements, start, end = self._take_group()
+            yield elements, start, dataclasses.replace(end, is_final=True)
 
     def _take_group(self) -> tuple[Elements, Cursor, Cursor]:
         pieces, self._pieces, self._count = self._pieces, [], 0

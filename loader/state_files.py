@@ -93,7 +93,7 @@ def _decode(folder: Any, name: str, raw: bytes) -> LoaderState:
 
 def _check_same_place(folder: Any, states: Mapping[str, LoaderState]) -> None:
     """Raises unless all 1:1 pipelines among the states are at the same position."""
-    positions = {state.position: name for name, state in states.items() if state.one_to_one}
+    positions = {state.position: name for name, state in states.items() if state.stream.one_to_one}
     if len(positions) > 1:
         listed = ", ".join(f"{name} at {position}" for position, name in sorted(positions.items()))
         raise CheckpointError(

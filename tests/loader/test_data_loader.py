@@ -297,7 +297,7 @@ def test_repr_shows_what_a_reader_asks_for() -> None:
     text, iterator = repr(loader), iter(loader)
     next(iterator)
 
-    for word in ("10 records", "num_records=10", "seed=7", "Map(abs)", "<lambda>", "Scale(factor=2)", "batch_size=4"):
+    for word in ("range(0, 10)", "num_records=10", "seed=7", "Map(abs)", "<lambda>", "Scale(factor=2)", "batch_size=4"):
         assert word in text
     assert "shard 0 of 2" in text
     assert " at 0x" not in text

@@ -76,7 +76,8 @@ def test_an_error_of_batch_fn_is_its_own(reading: millstream.ReadOptions) -> Non
     error = first_error(loader_of(reading, range(12), abs, Batch(3, batch_fn=refuse)), ZeroDivisionError, step=3)
 
     assert str(error) == "odd one out"
-    assert error.__notes__ == [f"millstream: in operation 1, Batch, at record key {order[9]} (position 9)."]
+    batch = "Batch(batch_size=3, batch_fn=refuse)"
+    assert error.__notes__ == [f"millstream: in operation 1, {batch}, at record key {order[9]} (position 9)."]
 
 
 def test_more_children_than_max_fan_out_are_refused(reading: millstream.ReadOptions) -> None:

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracle
-from strategies import UNEVEN_ENDS, AddIndex, Jitter, Pipeline, Scale, one_to_one_operations, pipelines
+from strategies import (
+    UNEVEN_ENDS,
+    AddIndex,
+    DropMultiples,
+    Jitter,
+    Pipeline,
+    Scale,
+    on_numbers,
+    one_to_one_operations,
+    pipelines,
+)
 from streams import comparable, drain
 
 import millstream
 from millstream.loader import executors
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Transformation
+from millstream.transforms import Batch, Map, Transformation
 
 
 def loader_of(pipeline: Pipeline, num_threads: int = 0, prefetch_buffer_size: int = 500) -> millstream.DataLoader:
@@ -194,3 +205,103 @@ def test_another_number_of_shards_resumes_the_global_stream(
         resumed.set_state(saver.get_state())
         expected, _ = drain(iter(loader(index, after)))
         assert drain(resumed)[0] == expected[step:]
+
+
+class Parameters(Map):
+    """Adds what it holds in attributes of every usual kind, private ones."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        self._sizes = numbers
+        self._array = np.array(numbers)
+        self._table = {number: [number] for number in numbers}
+        self._function = functools.partial(max, *numbers, 0)
+
+    def map(self, element: Any) -> Any:
+        """Returns the element plus all that is held."""
+        return on_numbers(lambda numbers: numbers + sum(self._sizes), element)
+
+
+def closing_over(numbers: tuple[int, ...]) -> Map:
+    """Returns an operation that holds numbers in its closure."""
+    held = list(numbers)
+    return Map(lambda element: on_numbers(lambda values: values + sum(held), element))
+
+
+@UNEVEN_ENDS
+@given(
+    pipeline=pipelines(),
+    make=st.sampled_from([Parameters, closing_over]),
+    saved=st.lists(st.integers(0, 9), min_size=1, max_size=30).map(tuple),
+    here=st.lists(st.integers(0, 9), min_size=1, max_size=30).map(tuple),
+)
+@settings(deadline=None, max_examples=100)
+def test_a_private_parameter_is_part_of_the_stream(
+    pipeline: Pipeline, make: Callable[[tuple[int, ...]], Map], saved: tuple[int, ...], here: tuple[int, ...]
+) -> None:
+    """A state is accepted by a pipeline built alike, and refused where a private attribute or a closure differs."""
+
+    def iterator(numbers: tuple[int, ...]) -> millstream.DataLoaderIterator:
+        return iter(loader_of(dataclasses.replace(pipeline, operations=(make(numbers), *pipeline.operations))))
+
+    state = iterator(saved).get_state()
+    iterator(saved).set_state(state)
+    if saved == here:
+        iterator(here).set_state(state)
+    else:
+        with pytest.raises(millstream.CheckpointError, match=r"operations\[0\]"):
+            iterator(here).set_state(state)
+
+
+@UNEVEN_ENDS
+@given(pipeline=pipelines(), epochs=st.integers(1, 4), data=st.data())
+@settings(deadline=None, max_examples=500)
+def test_a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused(
+    pipeline: Pipeline, epochs: int, data: st.DataObject
+) -> None:
+    """What was delivered and what comes are together the stream of the new number of epochs: nothing lost or twice.
+
+    Where that cannot be, because what was delivered is no beginning of that stream, the state is refused.
+    """
+    other = dataclasses.replace(pipeline, sampler=dataclasses.replace(pipeline.sampler, num_epochs=epochs))
+    before, _ = expected_of(pipeline)
+    after, error = expected_of(other)
+    step = data.draw(st.integers(0, len(before)) | st.just(len(before)))
+    saved, resumed = iter(loader_of(pipeline)), iter(loader_of(other))
+    for _ in range(step):
+        next(saved)
+    try:
+        resumed.set_state(saved.get_state())
+    except millstream.CheckpointError as refusal:
+        assert epochs != pipeline.sampler.num_epochs
+        is_end = "the last batch was short or padded" in str(refusal)
+        assert is_end or "here the sampler ends at" in str(refusal)
+        if is_end:
+            assert before[: step - 1] == after[: step - 1]
+            resumed.seek(step - 1)
+            assert (after[step - 1 :], error) == drain(resumed)
+        return
+    assert before[:step] == after[:step]
+    assert (after[step:], error) == drain(resumed)
+
+
+def test_only_the_end_of_a_stream_keeps_it_from_being_prolonged() -> None:
+    """A finished run resumes with more epochs unless its last batch was short or padded."""
+    for batch, is_refused in (
+        (Batch(5), False),
+        (Batch(4, drop_remainder=True), False),
+        (Batch(4), True),
+        (Batch(4, pad_remainder=True), True),
+    ):
+        for operations in ((batch,), (DropMultiples(11), batch)):
+            pipeline = Pipeline(range(10), IndexSampler(10, num_epochs=1, seed=0), operations, ShardOptions(0, 1))
+            finished = iter(loader_of(pipeline))
+            drain(finished)
+            longer = dataclasses.replace(pipeline, sampler=dataclasses.replace(pipeline.sampler, num_epochs=2))
+            resumed = iter(loader_of(longer))
+            is_short = is_refused or (len(operations) == 2 and not batch.drop_remainder)
+            if is_short:
+                with pytest.raises(millstream.CheckpointError, match="the last batch was short or padded"):
+                    resumed.set_state(finished.get_state())
+            else:
+                resumed.set_state(finished.get_state())
+                assert drain(resumed)[0] == expected_of(longer)[0][finished.step :]
