@@ -9,6 +9,7 @@ from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
+from millstream.sources.lookalikes import advice_for
 from millstream.transforms import Batch, RandomMap, Transformation
 from millstream.transforms.base import as_transformation
 from millstream.warn import warn
@@ -30,6 +31,8 @@ def source_name(source: DataSource[Any]) -> str:
 
 def check_source(source: DataSource[Any]) -> None:
     """Refuses what is not a source, and a source without records."""
+    if advice := advice_for(source):
+        raise TypeError(f"data_source must be a source of records, got {type(source).__name__}: {advice}")
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
             f"data_source must have len(source) and source[key], got {type(source).__name__}. "

@@ -27,7 +27,7 @@ from millstream.randomness import generators, generators_from
 from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler, checked_keys_at
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.sources.base import items_at
+from millstream.sources.base import HeldRecords
 from millstream.transforms import Batch, Filter, RandomMap, Transformation
 
 LOOK_AHEAD_KEYS = 15_360
@@ -316,13 +316,15 @@ def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     """Returns the function that reads records: in one call where the source can."""
     where = f"reading from {type(source).__name__}"
     read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
+    read_one: Callable[[int], Any] = source.__getitem__
     if type(source) in {list, tuple}:
-        read_many = functools.partial(items_at, cast("Sequence[Any]", source))
+        held = HeldRecords(cast("Sequence[Any]", source))
+        read_one, read_many = held.__getitem__, held.__getitems__
     takes_arrays = bool(getattr(source, "takes_key_arrays", False))
 
     def read_singly(origins: Origins) -> Elements:
         keys = origins.record_key.tolist()
-        values, error = collect(map(source.__getitem__, keys), origins, where, len(keys))
+        values, error = collect(map(read_one, keys), origins, where, len(keys))
         return Elements(values, origins.take(slice(len(values))), error)
 
     def read(origins: Origins) -> Elements:

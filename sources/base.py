@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Protocol, SupportsIndex, TypeVar
+from typing import Any, Generic, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,16 @@ class DataSource(Protocol[T_co]):
         The batched read: the records of all keys, in the order of the keys, which may repeat. It is used instead of
         `__getitem__` whenever it is there, and is where most reading speed comes from. It fails as a whole.
     `takes_key_arrays: bool`
-        Whether `__getitems__` takes an int64 array as well as a list; a list of many keys takes time to make.
+        Whether `__getitems__` takes an int64 array as well as a list; a list of many keys takes time to make. The
+        array is the source's own: it may be sorted in place.
     `close()`, and the context manager that calls it
         Releases files and connections. The owner calls it, which is whoever constructed the source; a loader does
         not. A worker process has its own copy and closes that one.
     `fingerprint() -> str`
         A line of words that identifies the content, wherever it lies: equal for equal records, in every process and
         after moving the files; cheap, so a sample will do. It goes into checkpoints, so that a state is refused with
-        another source, and its words tell the reader of that error what differs.
+        another source, and its words tell the reader of that error what differs. Without it, the loader describes the
+        source's attributes: a source that holds the path of its files is then another one once they have moved.
     """
 
     def __len__(self) -> int:
@@ -57,11 +59,59 @@ def items_at(items: _Items[T_co], keys: Sequence[int]) -> Sequence[T_co]:
     return operator.itemgetter(*keys)(items) if len(keys) > 1 else [items[key] for key in keys]
 
 
+COPIED_LEVELS = 4
+"""How deep the dicts and lists of a record are copied, such as a list of boxes, each a list of numbers, in a dict."""
+
+_LOOKED_AT = 256
+"""How many records, or a few more, decide whether a sequence holds any that are copied."""
+
+
+class HeldRecords(Generic[T_co]):
+    """The records of a list or tuple in memory, of which each reader gets dicts and lists of its own.
+
+    So an operation may write `record["image"] = ...`: the next epoch reads what was there before. Copied are dicts and
+    lists, and those within them, up to COPIED_LEVELS; arrays, tuples and other objects are handed out as they are. What
+    costs time for each record is done only if one of some records, spread evenly, is a dict or a list; and whether the
+    items of a list are copied is decided by its first.
+    """
+
+    def __init__(self, records: "Sequence[T_co]") -> None:
+        self._records = records
+        step = len(records) // _LOOKED_AT or 1
+        self._copies = any(isinstance(records[key], dict | list) for key in range(0, len(records), step))
+
+    def __getitem__(self, key: int) -> T_co:
+        record = self._records[key]
+        return _unshared(record, COPIED_LEVELS) if self._copies else record
+
+    def __getitems__(self, keys: Sequence[int]) -> Sequence[T_co]:
+        """Returns the records of the keys, in their order."""
+        records = items_at(self._records, keys)
+        return [_unshared(record, COPIED_LEVELS) for record in records] if self._copies else records
+
+
+def _unshared(value: Any, levels: int) -> Any:
+    """Returns a copy of a dict or list, and of those in it; anything else as it is."""
+    kind = type(value)
+    if kind is dict:
+        copy = value.copy()
+        if levels > 1:
+            for name, member in value.items():
+                if type(member) is dict or type(member) is list:
+                    copy[name] = _unshared(member, levels - 1)
+        return copy
+    if kind is list:
+        if levels > 1 and value and type(value[0]) in {dict, list}:
+            return [_unshared(member, levels - 1) for member in value]
+        return value.copy()
+    return value
+
+
 def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:
     """Returns the key as an int.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: it is not an integer.
         IndexError: it is negative, or beyond the last record: keys do not count from the end.
     """
     key = operator.index(record_key)
@@ -74,7 +124,7 @@ def checked_record_keys(record_keys: RecordKeys, num_records: int) -> NDArray[np
     """Returns the keys as an int64 array of shape (n,).
 
     Raises:
-        TypeError: they are no integers.
+        TypeError: they are not integers.
         ValueError: they are not one-dimensional.
         IndexError: one of them is negative, or beyond the last record.
     """

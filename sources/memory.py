@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, ColumnarRecords
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, items_at
+from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
+from millstream.sources.lookalikes import advice_for
 
 FINGERPRINT_RECORDS = 16
 """How many records, evenly spread, a fingerprint looks at."""
@@ -77,9 +78,11 @@ class InMemoryDataSource:
     or one array. Record k is the same structure with row k of every array, copied, so that changing a record in place
     leaves the source as it is. Reading many costs one fancy index per array.
 
-    Anything else with `len()` and `[]` is a sequence of records, which are handed out as they are: a list, a tuple,
-    a memory-mapped or lazily decoding container. Its own `__getitems__` is used if it has one. Do not change such
-    records in place: every reader in this process shares them.
+    Anything else with `len()` and `[]` is a sequence of records: a list, a tuple, a memory-mapped or lazily decoding
+    container. Its own `__getitems__` is used if it has one. Records of a list or tuple that are dicts or lists are
+    handed out as copies, dicts and lists in them included, so that `record["image"] = ...` leaves the source as it is.
+    All else is handed out as it is: do not change arrays and other objects of such records in place, as every reader in
+    this process shares them.
 
     Args:
         records: the columns or the sequence. It is kept, not copied.
@@ -97,8 +100,10 @@ class InMemoryDataSource:
             self._records = _map_columns(np.asarray, records)
             self._num_records = _common_length(_named_columns(records))
         else:
-            self._records = records
             self._num_records = _sequence_length(records)
+            is_held = isinstance(records, list | tuple) and not hasattr(records, "__getitems__")
+            self._records = HeldRecords(records) if is_held else records
+        self._kind = "columns" if self._is_columns else f"a {type(records).__name__}"
         # One-dimensional columns of text, bytes or objects stack to other dtypes than the column's.
         self._stacks = self._is_columns and all(
             not column.dtype.hasobject and (column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS)
@@ -127,8 +132,7 @@ class InMemoryDataSource:
         return items_at(self._records, keys.tolist())
 
     def __repr__(self) -> str:
-        kind = "columns" if self._is_columns else f"a {type(self._records).__name__}"
-        return f"InMemoryDataSource({self._num_records} records in {kind})"
+        return f"InMemoryDataSource({self._num_records} records in {self._kind})"
 
     def fingerprint(self) -> str:
         """Returns the number of records, the columns' dtypes and shapes, and a CRC over up to 16 records.
@@ -190,13 +194,16 @@ def _is_columns(records: Any) -> bool:
 
 
 def _sequence_length(records: _SizedIndexable) -> int:
-    """Returns how many records the sequence holds; refuses what has none."""
-    if isinstance(records, str | bytes | bytearray) or not (
-        hasattr(records, "__len__") and hasattr(records, "__getitem__")
+    """Returns how many records the sequence holds; refuses what is not a sequence of records."""
+    advice = advice_for(records)
+    if (
+        advice
+        or isinstance(records, bytearray)
+        or not (hasattr(records, "__len__") and hasattr(records, "__getitem__"))
     ):
         raise TypeError(
             "records must be a sequence of records, or a dict or tuple of equally long NumPy arrays, "
-            f"got {type(records).__name__}."
+            f"got {type(records).__name__}" + (f": {advice}" if advice else ".")
         )
     return len(records)
 

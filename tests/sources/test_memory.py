@@ -4,6 +4,8 @@ import collections
 import pickle
 import subprocess
 import sys
+import types
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +56,41 @@ def test_sequences_hand_out_their_own_records() -> None:
         source = InMemoryDataSource(sequence)
         assert [source[key] for key in range(9)] == records
         assert list(source.__getitems__([3, 3, 0, 8])) == [records[3], records[3], records[0], records[8]]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_containers_are_handed_out_as_copies(kind: Any) -> None:
+    """What is done to a dict or list of a record, or to one within it, is not seen by the next reader."""
+
+    def records() -> list[Any]:
+        return [
+            {"number": n, "boxes": [{"corner": [n, n]}, {"corner": []}], "words": ["a", "b"], "inner": {"x": 1}}
+            for n in range(5)
+        ]
+
+    given = kind(records())
+    source = InMemoryDataSource(given)
+    for _ in range(2):
+        for record in [source[2], *source.__getitems__([2, 4, 2])]:
+            record["number"] += 1
+            record["boxes"][0]["corner"].append(7)
+            record["boxes"].pop()
+            record["words"].clear()
+            record["inner"]["x"] = 2
+    assert list(given) == records()
+    assert list(source.__getitems__(range(5))) == records()
+    assert InMemoryDataSource(kind([[1, [2]], [3]])).__getitems__([0, 1]) == [[1, [2]], [3]]
+
+
+def test_what_is_in_a_container_is_handed_out_as_it_is() -> None:
+    """Arrays, tuples and other objects are not copied, nor is anything of a source without dicts and lists."""
+    array, pair, text = np.zeros(3), ([],), "text"
+    (record,) = InMemoryDataSource([{"array": array, "pair": pair, "text": text}]).__getitems__([0])
+    assert record["array"] is array
+    assert record["pair"] is pair
+    cycle: dict[str, Any] = {}
+    cycle["self"] = cycle
+    assert "self" in InMemoryDataSource([cycle])[0]
 
 
 def test_sequence_with_a_batched_read_is_read_by_it() -> None:
@@ -168,7 +205,10 @@ def test_records_of_columns_are_copies() -> None:
         ({"a": np.ma.masked_array([1, 2], [True, False])}, TypeError, "got MaskedArray"),
         ("text", TypeError, "must be a sequence of records.* got str"),
         ({1, 2}, TypeError, "must be a sequence of records.* got set"),
-        (iter([1]), TypeError, "must be a sequence of records"),
+        (iter([1]), TypeError, r"must be a sequence of records.*: an iterator cannot be read at random\. Pass list"),
+        (Path("x.array_record"), TypeError, r"Write millstream\.ArrayRecordDataSource\('x\.array_record'\)"),
+        (list, TypeError, r"got type: it is a class\. Pass an instance of it: list\(\.\.\.\)"),
+        (types.MappingProxyType({"a": np.zeros(3)}), TypeError, r"InMemoryDataSource\(dict\(columns\)\)"),
     ],
 )
 def test_what_is_no_source_is_refused(records: Any, error: type[Exception], message: str) -> None:

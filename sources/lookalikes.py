@@ -1,0 +1,47 @@
+"""What is often taken for a source of records and is not one, and what to write instead.
+
+Tables of other libraries are known by the module of their class: nothing is imported to recognise them.
+"""
+
+import os
+from collections.abc import Mapping
+
+
+def advice_for(value: object) -> str | None:
+    """Returns what to write instead of a value that is not a source by itself, or None where nothing is known of it."""
+    if isinstance(value, str | bytes | os.PathLike):
+        return (
+            f"a path is not a source. Write millstream.ArrayRecordDataSource({os.fspath(value)!r}) to read its records."
+        )
+    if isinstance(value, type):
+        return f"it is a class. Pass an instance of it: {value.__name__}(...)."
+    if isinstance(value, Mapping) and not _is_numbered(value):
+        return (
+            "its keys are names, not record keys. If its values are columns, equally long NumPy arrays, write "
+            "millstream.InMemoryDataSource(dict(columns))."
+        )
+    if hasattr(value, "__next__"):
+        return "an iterator cannot be read at random. Pass list(iterator), if its records fit into memory."
+    return _advice_for_table(value)
+
+
+def _advice_for_table(value: object) -> str | None:
+    libraries = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
+    if libraries & {"pandas", "polars"} and hasattr(value, "columns"):
+        return _columns("table", "table.columns")
+    if "pyarrow" in libraries and hasattr(value, "column_names"):
+        return _columns("table", "table.column_names")
+    if "pandas" in libraries and hasattr(value, "iloc"):
+        return "its keys are labels. Pass series.to_numpy(), or series.tolist()."
+    return None
+
+
+def _columns(table: str, names: str) -> str:
+    return (
+        "its columns are not records. Write millstream.InMemoryDataSource("
+        f"{{name: {table}[name].to_numpy() for name in {names}}})."
+    )
+
+
+def _is_numbered(mapping: Mapping[object, object]) -> bool:
+    return not mapping or (0 in mapping and len(mapping) - 1 in mapping)

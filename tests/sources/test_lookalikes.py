@@ -1,0 +1,58 @@
+"""What is not a source is refused with what to write instead, and what is one is not."""
+
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream
+from millstream.sources.lookalikes import advice_for
+
+
+def of_library(name: str, **members: Any) -> type:
+    """Returns a class that another library might define, with a length and records under any key."""
+    return type(
+        "Table",
+        (),
+        {"__module__": f"{name}.core.frame", "__len__": lambda _: 3, "__getitem__": lambda *_: np.ones(3), **members},
+    )
+
+
+FRAME = of_library("pandas", columns=["a"], iloc=None)
+
+NOT_SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
+    "text": (lambda: "x.array_record", r"got str: .*ArrayRecordDataSource\('x\.array_record'\)"),
+    "path": (lambda: Path("a/x"), r"ArrayRecordDataSource\('a/x'\)"),
+    "columns": (lambda: {"a": np.zeros(3)}, r"got dict: its keys are names.*millstream\.InMemoryDataSource\(dict\("),
+    "proxy": (lambda: types.MappingProxyType({"a": 1}), r"InMemoryDataSource\("),
+    "class": (lambda: millstream.RangeDataSource, r"Pass an instance of it: RangeDataSource\(\.\.\.\)"),
+    "iterator": (lambda: iter([1]), r"Pass list\(iterator\)"),
+    "DataFrame": (FRAME, r"got Table: .*\{name: table\[name\]\.to_numpy\(\) for name in table\.columns\}"),
+    "its subclass": (type("Own", (FRAME,), {}), r"got Own: .*table\.columns"),
+    "polars": (of_library("polars", columns=["a"]), r"table\.columns"),
+    "Series": (of_library("pandas", iloc=None), r"its keys are labels\. Pass series\.to_numpy\(\)"),
+    "Arrow": (of_library("pyarrow", column_names=["a"]), r"for name in table\.column_names"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SOURCES)
+def test_what_is_not_a_source_is_refused_with_the_right_way(name: str) -> None:
+    """At construction, by DataLoader and load alike, with the kind of the value and the code to write."""
+    make, message = NOT_SOURCES[name]
+    with pytest.raises(TypeError, match=f"^data_source must be a source of records, {message}|{message}"):
+        millstream.load(make())
+    with pytest.raises(TypeError, match=message):
+        millstream.DataLoader(data_source=make(), sampler=millstream.IndexSampler(1))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1], (1,), range(3), np.arange(3), {0: "a", 1: "b"}, millstream.RangeDataSource(0, 3), of_library("datasets")()],
+)
+def test_sources_are_taken_as_they_are(value: Any) -> None:
+    """Lists, arrays, tables of other libraries that have records, and dicts by number."""
+    assert advice_for(value) is None
+    assert len(list(millstream.load(value, num_epochs=1))) == len(value)
