@@ -1,7 +1,7 @@
 """What a source of records is, and the rule for the keys that it takes."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
@@ -70,41 +70,51 @@ class HeldRecords(Generic[T_co]):
     """The records of a list or tuple in memory, of which each reader gets dicts and lists of its own.
 
     So an operation may write `record["image"] = ...`: the next epoch reads what was there before. Copied are dicts and
-    lists, and those within them, up to COPIED_LEVELS; arrays, tuples and other objects are handed out as they are. What
-    costs time for each record is done only if one of some records, spread evenly, is a dict or a list; and whether the
-    items of a list are copied is decided by its first.
+    lists, and those within them, up to COPIED_LEVELS; arrays, tuples and other objects are handed out as they are. Some
+    records, spread evenly, decide at construction whether to copy, and whether to look into what is copied, so that
+    sources that do not need it do not pay for it. Whether the items of a list are copied is decided by its first.
     """
 
     def __init__(self, records: "Sequence[T_co]") -> None:
         self._records = records
-        step = len(records) // _LOOKED_AT or 1
-        self._copies = any(isinstance(records[key], dict | list) for key in range(0, len(records), step))
+        some = [records[key] for key in range(0, len(records), len(records) // _LOOKED_AT or 1)]
+        containers = [record for record in some if type(record) is dict or type(record) is list]
+        self._copy: Callable[[T_co], T_co] | None = None
+        if containers:
+            is_flat = len(containers) == len(some) and not any(map(_members_to_copy, containers))
+            self._copy = operator.methodcaller("copy") if is_flat else _unshared
 
     def __getitem__(self, key: int) -> T_co:
         record = self._records[key]
-        return _unshared(record, COPIED_LEVELS) if self._copies else record
+        return _unshared(record) if self._copy else record
 
     def __getitems__(self, keys: Sequence[int]) -> Sequence[T_co]:
         """Returns the records of the keys, in their order."""
         records = items_at(self._records, keys)
-        return [_unshared(record, COPIED_LEVELS) for record in records] if self._copies else records
+        if self._copy is None:
+            return records
+        try:
+            return list(map(self._copy, records))
+        except AttributeError:  # Not all records are alike.
+            return list(map(_unshared, records))
 
 
-def _unshared(value: Any, levels: int) -> Any:
+def _unshared(value: Any, levels: int = COPIED_LEVELS) -> Any:
     """Returns a copy of a dict or list, and of those in it; anything else as it is."""
-    kind = type(value)
-    if kind is dict:
-        copy = value.copy()
-        if levels > 1:
-            for name, member in value.items():
-                if type(member) is dict or type(member) is list:
-                    copy[name] = _unshared(member, levels - 1)
-        return copy
-    if kind is list:
-        if levels > 1 and value and type(value[0]) in {dict, list}:
-            return [_unshared(member, levels - 1) for member in value]
-        return value.copy()
-    return value
+    if type(value) is not dict and type(value) is not list:
+        return value
+    copy = value.copy()
+    if levels > 1:
+        for place, member in _members_to_copy(value):
+            copy[place] = _unshared(member, levels - 1)
+    return copy
+
+
+def _members_to_copy(value: Any) -> list[tuple[Any, Any]]:
+    """Returns the dicts and lists in a dict or list, with their keys or places."""
+    if type(value) is dict:
+        return [(name, member) for name, member in value.items() if type(member) is dict or type(member) is list]
+    return list(enumerate(value)) if value and type(value[0]) in {dict, list} else []
 
 
 def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:

@@ -198,7 +198,7 @@ def _sequence_length(records: _SizedIndexable) -> int:
     advice = advice_for(records)
     if (
         advice
-        or isinstance(records, bytearray)
+        or isinstance(records, bytes | bytearray)
         or not (hasattr(records, "__len__") and hasattr(records, "__getitem__"))
     ):
         raise TypeError(
