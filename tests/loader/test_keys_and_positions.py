@@ -30,7 +30,7 @@ class Sorting:
     def __getitem__(self, key: int) -> int:
         return 10 * key
 
-    def __getitems__(self, keys: Ints) -> list[int]:
+    def __getitems__(self, keys: Ints) -> Any:
         back = np.argsort(np.argsort(keys))
         keys.sort()
         return (10 * keys)[back].tolist()

@@ -19,7 +19,7 @@ from millstream.sources.array_record_file import open_array_record
 class Reader:
     """Has 100 records, the decimal numbers, and notes how it was asked for them."""
 
-    def __init__(self, path: str, options: str) -> None:
+    def __init__(self, path: bytes, options: str) -> None:
         self.path = path
         self.options = options
         self.calls: list[tuple[Any, ...]] = []
@@ -202,7 +202,7 @@ def test_options_of_the_caller_come_last(path: str) -> None:
     """The defaults are those for random access; an option given replaces its default."""
     options = []
 
-    def spy(path: str, text: str) -> Reader:
+    def spy(path: bytes, text: str) -> Reader:
         options.append(text)
         return Reader(path, text)
 

@@ -84,7 +84,8 @@ def test_containers_are_handed_out_as_copies(kind: Any) -> None:
 
 def test_what_is_in_a_container_is_handed_out_as_it_is() -> None:
     """Arrays, tuples and other objects are not copied, nor is anything of a source without dicts and lists."""
-    array, pair, text = np.zeros(3), ([],), "text"
+    array, text = np.zeros(3), "text"
+    pair: tuple[list[int]] = ([],)
     (record,) = InMemoryDataSource([{"array": array, "pair": pair, "text": text}]).__getitems__([0])
     assert record["array"] is array
     assert record["pair"] is pair

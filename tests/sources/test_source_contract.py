@@ -1,6 +1,8 @@
 """What holds for every source: keys, batched reads, pickling, fingerprints, words."""
 
+import os
 import pickle
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +31,8 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "columns": lambda _: InMemoryDataSource({"x": np.arange(NUM_RECORDS), "y": np.ones((NUM_RECORDS, 2))}),
     "list": lambda _: InMemoryDataSource([{"number": n} for n in range(NUM_RECORDS)]),
+    "nested list": lambda _: InMemoryDataSource([{"number": [n, {"n": [n]}]} for n in range(NUM_RECORDS)]),
+    "numbers": lambda _: InMemoryDataSource(list(range(NUM_RECORDS))),
     "range": lambda _: RangeDataSource(5, 5 + 3 * NUM_RECORDS, 3),
     "rows": lambda _: InMemoryDataSource(np.arange(NUM_RECORDS * 2).reshape(NUM_RECORDS, 2)),
 }
@@ -67,6 +71,63 @@ def test_keys_beyond_the_records_are_index_errors(source: Any, key: int) -> None
         source[key]
     with pytest.raises(IndexError, match=message):
         source.__getitems__([0, key, 1])
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint64, np.uint8])
+def test_keys_are_left_as_they_are(source: Any, dtype: Any) -> None:
+    """The array of keys is the caller's: it may be read-only, and is not kept for later."""
+    keys = np.array([30, 2, 2, 17], dtype=dtype)
+    expected = [repr(source[int(key)]) for key in keys]
+    keys.flags.writeable = False
+    assert words(source.__getitems__(keys)) == expected
+    assert keys.tolist() == [30, 2, 2, 17]
+    assert words(source.__getitems__(keys[::-1])) == expected[::-1]
+
+
+def test_another_working_folder_is_the_same_source(
+    source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was constructed in one folder is read, pickled and described alike in every other."""
+    before = (words(source.__getitems__(range(37))), source.fingerprint())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    copy = pickle.loads(pickle.dumps(source))
+    assert (words(copy.__getitems__(range(37))), copy.fingerprint()) == before
+    assert words(source.__getitems__(range(37))) == before[0]
+
+
+def test_a_forked_process_reads_the_same(source: Any) -> None:
+    """After the parent has read: with files of its own, without waiting for the parent's locks."""
+    if isinstance(source, ArrayRecordDataSource):
+        pytest.skip("its library does not survive a fork once it was used: test_array_record_faults.py")
+    expected = words(source.__getitems__(range(37)))
+    answer, asked = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn where there are threads.
+        child = os.fork()
+    if child == 0:
+        same = words(source.__getitems__(range(37))) == expected and repr(source[5]) == expected[5]
+        os.write(asked, b"same" if same else b"other")
+        os._exit(0)
+    os.close(asked)
+    with os.fdopen(answer, "rb") as end:
+        assert end.read() == b"same"
+    assert os.waitpid(child, 0)[1] == 0
+    assert words(source.__getitems__(range(37))) == expected
+
+
+def test_closing_ends_reading_where_there_is_something_to_close(source: Any) -> None:
+    """`close` may be called again; then reading raises ValueError, and length and words stay."""
+    if not hasattr(source, "close"):
+        pytest.skip("nothing to close")
+    before = (len(source), repr(source), source.fingerprint())
+    source.close()
+    source.close()
+    with pytest.raises(ValueError, match="closed"):
+        source[0]
+    with pytest.raises(ValueError, match="closed"):
+        source.__getitems__([0])
+    assert (len(source), repr(source), source.fingerprint()) == before
 
 
 @pytest.mark.parametrize("key", [1.0, "1", None])
