@@ -19,7 +19,7 @@ from millstream.sources.array_record_file import open_array_record
 class Reader:
     """Has 100 records, the decimal numbers, and notes how it was asked for them."""
 
-    def __init__(self, path: bytes, options: str) -> None:
+    def __init__(self, path: str | bytes, options: str) -> None:
         self.path = path
         self.options = options
         self.calls: list[tuple[Any, ...]] = []
