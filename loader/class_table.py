@@ -12,11 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
-from millstream.loader.array_pickles import Reduced
-from millstream.loader.mapped_arrays import MappedFiles
 from millstream.loader.plain_values import is_plain
 from millstream.loader.value_pickler import BufferCallback, ValuePickler
 
@@ -60,41 +57,12 @@ class ClassTable:
         return _NumberedUnpickler(io.BytesIO(pickled), self._classes, buffers).load()
 
 
-def dump_with_classes(value: Any, file: io.BytesIO, buffer_callback: BufferCallback) -> ClassTable:
-    """Writes the pickle of a value and, behind it, the list of the classes that are in it by value; returns these.
-
-    Raises:
-        Exception: the value cannot be pickled.
-    """
-    pickler = _RecordingPickler(file, buffer_callback)
-    # In this order: the list is pickled when it is complete, and then refers to what the value's pickle has defined.
-    pickler.dump((value, pickler.classes))
-    return ClassTable(pickler.classes)
-
-
 def class_of_number(number: int) -> type:
     """Stands in a pickle for one of the table's classes: `ClassTable.loads` looks it up instead of calling this."""
     raise pickle.UnpicklingError(f"Class {number} of the pipeline is known to a ClassTable only.")
 
 
 _NUMBERED = class_of_number.__name__.encode()
-
-
-@final
-class _RecordingPickler(ValuePickler):
-    def __init__(self, file: io.BytesIO, buffer_callback: BufferCallback) -> None:
-        super().__init__(file, buffer_callback)
-        self.classes: list[type] = []
-        self._files = MappedFiles()
-
-    def reduce_array(self, array: NDArray[Any]) -> Reduced:
-        return self._files.reduce(array) or super().reduce_array(array)
-
-    def reducer_override(self, value: Any) -> Any:
-        reduced = super().reducer_override(value)
-        if isinstance(value, type) and reduced is not NotImplemented:
-            self.classes.append(value)
-        return reduced
 
 
 @final

@@ -27,7 +27,7 @@ from millstream.randomness import generators, generators_from
 from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler, checked_keys_at
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.sources.base import HeldRecords
+from millstream.sources.base import HeldRecords, items_at
 from millstream.transforms import Batch, Filter, RandomMap, Transformation
 
 LOOK_AHEAD_KEYS = 15_360
@@ -314,10 +314,16 @@ def _compile(
 
 def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     """Returns the function that reads records: in one call where the source can."""
-    where = f"reading from {type(source).__name__}"
+    # In a worker, another object may stand in for a list.
+    stand_in: Any = source
+    kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
+    where = f"reading from {kind.__name__}"
     read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
     read_one: Callable[[int], Any] = source.__getitem__
-    if type(source) in {list, tuple}:
+    if kind is not type(source):
+        # It makes each record anew: there is nothing to copy.
+        read_many = functools.partial(items_at, stand_in)
+    elif kind in {list, tuple}:
         held = HeldRecords(cast("Sequence[Any]", source))
         read_one, read_many = held.__getitem__, held.__getitems__
     takes_arrays = bool(getattr(source, "takes_key_arrays", False))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
-from millstream.loader.array_pickles import Reduced, as_memmap, reduce_array
+from millstream.loader.array_pickles import Reduced, as_memmap, reduce_array, reduce_tensor
 from millstream.loader.definitions import NAMED, OTHERS, reduce_class
 from millstream.loader.importable_modules import has_name, is_importable
 
@@ -39,6 +39,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._allocate = allocate
+        # Who has tensors has imported PyTorch.
+        self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
         self._by_value: dict[str, bool] = {}
         self._registered: list[types.ModuleType] = []
 
@@ -59,6 +61,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         kind = type(value)
         if kind is np.ndarray or kind is np.memmap:
             return NotImplemented if value.dtype.hasobject else self.reduce_array(value)
+        if kind is self._tensor:
+            return reduce_tensor(value) or NotImplemented
         number = id(kind)
         if number in _NAMED:
             return _NAMED[number](value) if self.is_by_value(value) else NotImplemented

@@ -13,8 +13,9 @@ from streams import comparable
 from worker_pools import pool_of
 
 import millstream
-from millstream.loader.class_table import ClassTable, dump_with_classes
+from millstream.loader.class_table import ClassTable
 from millstream.loader.mapped_arrays import SMALLEST_BYTES
+from millstream.loader.pipeline_file import dump_with_classes
 
 NO_CLASSES = ClassTable()
 NUM_BYTES = 4 * SMALLEST_BYTES
@@ -217,10 +218,10 @@ class Add(millstream.MapTransform):
 def test_workers_map_the_files_of_a_pipeline(kind: str, file: Path) -> None:
     """Wherever in a pipeline a mapped array is: the stream is the inline one, and what is sent stays small."""
     tokens = np.memmap(file, dtype=np.uint16, mode="r").reshape(-1, 64)
-    source = {"columns": millstream.InMemoryDataSource(tokens), "source": Windows(tokens), "array": tokens}.get(
+    source: Any = {"columns": millstream.InMemoryDataSource(tokens), "source": Windows(tokens), "array": tokens}.get(
         kind, np.arange(len(tokens)).tolist()
     )
-    operations = [np.atleast_1d, Add(tokens)] if kind == "operation" else []
+    operations: list[Any] = [np.atleast_1d, Add(tokens)] if kind == "operation" else []
 
     def loader(worker_count: int) -> millstream.DataLoader:
         return millstream.load(

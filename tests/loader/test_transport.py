@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from streams import comparable
 
 from millstream.errors import StackError, WorkerError
-from millstream.loader.class_table import ClassTable, class_of_number, dump_with_classes
+from millstream.loader.class_table import ClassTable, class_of_number
 from millstream.loader.elements import Elements, Origins
+from millstream.loader.pipeline_file import dump_with_classes
 from millstream.loader.recycled_memory import ALIGNMENT
 from millstream.loader.transport import (
     INLINE_BYTES,
