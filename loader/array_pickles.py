@@ -73,3 +73,13 @@ def rebuild_tensor(memory: NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]
 def as_memmap(array: NDArray[Any]) -> NDArray[Any]:
     """Returns an array as a `numpy.memmap` of no file: what one becomes that crosses as bytes."""
     return array.view(np.memmap)
+
+
+def reduce_memoryview(view: memoryview) -> Reduced:
+    """Returns how to pickle a memoryview: one of the same format, shape and bytes comes of it."""
+    return rebuild_memoryview, (np.asarray(view),)
+
+
+def rebuild_memoryview(array: NDArray[Any]) -> memoryview:
+    """Returns an array as a memoryview."""
+    return array.data

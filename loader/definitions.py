@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
-from millstream.loader.array_pickles import Reduced
+from millstream.loader.array_pickles import Reduced, reduce_memoryview
 
 IsByValue: TypeAlias = Callable[[Any], bool]
 """Says whether a class or function crosses by value."""
@@ -101,6 +101,7 @@ OTHERS: dict[type, Callable[[Any], Reduced]] = {
     weakref.WeakValueDictionary: _reduce_weak_dict,
     types.ClassMethodDescriptorType: _reduce_descriptor,
     types.MemberDescriptorType: _reduce_descriptor,
+    memoryview: reduce_memoryview,
     # A field without a default is one that has this very object.
     type(dataclasses.MISSING): _reduce_missing,
 }

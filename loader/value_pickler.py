@@ -17,6 +17,8 @@ from millstream.loader.array_pickles import Reduced, as_memmap, reduce_array, re
 from millstream.loader.definitions import NAMED, OTHERS, reduce_class
 from millstream.loader.importable_modules import has_name, is_importable
 
+BinaryFile = io.BytesIO | io.RawIOBase
+
 BufferCallback = Callable[[pickle.PickleBuffer], bool]
 """Takes a buffer out of a pickle, or returns True to leave it in."""
 
@@ -35,7 +37,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
     """
 
     def __init__(
-        self, file: io.BytesIO, buffer_callback: BufferCallback | None = None, allocate: Allocate = np.empty
+        self, file: BinaryFile, buffer_callback: BufferCallback | None = None, allocate: Allocate = np.empty
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._allocate = allocate

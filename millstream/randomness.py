@@ -15,7 +15,7 @@ takes as long as all of millstream.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,31 @@ from millstream.philox_state import started
 
 SEED_LIMIT = 1 << 64
 """Seeds, epochs and indices are below this: each is one word of Philox's key or counter."""
+
+
+class _NoSeed:
+    """Stands where NumPy's generators have the seed that they were made of: here there is none, and who asks is told.
+
+    Attributes:
+        is_asked: whether somebody else asks than the generator that is being made, and set to its stream then.
+    """
+
+    def __init__(self) -> None:
+        np.random.bit_generator.ISpawnableSeedSequence.register(_NoSeed)
+        self.is_asked = False
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        """Returns some words for the generator that is being made; refuses everybody else."""
+        if self.is_asked:
+            self.spawn(1)
+        return np.zeros(n_words, dtype)
+
+    def spawn(self, _: int) -> NoReturn:
+        """Refuses: children would have to be streams of their own, of which a record has one for each operation."""
+        raise TypeError(
+            "The rng of a record is one stream of random numbers and has no seed to make others from. "
+            "Draw a seed from it: np.random.default_rng(rng.integers(2**63))."
+        )
 
 
 def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.random.Generator":
@@ -35,9 +60,12 @@ def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.rand
         index: the position, 0 … 2**64 - 1.
         operation: the number of the random operation in the pipeline, counted from 0 over random operations only.
     """
-    key = np.array([seed, index], dtype=np.uint64)
-    counter = np.array([0, 0, epoch, operation], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    no_seed = _NoSeed()
+    # With a key instead, NumPy leaves the seed None, which stands for randomness of the system wherever one is taken.
+    made = np.random.Generator(np.random.Philox(cast("np.random.SeedSequence", no_seed)))
+    no_seed.is_asked = True
+    (started_here,) = started(made, np.array([[seed, index, 0, 0, epoch, operation]], dtype=np.uint64))
+    return started_here
 
 
 def generators(

@@ -1,5 +1,6 @@
 """Randomness is a pure function of seed, epoch, index and operation, and of nothing else."""
 
+import copy
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -142,17 +143,6 @@ def test_operations_at_one_position_of_a_custom_sampler_differ() -> None:
     assert not set(one) & set(other)
 
 
-def test_spawning_is_refused() -> None:
-    """`rng.spawn` would take entropy from the system, and so from no one knows where: it is an error."""
-    for rng in (
-        generator(0, 0, 0),
-        *generators(0, np.array([0]), np.array([0])),
-        *generators_from([np.random.default_rng(0)], [0]),
-    ):
-        with pytest.raises(TypeError, match="does not implement spawning"):
-            rng.spawn(1)
-
-
 def add_draw(element: list[int], rng: np.random.Generator) -> list[int]:
     """Returns the element with one draw appended."""
     return [*element, int(rng.integers(WORD, dtype=np.uint64))]
@@ -216,3 +206,23 @@ def test_a_random_operation_on_batches_draws_once_a_batch() -> None:
     assert [batch.tolist() for batch in loader] == [
         [draw_words(generator(5, position // 6, position), 1)[0]] * 4 for position in (0, 4, 8)
     ]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda rng: rng.spawn(2),
+        lambda rng: rng.bit_generator.spawn(1),
+        lambda rng: rng.bit_generator.seed_seq.spawn(1),
+        lambda rng: np.random.default_rng(rng.bit_generator.seed_seq),
+        lambda rng: copy.deepcopy(rng).spawn(1),
+    ],
+    ids=["spawn", "bit generator", "seed", "made of the seed", "copy"],
+)
+def test_children_of_a_generator_are_refused(use: Callable[[np.random.Generator], object]) -> None:
+    """A stream has no seed: what would be made of it would differ from run to run. The error says what to do."""
+    rng = generator(1, 2, 3)
+
+    with pytest.raises(TypeError, match="Draw a seed from it"):
+        use(rng)
+    assert np.random.default_rng(rng.integers(2**63)).random() == pytest.approx(0.5, abs=0.5)

@@ -15,7 +15,7 @@ from worker_pools import pool_of
 import millstream
 from millstream.loader.class_table import ClassTable
 from millstream.loader.mapped_arrays import SMALLEST_BYTES
-from millstream.loader.pipeline_file import dump_with_classes
+from millstream.loader.pipeline_pickler import dump_with_classes
 
 NO_CLASSES = ClassTable()
 NUM_BYTES = 4 * SMALLEST_BYTES

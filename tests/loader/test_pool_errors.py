@@ -1,5 +1,6 @@
 """Errors in worker processes: each arrives at its turn, says where it comes from, and loses nothing."""
 
+import functools
 import itertools
 import os
 import threading
@@ -297,6 +298,20 @@ def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
     source.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"data_source \(attribute lock\) cannot be sent to worker proc"):
         next(iter(loader_of(data_source=source)))
+
+
+def test_a_function_that_cannot_be_pickled_is_named_with_its_variable() -> None:
+    """Row 3: and what the error advises works: made when it is first used, the same thing is no obstacle."""
+    lock = threading.Lock()
+
+    def guarded(number: int) -> int:
+        with lock:
+            return number
+
+    with pytest.raises(TypeError, match=r"\(variable lock of test_a_func.*guarded\) cannot be .*\n.*functools.cache"):
+        next(iter(loader_of(guarded)))
+    make_lock = functools.cache(threading.Lock)
+    assert [batch.tolist() for batch in loader_of(lambda number: [make_lock().locked(), number][1])] == EXPECTED
 
 
 def test_a_pipeline_that_cannot_be_unpickled_is_an_error() -> None:

@@ -17,8 +17,9 @@ from streams import comparable
 from worker_pools import pids_of
 
 import millstream
-from millstream.loader import pipeline_file, shared_records
+from millstream.loader import pipeline_parts, shared_records
 from millstream.loader.class_table import ClassTable
+from millstream.loader.pipeline_pickler import dump_with_classes
 from millstream.loader.shared_records import LARGE_ARRAY_BYTES, SharedRecords, share
 
 
@@ -55,7 +56,7 @@ def arrived(records: Any) -> Any:
         buffers.append(buffer)
         return False
 
-    pipeline_file.dump_with_classes(share(records), file, take_out)
+    dump_with_classes(share(records), file, take_out)
     return ClassTable().loads(file.getvalue(), buffers)[0]
 
 
@@ -185,3 +186,36 @@ def test_a_record_that_cannot_be_pickled_is_named() -> None:
     """Before anything starts: the source is named, and what is wrong."""
     with pytest.raises(TypeError, match=r"data_source.* cannot be sent to worker processes: cannot pickle"):
         next(iter(millstream.load([{"x": threading.Lock()}] * 3, worker_count=1)))
+
+
+class Holder:
+    """A source that has its records in a list of its own."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.records = [bytes([number]) * (num_bytes // 64) for number in range(64)]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, key: int) -> int:
+        return len(self.records[key])
+
+
+def test_what_cannot_be_shared_and_is_large_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log says which part of the pipeline each worker keeps for itself, how much that is, and what to do."""
+    monkeypatch.setattr(pipeline_parts, "PRIVATE_BYTES", 1 << 22)
+    table = Holder(1 << 23)
+    small = millstream.load(Holder(1 << 16), num_epochs=1, worker_count=1)
+    large = millstream.load(Holder(1 << 23), num_epochs=1, worker_count=1)
+    used = millstream.load(range(4), num_epochs=1, worker_count=1, transformations=[lambda number: table[number]])
+    for loader in (small, large, large, used):
+        with iter(loader) as iterator:
+            next(iterator)
+    told = [record.getMessage() for record in caplog.records]
+
+    assert len(told) == 2
+    assert "at least 8 MB of its own for data_source (attribute records)" in told[0]
+    assert "(variable table of test_what_cannot_be_shared_and_is_large_is_told_once.<locals>.<lambda>)" in told[1]
+    assert all("InMemoryDataSource" in text for text in told)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from millstream.loader.class_table import ClassTable
-from millstream.loader.pipeline_file import dump_with_classes
+from millstream.loader.pipeline_pickler import dump_with_classes
 
 torch = pytest.importorskip("torch", reason="PyTorch is no dependency; `make bench` installs it")
 

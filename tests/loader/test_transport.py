@@ -20,7 +20,7 @@ from streams import comparable
 from millstream.errors import StackError, WorkerError
 from millstream.loader.class_table import ClassTable, class_of_number
 from millstream.loader.elements import Elements, Origins
-from millstream.loader.pipeline_file import dump_with_classes
+from millstream.loader.pipeline_pickler import dump_with_classes
 from millstream.loader.recycled_memory import ALIGNMENT
 from millstream.loader.transport import (
     INLINE_BYTES,
@@ -125,6 +125,29 @@ def test_elements_without_bytes_cross(dtype: np.dtype[Any]) -> None:
         ((arrived,), _) = unpack(parcel, view, NO_CLASSES)
 
     assert (arrived.shape, arrived.dtype) == ((2, 3), dtype)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        memoryview(b"bytes"),
+        memoryview(bytearray(5000)),
+        memoryview(b"").toreadonly(),
+        memoryview(np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::2]),
+        memoryview(np.ones((2, 3), np.bool_)),
+    ],
+    ids=["read only", "writable", "empty", "numbers", "truth values"],
+)
+def test_memoryviews_cross_as_what_they_are(view: memoryview) -> None:
+    """As inline: of the same format, shape and bytes, and as writable."""
+    with arena_pair() as (allocator, arena):
+        parcel = pack(run_of([view]), allocator, NO_CLASSES)
+        ((arrived,), _) = unpack(parcel, arena, NO_CLASSES)
+
+        assert type(arrived) is memoryview
+        assert (arrived.format, arrived.shape, arrived.readonly) == (view.format, view.shape, view.readonly)
+        assert arrived.tolist() == view.tolist()
+        del arrived
 
 
 def test_an_element_that_cannot_be_pickled_costs_no_memory() -> None:
