@@ -2,7 +2,9 @@
 
 import functools
 import os
-from typing import TYPE_CHECKING, Any, final
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +41,7 @@ from millstream.sources import DataSource
 from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
-    from millstream.loader.pool import WarmPools
+    from millstream.loader import warm_pools as warm
 
 REPR_LENGTH = 200
 """A loader that takes more characters to show is shown on several lines."""
@@ -100,11 +102,7 @@ class DataLoader:
         check_padding(self._operations, self._shard)
         check_ends(self._operations, self._sampler, self._shard)
         warn_checkpoints_need_same_shards(self._operations, self._shard)
-        if num_workers:
-            # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
-            from millstream.loader import pool_executor  # noqa: F401, PLC0415  (takes its time)
-        self._surroundings = surroundings()
-        self._compile()
+        self._begin()
 
     @property
     def data_source(self) -> DataSource[Any]:
@@ -140,7 +138,43 @@ class DataLoader:
         """Returns a new iterator at the beginning of the stream."""
         # Described before any of the user's operations has run: one that counts its calls is what it was built as.
         fingerprint = self._fingerprint
-        return DataLoaderIterator(self._plan, lambda: fingerprint, self._make_executor, self._stop_idle_workers)
+        iterator = DataLoaderIterator(self._plan, lambda: fingerprint, self._make_executor, self._stop_idle_workers)
+        self._iterators[id(iterator)] = iterator
+        # After it can be found: another thread may close the loader.
+        if self._closed:
+            iterator.close()
+            raise ValueError("This DataLoader is closed: build a new one.")
+        return iterator
+
+    def close(self) -> None:
+        """Ends the worker processes and threads of this loader, idle or at work, within seconds. Idempotent.
+
+        Its iterators are closed, too: their `next` is a ValueError, but their states can still be taken. So is
+        iterating over the loader again. Without this, idle workers leave after a minute, and with the loader.
+        """
+        self._closed = True
+        for reference in self._iterators.valuerefs():
+            if (iterator := reference()) is not None:
+                iterator.close_with_loader()
+        if self._pools is not None:
+            self._pools.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
+        own = {"_closed", "_iterators", "_pools", "_compiled", "_process"}
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
 
     def __len__(self) -> int:
         """Returns the number of batches that this shard yields.
@@ -220,13 +254,26 @@ class DataLoader:
             self._compile()
         return self._compiled
 
+    def _begin(self) -> None:
+        """Makes what is of this process, and does not go to another with a pickled loader."""
+        self._closed = False
+        self._iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
+        self._pools: warm.WarmPools | None = None
+        if self._workers.num_workers:
+            # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
+            from millstream.loader import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
+            from millstream.loader.warm_pools import WarmPools  # noqa: PLC0415
+
+            self._pools = WarmPools(surroundings())
+        self._compile()
+
     def _compile(self) -> None:
         names = [operation_name(operation) for operation in self._operations]
         self._compiled = Plan(self._source, self._sampler, self._operations, names, self._shard)
         self._process = os.getpid()
 
     def _make_executor(self, place: Cursor) -> Executor:
-        if self._workers.num_workers:
+        if self._pools is not None:
             from millstream.loader.pool_executor import PoolExecutor  # noqa: PLC0415  (cloudpickle takes its time)
 
             return PoolExecutor(self._plan, place, self._pools, self._workers, self._read_options)
@@ -234,15 +281,8 @@ class DataLoader:
             return InlineExecutor(self._plan, place)
         return ThreadExecutor(self._plan, place, self._read_options)
 
-    @functools.cached_property
-    def _pools(self) -> "WarmPools":
-        """The worker processes that no iterator uses; they end with the loader."""
-        from millstream.loader.pool import WarmPools  # noqa: PLC0415  (cloudpickle takes its time)
-
-        return WarmPools(self._surroundings)
-
     def _stop_idle_workers(self) -> None:
-        if self._workers.num_workers:
+        if self._pools is not None:
             self._pools.stop_idle()
 
     @functools.cached_property

@@ -53,6 +53,7 @@ class DataLoaderIterator(ResumableIterator):
         self._stop_idle = stop_idle
         self._executor: Executor | None = None
         self._lifecycle = Lifecycle.IDLE
+        self._reason = "call iter(loader) for a new one"
         self._step = 0
         # The place is `_start`, or behind output `_row - 1` of `_run` where outputs of that run were delivered.
         self._start = Cursor(0, (0,) * len(plan.phases))
@@ -182,6 +183,11 @@ class DataLoaderIterator(ResumableIterator):
         self._stop()
         self._stop_idle()
 
+    def close_with_loader(self) -> None:
+        """Closes the iterator because its loader is closed."""
+        self._reason = "its DataLoader was closed: build a new one"
+        self.close()
+
     def __repr__(self) -> str:
         shard = self._plan.deal.shard
         return (
@@ -278,7 +284,7 @@ class DataLoaderIterator(ResumableIterator):
 
     def _check_open(self) -> None:
         if self._lifecycle is Lifecycle.CLOSED:
-            raise ValueError("The iterator is closed: call iter(loader) for a new one.")
+            raise ValueError(f"The iterator is closed: {self._reason}.")
 
     def _state(self) -> LoaderState:
         place, plan = self._place(), self._plan

@@ -86,11 +86,19 @@ class Worker:
         self.last_words = last_words
         self.pid: int | None = None
         self.handle: int | None = None
+        self._unclosed = [last_words]
         self.exited: Exited | None = None
         self.is_ready = False
         self.calls: list[int] = []
         self.waited = 0.0
         self.warned = False
+
+    def is_forked(self, pid: int, handle: int | None) -> None:
+        """Takes note of its process, and takes over the process's handle."""
+        self.pid = pid
+        if handle is not None:
+            self.handle = handle
+            self._unclosed.append(handle)
 
     def give(self, message: Make) -> None:
         """Sends a call."""
@@ -114,13 +122,9 @@ class Worker:
                 os.kill(self.pid, signal.SIGUSR1)
 
     def close(self) -> None:
-        """Closes what the parent holds of it; arrays on its arena live on."""
-        # In reverse, and each even if another is interrupted.
-        with contextlib.ExitStack() as ending:
-            if self.handle is not None:
-                ending.callback(os.close, self.handle)
-            ending.callback(os.close, self.last_words)
-            ending.callback(self.channel.hang_up)
+        """Closes what the parent holds of it; arrays on its arena live on. Idempotent, wherever it is interrupted."""
+        self.channel.hang_up()
+        close_all(self._unclosed)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -164,6 +168,11 @@ class Pool:
     def is_ours(self) -> bool:
         """Whether this process has made it: a forked one has only a copy, which it must not use."""
         return self._state.owner == os.getpid()
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another iterator may use it: it is this process's, and has not been stopped."""
+        return self.is_ours and self._state.control is not None
 
     def restart(self) -> None:
         """Starts a new zygote and all workers; what is left of the old ones goes."""
@@ -224,8 +233,9 @@ class Pool:
                 self._control.send(Kill(worker.pid))
 
     def stop(self) -> None:
-        """Ends all processes. Idempotent."""
-        self._finalizer()
+        """Ends all processes. Idempotent: what an interrupt leaves is done by the next call, or the end of the pool."""
+        self._state.end()
+        self._finalizer.detach()
 
     @property
     def _control(self) -> Channel:
@@ -247,9 +257,11 @@ class Pool:
             worker = Worker(number, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), last_words)
             fork = Fork(number, self._arena_bytes, self._num_threads, self._pipeline_file)
             with self._state.lock:
-                self._control.send(fork, [theirs.fileno(), arena, last_words, self._state.pipeline])
+                control = self._control
+                # Before it can run: whoever ends the pool ends it too.
                 self._state.workers.append(worker)
                 kept.pop_all()
+                control.send(fork, [theirs.fileno(), arena, last_words, self._state.pipeline])
 
     def _listen_to(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         received = worker.channel.receive_rest() if has_exited else worker.channel.receive()
@@ -300,8 +312,7 @@ class Pool:
             self._control.send(Kill(forked.pid))
             close_all(handles)
         else:
-            worker.pid = forked.pid
-            worker.handle = handles[0] if handles else None
+            worker.is_forked(forked.pid, handles[0] if handles else None)
 
     @contextlib.contextmanager
     def _explained_limits(self) -> Iterator[None]:
@@ -334,6 +345,7 @@ class _Processes:
         self.control: Channel | None = None
         self.workers: list[Worker] = []
         self.owner = os.getpid()
+        self._unclosed = [pipeline]
         # One thread may close an iterator while another waits for its next batch, and finds that it must restart.
         self.lock = threading.RLock()
         self._ended = False
@@ -361,27 +373,33 @@ class _Processes:
     def dismiss(self, worker: Worker) -> None:
         """Closes what the parent holds of a worker."""
         with self.lock:
-            # Not if another thread has: to close a descriptor twice may be to close somebody else's.
+            worker.close()
+            # Perhaps another thread has, in the meantime.
             if worker in self.workers:
                 self.workers.remove(worker)
-                worker.close()
 
     def stop(self) -> None:
         """Ends the processes; in a forked process, which has copies of all this, it leaves them alone."""
         if self.owner != os.getpid():
             return
+        # Each step may be interrupted, and is done again then by the next call: what has ended is forgotten afterwards.
         with self.lock:
-            control, self.control = self.control, None
-            workers, self.workers = self.workers, []
-            zygote, self.zygote = self.zygote, None
-        # In reverse, and each even if another is interrupted: nobody else knows of them any more.
-        with contextlib.ExitStack() as ending:
-            if zygote is not None:
-                ending.callback(_end_zygote, zygote, [worker.pid for worker in workers if worker.pid is not None])
-            for worker in workers:
-                ending.callback(worker.close)
-            if control is not None:
-                ending.callback(control.hang_up)
+            if self.control is not None:
+                self.control.hang_up()
+                self.control = None
+            # All at once: then they leave together.
+            for worker in self.workers:
+                worker.channel.hang_up()
+        if (zygote := self.zygote) is not None:
+            try:
+                _end_zygote(zygote, [worker.pid for worker in self.workers if worker.pid is not None])
+            finally:
+                # Once reaped, its number may become somebody else's.
+                self.zygote = None if zygote.returncode is not None else zygote
+        with self.lock:
+            while self.workers:
+                self.workers[-1].close()
+                self.workers.pop()
 
     def end(self) -> None:
         """Ends the processes for good."""
@@ -392,7 +410,7 @@ class _Processes:
                     self._ended = True
                 self.stop()
         finally:
-            os.close(self.pipeline)
+            close_all(self._unclosed)
 
 
 def _end_zygote(zygote: subprocess.Popen[bytes], workers: list[int]) -> None:
@@ -410,32 +428,3 @@ def _end_zygote(zygote: subprocess.Popen[bytes], workers: list[int]) -> None:
             kill_session(zygote.pid, workers)
         with contextlib.suppress(subprocess.TimeoutExpired):
             zygote.wait(CLOSE_SECONDS / 2)
-
-
-@final
-class WarmPools:
-    """The pools of one loader that no iterator uses at the moment: the next one starts at once."""
-
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
-        self._idle: list[Pool] = []
-
-    def take(self, plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions) -> Pool:
-        """Returns a pool: a warm one if there is one."""
-        for pool in self._idle:
-            if pool.is_ours:
-                self._idle.remove(pool)
-                return pool
-        return Pool(plan, workers, reading, self._surroundings)
-
-    def give_back(self, pool: Pool) -> None:
-        """Keeps a pool for the next iterator; one is enough."""
-        if any(idle.is_ours for idle in self._idle):
-            pool.stop()
-        else:
-            self._idle.append(pool)
-
-    def stop_idle(self) -> None:
-        """Stops the pools that no iterator uses."""
-        while self._idle:
-            self._idle.pop().stop()

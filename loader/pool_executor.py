@@ -11,6 +11,7 @@ Guarantees:
 
 import dataclasses
 import logging
+import weakref
 from collections import deque
 from typing import final
 
@@ -23,12 +24,13 @@ from millstream.loader.last_words import read_call, read_stacks, wait_for_stacks
 from millstream.loader.messages import Broken, Exited, Made, MakeGroup, MakeUnits
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
-from millstream.loader.pool import Event, WarmPools, Worker, ZygoteDied
+from millstream.loader.pool import Event, Worker, ZygoteDied
 from millstream.loader.process_state import describe_exit, describe_process
 from millstream.loader.recycled_memory import RecycledMemory
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall, makes_several
 from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import release, unpack, unpack_failure
+from millstream.loader.warm_pools import WarmPools
 
 STALL_WARNING_SECONDS = 30.0
 """A worker that makes one call for so long is reported in the log."""
@@ -73,8 +75,10 @@ class PoolExecutor(Executor):
         self._schedule = Schedule(plan, cursor, RECORDS_PER_MESSAGE)
         self._unpack = plan.clock.timed(HAND_OVER, unpack)
         self._memory = RecycledMemory()
-        self._pools = pools
         self._pool = pools.take(plan, workers, reading)
+        # A loop that is left by `break` drops its iterator: the next one finds the workers warm.
+        self._returning = weakref.finalize(self, pools.give_back, self._pool)
+        self._returning.atexit = False
         self._options = workers
         self._assigned: dict[int, _Assigned] = {}
         self._lost: deque[tuple[int, _Assigned]] = deque()
@@ -107,10 +111,11 @@ class PoolExecutor(Executor):
 
     def pause(self) -> None:
         """Leaves the pool to the next iterator, its workers warm. Calls in work are finished and dropped."""
-        self._pools.give_back(self._pool)
+        self._returning()
 
     def close(self) -> None:
         """Ends the worker processes."""
+        self._returning.detach()
         self._pool.stop()
 
     def _check_process(self) -> None:

@@ -1,8 +1,12 @@
 """The life of a pool: warm ones serve again, closed and forgotten ones end, however many hold on to them."""
 
+import concurrent.futures
+import contextlib
+import copy
 import dataclasses
 import gc
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -24,16 +28,23 @@ from worker_pools import (
     loader_of,
     pids_of,
     still_there,
+    workers_of,
     zygote_of,
 )
 
 import millstream
-from millstream.loader import pool
+from millstream.loader import pool, warm_pools
 from millstream.loader.last_words import create_last_words
 
 STEP = 5
 BAD = EXPECTED[STEP][2]
 """An element in the middle of batch STEP."""
+
+
+def idle_pools(loader: millstream.DataLoader) -> list[pool.Pool]:
+    """Returns the pools of a loader that no iterator uses."""
+    assert loader._pools is not None
+    return loader._pools.idle
 
 
 def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:
@@ -103,7 +114,7 @@ def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
     loader = loader_of()
     pairs = zip(iter(loader), iter(loader), strict=True)
     assert [(one.tolist(), two.tolist()) for one, two in pairs] == [(batch, batch) for batch in EXPECTED]
-    (idle,) = loader._pools._idle
+    (idle,) = idle_pools(loader)
     assert len(psutil.Process().children()) == 1
     assert len(idle.workers) == 2
 
@@ -121,30 +132,163 @@ def test_closing_ends_the_workers(taken: int) -> None:
     with at_most(0.4):
         iterator.close()
     assert still_there(processes, 0.4) == []
-    assert loader._pools._idle == []
+    assert idle_pools(loader) == []
     with pytest.raises(ValueError, match="is closed"):
         next(iterator)
 
 
 def test_an_iterator_that_is_forgotten_ends_its_workers() -> None:
-    """Row 28: without the garbage collector: nothing in it refers to itself."""
+    """Row 28: with its loader, and without the garbage collector: nothing in them refers to itself."""
     loader = loader_of()
     iterator = iter(loader)
     next(iterator)
     processes = processes_of(iterator)
     gc.disable()
     try:
-        del iterator
+        del iterator, loader
         assert still_there(processes) == []
     finally:
         gc.enable()
+
+
+def test_a_loop_that_is_left_leaves_its_workers_warm() -> None:
+    """`break` costs no process: the next loop has the same workers, whatever they were at, and the whole stream."""
+    loader = loader_of(worker_buffer_size=2)
+    for _ in loader:
+        break
+    (idle,) = idle_pools(loader)
+    processes = [worker.pid for worker in idle.workers]
+    del idle
+    for _ in range(3):
+        iterator = iter(loader)
+        assert next(iterator).tolist() == EXPECTED[0]
+        assert pids_of(iterator) == processes
+        del iterator
+    assert batches(loader) == EXPECTED
+    (idle,) = idle_pools(loader)
+    assert [worker.pid for worker in idle.workers] == processes
+
+
+def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that no iterator has used for a while are gone, and their arenas too; new ones come silently."""
+    monkeypatch.setattr(warm_pools, "IDLE_SECONDS", 0.05)
+    loader = loader_of()
+    for _ in range(2):
+        iterator = iter(loader)
+        assert next(iterator).tolist() == EXPECTED[0]
+        processes = processes_of(iterator)
+        arena = weakref.ref(workers_of(iterator)[0].arena)
+        # One that is in use stays, however long it is not asked for anything.
+        assert [thread.name for thread in threading.enumerate() if "millstream-idle" in thread.name] == []
+        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+        assert still_there(processes) == []
+        for thread in threading.enumerate():
+            if thread.name == "millstream-idle":
+                thread.join(WAIT_SECONDS)
+        assert psutil.Process().children() == []
+        assert idle_pools(loader) == []
+        assert arena() is None
+
+
+def test_a_loader_that_is_closed() -> None:
+    """All its workers end, idle or at work; its iterators and itself say that it is closed, and what to do."""
+    with loader_of() as loader:
+        assert batches(loader) == EXPECTED
+        one, two = iter(loader), iter(loader)
+        assert [next(iterator).tolist() for iterator in (one, two)] == EXPECTED[:1] * 2
+        processes = [*processes_of(one), *processes_of(two)]
+        with at_most(2.0):
+            loader.close()
+        assert still_there(processes) == []
+        for iterator in (one, two):
+            with pytest.raises(ValueError, match="iterator is closed: its DataLoader was closed: build a new one"):
+                next(iterator)
+        loader.close()
+        with pytest.raises(ValueError, match="This DataLoader is closed: build a new one"):
+            iter(loader)
+    with iter(loader_of()) as iterator:
+        iterator.set_state(one.get_state())
+        assert next(iterator).tolist() == EXPECTED[1]
+    assert len(loader) == len(EXPECTED)
+
+
+def test_a_loader_without_workers_is_closed_too() -> None:
+    """What reads ahead in threads ends as well."""
+    with loader_of(worker_count=0) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == EXPECTED[0]
+    with pytest.raises(ValueError, match="its DataLoader was closed"):
+        next(iterator)
+
+
+def test_closing_a_loader_from_another_thread(tmp_path: Path) -> None:
+    """`next` that waits in one thread is an error as soon as another thread has closed the loader."""
+    with Pipe(tmp_path / "there") as there:
+        loader = loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c)))
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+        there.take_numbers()
+        with at_most(2.0), in_background(loader.close), pytest.raises(ValueError, match="closed"):
+            next(iterator)
+        assert psutil.Process().children() == []
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_loader_with_workers_can_be_copied(copied: Callable[[millstream.DataLoader], millstream.DataLoader]) -> None:
+    """Before and after its first epoch, and in the middle of one: the copy has the stream, and workers of its own."""
+    loader = loader_of()
+    assert batches(copied(loader)) == EXPECTED
+    iterator = iter(loader)
+    next(iterator)
+    other = copied(loader)
+    assert batches(other) == EXPECTED
+    (idle,) = idle_pools(other)
+    assert idle.workers[0].pid not in processes_of(iterator)
+    loader.close()
+    assert batches(copied(loader)) == EXPECTED
+
+
+def test_threads_that_take_a_warm_pool_at_once_get_different_ones() -> None:
+    """One loader, an iterator in each of several threads, over and over: each epoch is whole."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with loader_of(worker_count=1) as loader, concurrent.futures.ThreadPoolExecutor(3) as threads:
+            epochs = [threads.submit(batches, loader) for _ in range(60)]
+            assert [epoch.result(WAIT_SECONDS) for epoch in epochs] == [EXPECTED] * 60
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_an_interrupt_at_the_beginning_of_closing() -> None:
+    """Row 11: whatever `close` was at when Ctrl-C came, the next call finishes it: no process or descriptor is left."""
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with iter(loader_of(worker_count=1)) as iterator:
+            next(iterator)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for attempt in range(12):
+            iterator = iter(loader_of(worker_count=1))
+            next(iterator)
+            processes = processes_of(iterator)
+            with contextlib.suppress(KeyboardInterrupt):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + 2 * attempt))
+                    iterator.close()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            iterator.close()
+            assert still_there(processes) == []
+            assert len(list(Path("/proc/self/fd").iterdir())) == before
+    finally:
+        signal.signal(signal.SIGALRM, handler)
 
 
 def test_a_loader_that_is_forgotten_ends_its_idle_workers() -> None:
     """Row 28: warm workers do not outlive the loader that keeps them warm."""
     loader = loader_of()
     list(loader)
-    (idle,) = loader._pools._idle
+    (idle,) = idle_pools(loader)
     processes = [worker.pid for worker in idle.workers if worker.pid]
     del idle, loader
     gc.collect()
