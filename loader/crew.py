@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.loader.elements import Elements, Origins
-from millstream.loader.plan import Plan, Units
+from millstream.loader.plan import Plan
+from millstream.loader.requests import Units
 
 CLOSE_SECONDS = 2.0
 """How long the end of an executor, and of the interpreter, waits for threads that are inside user code."""

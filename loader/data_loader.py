@@ -28,7 +28,6 @@ from millstream.loader.arguments import (
 from millstream.loader.executors import Executor, InlineExecutor, ThreadExecutor
 from millstream.loader.fingerprint import Fingerprint, fingerprint_of
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
-from millstream.loader.interpreter import surroundings
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.plan import Plan
@@ -262,6 +261,7 @@ class DataLoader:
         if self._workers.num_workers:
             # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
             from millstream.loader import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
+            from millstream.loader.interpreter import surroundings  # noqa: PLC0415
             from millstream.loader.warm_pools import WarmPools  # noqa: PLC0415
 
             self._pools = WarmPools(surroundings())

@@ -99,3 +99,11 @@ class Elements:
             return kept[0]
         values = [value for part in kept for value in part.values]
         return cls(values, Origins.concatenate([part.origins for part in kept]), kept[-1].error)
+
+
+def describe_records(origins: Origins) -> str:
+    """Returns which records some elements came from, for error texts."""
+    keys = origins.record_key
+    shown = ", ".join(map(str, keys[:16].tolist())) + (", …" if len(keys) > 16 else "")
+    first, last = np.min(origins.position), np.max(origins.position)
+    return f"the record{'s' if len(keys) > 1 else ''} {shown} (positions {first} to {last})"

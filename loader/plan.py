@@ -13,7 +13,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from millstream.columnar import Allocate, ColumnarRecords
 from millstream.loader.deal import Deal, Tail
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.first_look import FirstLook
+from millstream.loader.requests import Group, Request
 from millstream.loader.stage_clock import KEYS, READ, StageClock
 from millstream.loader.steps import Step, annotated, cannot_wait, collect, compile_step, describe_origin
 from millstream.randomness import generators, generators_from
@@ -35,23 +36,6 @@ LOOK_AHEAD_KEYS = 15_360
 
 Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries ask the system for fresh pages.
 """
-
-
-class Units(NamedTuple):
-    """A request for the outputs of units `start … stop - 1` of phase 0."""
-
-    start: int
-    stop: int
-
-
-class Group(NamedTuple):
-    """A request for the outputs of a later phase, made of the elements of one group."""
-
-    phase: int
-    elements: Elements
-
-
-Request: TypeAlias = Units | Group
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -169,10 +153,7 @@ class Plan:
     ) -> Elements:
         """Returns the outputs that are asked for, batches in memory from `allocate`.
 
-        Args:
-            request: which ones.
-            allocate: where batches are made.
-            prepare_units: what reads the records of units, several threads perhaps; by default the method.
+        The records of units are read by `prepare_units`, by default the method of this name.
         """
         if isinstance(request, Group):
             return self.follow(request.phase, request.elements, allocate)
@@ -183,11 +164,10 @@ class Plan:
         try:
             origins = self.locate(start, stop)
         except BaseException as error:
-            if stop - start == 1 or cannot_wait(error):
-                annotation = annotated(error, f"the sampler, asked for the records of unit {start}")
-                if cannot_wait(error):
-                    raise
-                return Elements.failed(annotation)
+            if cannot_wait(error):
+                raise
+            if stop - start == 1:
+                return Elements.failed(annotated(error, f"the sampler, asked for the records of unit {start}"))
             return Elements.concatenate([self.prepare_units(unit, unit + 1) for unit in range(start, stop)])
         return self.prepare(origins)
 

@@ -15,10 +15,8 @@ import weakref
 from collections import deque
 from typing import final
 
-import numpy as np
-
 from millstream.errors import WorkerDiedError, WorkerStalledError
-from millstream.loader.elements import Elements, Origins
+from millstream.loader.elements import Elements, describe_records
 from millstream.loader.executors import Executor, run_here
 from millstream.loader.last_words import read_call, read_stacks, wait_for_stacks
 from millstream.loader.messages import Broken, Exited, Made, MakeGroup, MakeUnits
@@ -100,7 +98,6 @@ class PoolExecutor(Executor):
             self._look_for_stalls()
             self._hand_out()
             run = self._schedule.pop()
-        # There is room for one more now.
         self._hand_out()
         return run
 
@@ -129,7 +126,6 @@ class PoolExecutor(Executor):
         """Gives calls to the workers that have room for them, lost ones first."""
         while self._lost and (worker := self._free_worker()) is not None:
             number, assigned = self._lost.popleft()
-            # An error may have come before it in the meantime.
             if self._schedule.wants(assigned.call):
                 self._give(worker, number, assigned)
         while (phase := self._schedule.next_phase) is not None:
@@ -244,7 +240,6 @@ class PoolExecutor(Executor):
             assigned = self._assigned[begun]
             assigned.deaths += 1
             if makes_several(assigned.call):
-                # Which of them it was will show, and those before it will be delivered.
                 lost.remove(begun)
                 self._split(begun)
             elif assigned.deaths >= MOST_DEATHS:
@@ -327,10 +322,9 @@ class PoolExecutor(Executor):
 
     def _describe(self, call: Call) -> str:
         """Returns which records a call is about."""
-        origins: Origins = (
-            self._plan.locate(call.start, call.stop) if isinstance(call, UnitCall) else call.group.origins
-        )
-        keys = origins.record_key
-        shown = ", ".join(map(str, keys[:16].tolist())) + (", …" if len(keys) > 16 else "")
-        first, last = np.min(origins.position), np.max(origins.position)
-        return f"the record{'s' if len(keys) > 1 else ''} {shown} (positions {first} to {last})"
+        if not isinstance(call, UnitCall):
+            return describe_records(call.group.origins)
+        try:
+            return describe_records(self._plan.locate(call.start, call.stop))
+        except Exception:  # noqa: BLE001  (the user's sampler may raise; what is described must be told all the same)
+            return f"the units {call.start} to {call.stop - 1}"

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from millstream.loader.elements import Elements, Origins
-from millstream.loader.plan import Group, Plan, Units
+from millstream.loader.plan import Plan
+from millstream.loader.requests import Group, Units
 from millstream.transforms import Batch
 
 CALL_SECONDS = 0.01

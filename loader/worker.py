@@ -33,7 +33,8 @@ from millstream.loader.elements import Elements
 from millstream.loader.last_words import note_call
 from millstream.loader.messages import Broken, Fork, Made, Make, MakeGroup, Ready
 from millstream.loader.pipeline_file import read_pipeline
-from millstream.loader.plan import Group, Plan, Request, Units
+from millstream.loader.plan import Plan
+from millstream.loader.requests import Group, Request, Units
 from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import pack, pack_failure, unpicklable_parts
 
