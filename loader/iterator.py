@@ -1,4 +1,4 @@
-"""The iterator that a training loop holds: a place in the stream, and an executor that works from there on."""
+"""The iterator that a training loop holds: a position in the stream, and an executor that works from there on."""
 
 import enum
 import functools
@@ -24,19 +24,19 @@ class Lifecycle(enum.Enum):
     IDLE = enum.auto()
     """No executor: nothing is read ahead. The next call of `next` makes one."""
     RUNNING = enum.auto()
-    """An executor works from the iterator's place on."""
+    """An executor works from the iterator's position on."""
     CLOSED = enum.auto()
     """Closed by the user: `next` is an error, the state can still be taken."""
 
 
 @final
 class DataLoaderIterator(ResumableIterator):
-    """Yields the batches of a `DataLoader`, and knows its place among them.
+    """Yields the batches of a `DataLoader`, and knows its position among them.
 
-    Made by `iter(loader)`. Its place is that behind the last batch delivered: what has been read ahead does not count,
+    Made by `iter(loader)`. Its position is just after the last batch delivered: batches read ahead do not count,
     so a state taken between two training steps resumes with exactly the batch that would have come next.
 
-    An exception raised by the pipeline leaves the place as it was: `next` tries the same batch again and, where the
+    An exception raised by the pipeline leaves the position as it was: `next` tries the same batch again and, where the
     pipeline is 1:1, `seek(step + 1)` passes over it. Used by one thread at a time.
     """
 
@@ -118,7 +118,7 @@ class DataLoaderIterator(ResumableIterator):
             self._running_executor().start()
 
     def get_state(self) -> bytes:
-        """Returns the place as a few hundred bytes of JSON, at once: no thread or process is asked."""
+        """Returns the position as a few hundred bytes of JSON, at once: no thread or process is asked."""
         return self._state().encode()
 
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
@@ -147,7 +147,7 @@ class DataLoaderIterator(ResumableIterator):
             _warn_of_changes(found.changes)
 
     def seek(self, step: int) -> None:
-        """Goes to the place behind the first `step` batches.
+        """Moves to the position after the first `step` batches.
 
         Costs nothing for a 1:1 pipeline. With a Filter or FlatMap the batches in between must be made to be counted.
 

@@ -1,4 +1,4 @@
-"""What every iterator of a loader offers, wherever its batches lie: a place that can be told, saved and gone to."""
+"""What every iterator of a loader offers, wherever its batches lie: a position that can be told, saved and sought."""
 
 import abc
 from collections.abc import Awaitable, Collection
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 
 class ResumableIterator(abc.ABC):
-    """Yields batches, and knows its place among them: that behind the last batch which it delivered."""
+    """Yields batches, and knows its position among them: just after the last batch that it delivered."""
 
     @property
     @abc.abstractmethod
@@ -36,7 +36,7 @@ class ResumableIterator(abc.ABC):
 
     @abc.abstractmethod
     def get_state(self) -> bytes:
-        """Returns the place as a few hundred bytes of JSON, at once."""
+        """Returns the position as a few hundred bytes of JSON, at once."""
 
     @abc.abstractmethod
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
@@ -44,14 +44,14 @@ class ResumableIterator(abc.ABC):
 
     @abc.abstractmethod
     def seek(self, step: int) -> None:
-        """Goes to the place behind the first `step` batches."""
+        """Moves to the position after the first `step` batches."""
 
     @abc.abstractmethod
     def close(self) -> None:
         """Stops working ahead and frees what was made. Idempotent."""
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the place as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
+        """Saves the position as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
 
         Args:
             directory: the folder that Orbax is making; awaited before it is written to.
@@ -69,7 +69,7 @@ class ResumableIterator(abc.ABC):
         return write()
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Goes to the place saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
+        """Moves to the position saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
 
         Returns:
             The beginning of read-ahead, which Orbax awaits in the background.

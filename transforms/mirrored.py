@@ -1,7 +1,7 @@
 """Mirrored images, as augmentation makes them, copied fast: views in which each row runs from right to left.
 
-NumPy copies them pixel by pixel, for the few bytes of a pixel are all that lies in order; channel by channel takes a
-fifth of the time.
+NumPy copies them pixel by pixel, since only the few bytes of a pixel lie in order; channel by channel takes a fifth of
+the time.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 _LEAST_BYTES = 1 << 12
-"""Smaller images are copied faster than looked at."""
+"""Smaller images are copied faster than they are checked."""
 
 _MOST_CHANNELS = 4
-"""Of more channels, pixel by pixel is as fast."""
+"""With more channels, pixel by pixel is as fast."""
 
 
 def any_mirrored(images: Sequence[np.ndarray[Any, Any]]) -> bool:
-    """Says whether it may be worth while to copy these arrays one by one with `copy_image`."""
+    """Says whether it may be worthwhile to copy these arrays one by one with `copy_image`."""
     if images[0].ndim < 3 or images[0].nbytes < _LEAST_BYTES:
         return False
-    # A sign is soon looked at; `copy_image` looks closer.
+    # Checking a sign is cheap; `copy_image` looks closer.
     return any(image.ndim > 1 and image.strides[-2] < 0 for image in images)
 
 

@@ -1,4 +1,4 @@
-"""Fills a batch up with rows that are no element's."""
+"""Fills a batch up with rows that are not elements."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,7 @@ from millstream.transforms.batch import PaddedBatch
 
 
 def pad(batch: Any, num_real: int, size: int, allocate: Allocate = np.empty) -> PaddedBatch:
-    """Returns the first rows of a batch with padding behind them, and the mask that tells them apart.
+    """Returns the first rows of a batch with padding after them, and the mask that tells them apart.
 
     Args:
         batch: what `stack` gives: dicts, lists, tuples, dataclasses and None around arrays of at least one row.

@@ -35,7 +35,7 @@ from millstream.transforms.mirrored import any_mirrored, copy_image
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _WIDE = 8
-"""Of dicts with so many keys, all values are taken at once; with fewer, one key after the other is as fast."""
+"""Of dicts with this many keys, all values are taken at once; with fewer, one key after the other is as fast."""
 
 _ADVICE = "in a Map before Batch, or give Batch a batch_fn that makes the batch."
 

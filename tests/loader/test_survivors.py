@@ -128,9 +128,9 @@ def test_other_keys_are_another_stream() -> None:
 
 @pytest.mark.parametrize("operation", [Split(2), Jitter(), AddIndex(), Batch(2)])
 def test_operations_without_a_verdict_on_a_record_are_refused(operation: Transformation) -> None:
-    """What yields elements that are no single record, or depends on the position, cannot run ahead."""
+    """What yields elements that are not one record each, or depends on the position, cannot run ahead."""
     with pytest.raises(
-        TypeError, match=r"takes Map and Filter only, but operations\[1\] is .*put it behind the Filters"
+        TypeError, match=r"takes Map and Filter only, but operations\[1\] is .*put it after the Filters"
     ):
         millstream.surviving_keys(range(5), [abs, operation])
 
