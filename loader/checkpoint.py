@@ -1,4 +1,4 @@
-"""Saving and restoring a loader's place with Orbax, beside the model and in the same step.
+"""Saving and restoring a loader's position with Orbax, beside the model and in the same step.
 
     manager.save(step, args=ocp.args.Composite(
         model=ocp.args.StandardSave(model), loader=millstream.checkpoint.CheckpointSave(iterator)))
@@ -9,11 +9,13 @@ The only module that imports Orbax.
 """
 
 import dataclasses
+import functools
 from collections.abc import Collection
 from typing import Any, final
 
 import orbax.checkpoint as ocp
 
+from millstream.errors import CheckpointError
 from millstream.loader.resumable import ResumableIterator
 from millstream.loader.state_files import read_state, write_state
 
@@ -93,7 +95,9 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Says to Orbax: set this iterator to the place that was saved.
+    """Says to Orbax: set this iterator to the position that was saved.
+
+    A checkpoint without such an item is a CheckpointError, in place of Orbax's KeyError.
 
     Attributes:
         item: the iterator; it is changed, and is also what `restore` returns.
@@ -110,6 +114,41 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
 
     def __post_init__(self) -> None:
         _check_iterator(self.item)
+        _name_missing_items()
+
+
+@functools.cache
+def _name_missing_items() -> None:
+    """Has Orbax raise a CheckpointError where a checkpoint lacks the item of a `CheckpointRestore`.
+
+    Orbax looks for the items itself, and asks the handler of a missing one nothing: there is no other place to catch
+    its KeyError than around its own method. Whatever else that does or raises is left as it is.
+    """
+    restore = ocp.CompositeCheckpointHandler.restore
+
+    @functools.wraps(restore)
+    def restore_or_name(self: Any, directory: Any, *positional: Any, **named: Any) -> Any:
+        try:
+            return restore(self, directory, *positional, **named)
+        except KeyError as error:
+            for args in (*positional, *named.values()):
+                if isinstance(args, ocp.args.Composite):
+                    _check_items(directory, args, error)
+            raise
+
+    ocp.CompositeCheckpointHandler.restore = restore_or_name
+
+
+def _check_items(directory: Any, args: Any, error: KeyError) -> None:
+    """Raises a CheckpointError if a checkpoint lacks an item that a `CheckpointRestore` asks for."""
+    held = sorted(path.name for path in directory.iterdir() if path.is_dir())
+    missing = [name for name, arg in args.items() if isinstance(arg, CheckpointRestore) and name not in held]
+    if missing:
+        raise CheckpointError(
+            f'The checkpoint {directory} holds no item "{missing[0]}": it holds {", ".join(held) or "nothing"}. It was '
+            "saved without the loader, or with it under another name. Restore the other items alone, and go to the "
+            "step with iterator.seek(step)."
+        ) from error
 
 
 def _iterator(item: ResumableIterator | None, args: Any) -> ResumableIterator:

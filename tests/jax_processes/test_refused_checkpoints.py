@@ -96,7 +96,7 @@ def attempts_at(saved: Saved, folder: Path) -> dict[str, tuple[Path, int, bool]]
 def assert_all_refused(told: dict[str, tuple[str, bool]]) -> None:
     """Finds the right reason in every error, and every iterator where it was."""
     reasons = {name: text for name, (_, text) in DAMAGES.items()}
-    for name, text in {**reasons, "another seed": "sampler seed", "another pipeline": "operations[0]"}.items():
+    for name, text in {**reasons, "another seed": "sampler.seed", "another pipeline": "operations[0]"}.items():
         why, is_where_it_was = told[name]
         assert text in why, name
         assert is_where_it_was, name
@@ -126,7 +126,7 @@ def test_another_number_of_processes_refuses_the_same(saved: Saved, tmp_path: Pa
     told = restore_each(attempts)
     assert_all_refused(told)
     assert "process_1-of-3.json at 48, process_2-of-3.json at 60" in told["places"][0]
-    assert "goes on only on the shard that saved it" in told["filtered"][0]
+    assert "resumes only on the shard that saved it" in told["filtered"][0]
     assert told["places"][1]
     assert told["filtered"][1]
 

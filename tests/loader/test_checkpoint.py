@@ -15,6 +15,7 @@ import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
 from streams import equal_streams
 
+import millstream
 from millstream.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
 from millstream.errors import CheckpointError
 from millstream.loader import DataLoader, DataLoaderIterator, ReadOptions
@@ -411,3 +412,49 @@ def test_a_restored_iterator_reads_ahead(interface: Interface, tmp_path: Path) -
         interface.restore(tmp_path, restored)
         assert was_read.wait(timeout=30)
         assert equal_streams(list(restored), list(loader())[SAVED_STEP:])
+
+
+@pytest.mark.parametrize("has_model", [True, False], ids=["beside a model", "alone"])
+def test_a_checkpoint_without_the_loader_says_what_it_holds(has_model: bool, tmp_path: Path) -> None:
+    """A run that was saved without its loader is told so, by the name of the item; the iterator is as it was."""
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(3, args=ocp.args.Composite(weights=ocp.args.StandardSave(model())))
+    with at_step(2, loader()) as iterator, ocp.CheckpointManager(tmp_path) as manager:
+        wanted: dict[str, Any] = {"weights": ocp.args.StandardRestore(model())} if has_model else {}
+        with pytest.raises(CheckpointError, match=r'/3 holds no item "loader": it holds weights\.') as caught:
+            manager.restore(3, args=ocp.args.Composite(loader=CheckpointRestore(iterator), **wanted))
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert iterator.step == 2
+        assert "seek(step)" in str(caught.value)
+
+
+def test_the_errors_of_other_items_are_orbax_own(tmp_path: Path) -> None:
+    """What is missing beside the loader is Orbax's KeyError, as ever."""
+    with at_step(3, loader()) as saved:
+        save_in_composite(tmp_path, saved, lambda: None)
+    with iter(loader()) as iterator, ocp.CheckpointManager(tmp_path) as manager:
+        args = ocp.args.Composite(loader=CheckpointRestore(iterator), other=ocp.args.StandardRestore(model()))
+        with pytest.raises(KeyError, match="other"):
+            manager.restore(3, args=args)
+
+
+def test_changed_code_is_refused_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`CheckpointRestore` resumes after a repair with a warning, and refuses it with strict=True, on a device too."""
+
+    def with_code(line: str) -> DataLoader:
+        space: dict[str, Any] = {"__name__": "users_module"}
+        exec(f"def step(element):\n    {line}\n    return element", space)
+        sampler = IndexSampler(40, num_epochs=2)
+        return DataLoader(data_source=range(40), sampler=sampler, operations=[space["step"], Batch(4)])
+
+    with at_step(SAVED_STEP, with_code("print(end='')")) as saved:
+        save_with_manager(tmp_path, saved, lambda: None)
+    for make in (iter, lambda loader: millstream.device_put(iter(loader))):
+        with ocp.CheckpointManager(tmp_path) as manager, make(with_code("pass")) as here:
+            with pytest.raises(CheckpointError, match="the code of step has changed"):
+                manager.restore(SAVED_STEP, args=CheckpointRestore(here, strict=True))
+            assert here.step == 0
+            manager.restore(SAVED_STEP, args=CheckpointRestore(here))
+            assert here.step == SAVED_STEP
+    told = [record for record in caplog.records if record.name == "millstream"]
+    assert ["the code of step has changed" in record.getMessage() for record in told] == [True, True]

@@ -601,3 +601,74 @@ def test_a_shard_without_records_is_an_empty_stream(reading: millstream.ReadOpti
     iterator.seek(0)
     iterator.set_state(iterator.get_state())
     assert list(iterator) == []
+
+
+REPAIRED = """
+def made(element):
+    {line}
+    return element + {number}
+"""
+
+
+def edited(line: str, number: int = 1) -> Callable[[int], int]:
+    """Returns a function as a user's edited file would have it."""
+    space: dict[str, Any] = {"__name__": "users_module"}
+    exec(REPAIRED.format(line=line, number=number), space)
+    made: Callable[[int], int] = space["made"]
+    return made
+
+
+def test_repaired_code_resumes_with_a_warning_that_names_it(
+    reading: millstream.ReadOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Changed code alone keeps no job from resuming; the log names the operation; strict=True refuses it."""
+    saved = iter(loader_of(reading, edited("print(end='')"), Batch(3)))
+    for _ in range(2):
+        next(saved)
+    here = iter(loader_of(reading, edited("pass"), Batch(3)))
+    with pytest.raises(CheckpointError, match=r"operations\[0\], Map: the code of made has changed"):
+        here.set_state(saved.get_state(), strict=True)
+    assert (here.step, caplog.records) == (0, [])
+    here.set_state(saved.get_state())
+
+    assert [batch.tolist() for batch in here] == [batch.tolist() for batch in saved]
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("millstream", "WARNING")
+    assert "operations[0], Map: the code of made has changed" in record.getMessage()
+    same = iter(loader_of(reading, edited("pass"), Batch(3)))
+    same.set_state(here.get_state(), strict=True)
+    assert len(caplog.records) == 1
+
+
+class Remembers(Map):
+    """An operation with a private cache."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+
+    def map(self, element: int) -> int:
+        """Returns the element, and notes it."""
+        return self._seen.setdefault(element, element)
+
+
+def test_an_operation_that_another_loader_has_used_still_matches(reading: millstream.ReadOptions) -> None:
+    """A cache that a first loader has filled is not a parameter of the second: its state fits a fresh process."""
+    shared = Remembers()
+    list(loader_of(reading, shared, Batch(3)))
+    second = iter(loader_of(reading, shared, Batch(3)))
+    next(second)
+    fresh = iter(loader_of(reading, Remembers(), Batch(3)))
+    fresh.set_state(second.get_state(), strict=True)
+    assert [batch.tolist() for batch in fresh] == [batch.tolist() for batch in second]
+
+
+def test_a_filter_may_be_put_in_where_the_error_says_so() -> None:
+    """What the error of a changed pipeline advises is accepted: the new one begins at the saved position."""
+    reading = millstream.ReadOptions(0)
+    saved = iter(loader_of(reading, Batch(4)))
+    next(saved)
+    filtered = iter(loader_of(reading, Filter(lambda _: True), Batch(4)))
+    with pytest.raises(CheckpointError, match=r'set_state\(state, allow=\{"operations"\}\)'):
+        filtered.set_state(saved.get_state())
+    filtered.set_state(saved.get_state(), allow={"operations"})
+    assert [batch.tolist() for batch in filtered] == [batch.tolist() for batch in saved]

@@ -269,19 +269,22 @@ def test_a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused(
     saved, resumed = iter(loader_of(pipeline)), iter(loader_of(other))
     for _ in range(step):
         next(saved)
+    refusal = ""
     try:
         resumed.set_state(saved.get_state())
-    except millstream.CheckpointError as refusal:
+    except millstream.CheckpointError as error_here:
+        refusal = str(error_here)
+    if "here the sampler ends at" in refusal:
+        assert epochs < (pipeline.sampler.num_epochs or 0)
+    elif refusal:
         assert epochs != pipeline.sampler.num_epochs
-        is_end = "the last batch was short or padded" in str(refusal)
-        assert is_end or "here the sampler ends at" in str(refusal)
-        if is_end:
-            assert before[: step - 1] == after[: step - 1]
-            resumed.seek(step - 1)
-            assert (after[step - 1 :], error) == drain(resumed)
-        return
-    assert before[:step] == after[:step]
-    assert (after[step:], error) == drain(resumed)
+        assert f"call seek({step - 1})" in refusal
+        assert before[: step - 1] == after[: step - 1]
+        resumed.seek(step - 1)
+        assert (after[step - 1 :], error) == drain(resumed)
+    else:
+        assert before[:step] == after[:step]
+        assert (after[step:], error) == drain(resumed)
 
 
 def test_only_the_end_of_a_stream_keeps_it_from_being_prolonged() -> None:
