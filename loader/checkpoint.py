@@ -48,7 +48,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         write_state(directory, _iterator(item, args).get_state())
 
     def restore(self, directory: Any, item: ResumableIterator | None = None, args: Any = None) -> ResumableIterator:
-        """Returns the iterator, set to the place that was saved and already reading ahead.
+        """Returns the iterator, set to the position that was saved and already reading ahead.
 
         Raises:
             CheckpointError: the state is missing, unreadable or of another stream. The iterator is as it was.
@@ -63,7 +63,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         return iterator
 
     def metadata(self, directory: Any) -> None:
-        """Returns nothing: a place has no shapes to tell of."""
+        """Returns nothing: a position has no shapes."""
         del directory
 
     def finalize(self, directory: Any) -> None:
@@ -77,7 +77,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)
 @dataclasses.dataclass
 class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Says to Orbax: save the place of this iterator.
+    """Says to Orbax: save the position of this iterator.
 
     Attributes:
         item: the iterator.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-ITEM_LIMIT = 8192
+ITEM_LIMIT = 4096
 """Containers with more items than this are sampled."""
 PLAIN_TYPES = frozenset({bool, int, float, str, bytes, types.NoneType})
 
@@ -28,7 +28,7 @@ _CALLED = ("__call__", "__getitem__", "__getitems__", "__len__")
 _DOCSTRING_FLAG: int = getattr(inspect, "CO_HAS_DOCSTRING", inspect.CO_OPTIMIZED)
 
 
-def crc_of(parts: Iterable[str | bytes]) -> str:
+def crc_of(parts: Iterable[str | bytes | bytearray]) -> str:
     """Returns `#` and the CRC-32 of some texts, of which it matters where one ends and the next begins."""
     crc = 0
     for part in parts:

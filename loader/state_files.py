@@ -1,4 +1,4 @@
-"""Where states lie in a checkpoint's folder: one small JSON file for each JAX process.
+"""How states are stored in a checkpoint's folder: one small JSON file for each JAX process.
 
 Folders are whatever Orbax hands over (`epath.Path`, for buckets too) or a `pathlib.Path`: only what both have is used.
 
@@ -26,14 +26,14 @@ def write_state(folder: Any, state: bytes) -> None:
 
 
 def read_state(folder: Any) -> bytes:
-    """Returns the state that this process goes on from: its own or, of another number of processes, the first one's.
+    """Returns the state that this process resumes from: its own or, of another number of processes, the first one's.
 
-    Processes of a 1:1 pipeline are at the same place, so the first one's is everybody's. Those of another pipeline are
-    not: `set_state` refuses a state that is not its shard's.
+    Processes of a 1:1 pipeline are at the same position, so any process can use the first one's state. Those of another
+    pipeline are not: `set_state` refuses a state that another shard saved.
 
     Raises:
-        CheckpointError: a state is missing or cannot be read, or the states of another number of processes tell of
-            different places.
+        CheckpointError: a state is missing or cannot be read, or the states of another number of processes are at
+            different positions.
     """
     index, count = jax_process()
     own = _name(index, count)
@@ -41,7 +41,7 @@ def read_state(folder: Any) -> bytes:
     states = {name: _decode(folder, name, text) for name, text in raw.items()}
     if own in raw:
         return raw[own]
-    _check_same_place(folder, states)
+    _check_same_position(folder, states)
     return raw[min(raw)]
 
 
@@ -91,13 +91,13 @@ def _decode(folder: Any, name: str, raw: bytes) -> LoaderState:
         raise
 
 
-def _check_same_place(folder: Any, states: Mapping[str, LoaderState]) -> None:
+def _check_same_position(folder: Any, states: Mapping[str, LoaderState]) -> None:
     """Raises unless all 1:1 pipelines among the states are at the same position."""
     positions = {state.position: name for name, state in states.items() if state.stream.one_to_one}
     if len(positions) > 1:
         listed = ", ".join(f"{name} at {position}" for position, name in sorted(positions.items()))
         raise CheckpointError(
-            f"The loader states in {folder} tell of different positions ({listed}), so another number of processes "
-            "cannot go on from all of them at once. Save where all processes have taken the same number of batches, or "
-            "restore with as many processes as saved."
+            f"The loader states in {folder} are at different positions ({listed}), so another number of processes "
+            "cannot resume from all of them at once. Save where all processes have taken the same number of batches, "
+            "or restore with as many processes as saved."
         )

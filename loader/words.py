@@ -45,9 +45,9 @@ SHOWN_LIMIT = 16
 """Containers with more items than this are shown as a count and a CRC."""
 ENTRY_LIMIT = 32
 """The most texts that describe one value, all its parts together; so many functions are marked one by one, too."""
-PLAIN_LIMIT = 1 << 17
+PLAIN_LIMIT = 1 << 16
 """The same where all items are plain numbers and strings, which are read a thousand times as fast."""
-NODE_LIMIT = 100_000
+NODE_LIMIT = 50_000
 """The most values that one description looks at, all levels together: a tenth of a second."""
 DEPTH_LIMIT = 32
 BYTE_LIMIT = 1 << 24
@@ -176,9 +176,7 @@ class _Walk:
     def _characters(self, value: str | bytes | bytearray) -> Words:
         if len(value) <= TEXT_LIMIT - 16:
             return Words(ascii(value))
-        sample = (
-            bytes(value[block]) if isinstance(value, bytearray) else value[block] for block in self._blocks(value)
-        )
+        sample = [value[block] for block in self._blocks(value)]
         return Words(f"{type(value).__name__} of {len(value)} {crc_of(sample)}", is_cut=True)
 
     def _sequence(self, value: list[object] | tuple[object, ...]) -> Words:
@@ -232,9 +230,8 @@ class _Walk:
             fields = [(f"[{name!r}]", self.words(array[name])) for name in array.dtype.names]
             return _whole(head, (f"{head}(", ")"), [f"{label}={words.text}" for label, words in fields], fields)
         if 0 < array.size <= SHOWN_LIMIT // 2 and array.dtype.kind in "biufc":
-            return _whole(
-                head, ("", ""), [f"{array.dtype}{array.tolist()}" if array.ndim else f"{array.dtype}({array})"]
-            )
+            shown = array.tolist() if array.ndim else f"({array})"
+            return _whole(head, ("", ""), [f"{array.dtype}{shown}"])
         if array.dtype.hasobject or array.dtype.char in "gG":  # Their bytes are addresses, or hold padding.
             items = [self.words(array.flat[index]).text for index in spread(array.size, ITEM_LIMIT)]
             return Words(f"{head} {crc_of(items)}", is_cut=True)
@@ -302,7 +299,7 @@ class _Walk:
                 raise
             attributes, arguments = dict(vars(value)), []
         closures: dict[str, object] = {}
-        if not hasattr(kind, "_fields"):  # The methods of named tuples are Python's.
+        if not (issubclass(kind, tuple) and hasattr(kind, "_fields")):  # The methods of named tuples are Python's.
             for label, function in methods(kind):
                 self._mark(f"{name}.{label}", code_mark(function.__code__, function.__defaults__))
                 closures |= {f"{label}.{free}": item for free, item in closure(function).items()}

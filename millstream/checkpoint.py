@@ -1,4 +1,4 @@
-"""Saving and restoring a loader's place with Orbax: the public door to `millstream.loader.checkpoint`."""
+"""Saving and restoring a loader's position with Orbax: the public door to `millstream.loader.checkpoint`."""
 
 from millstream.loader.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
 

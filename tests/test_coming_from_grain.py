@@ -417,6 +417,21 @@ def _() -> None:
     state, expected = state_of_step_1(loader()), next_from(state_of_step_1(loader()), loader())
     other = loader(num_epochs=3, worker_count=1, worker_buffer_size=2, read_options=grain.ReadOptions(0, 0))
     assert next_from(state, other) == expected
+    with iter(loader(batch_size=5)) as finished:
+        list(finished)
+        state = finished.get_state()
+    assert next_from(state_of_step_1(loader(batch_size=5)), loader(batch_size=5, num_epochs=2))
+    with pytest.raises(grain.CheckpointError, match="short or padded"):
+        next_from(state, loader(batch_size=5, num_epochs=2))
+
+
+@ROWS.of("the code of an operation, its parameters being the same")
+def _() -> None:
+    saved, here = ([grain.transforms.Map(function), grain.Batch(4)] for function in (lambda key: key, lambda key: +key))
+    state = state_of_step_1(loader(operations=saved))
+    assert next_from(state, loader(operations=here)) == next_from(state, loader(operations=saved))
+    with pytest.raises(grain.CheckpointError, match="code of <lambda> has changed"):
+        next_from(state, loader(operations=here), strict=True)
 
 
 @ROWS.of("number of hosts, the global batch being the same")
@@ -429,7 +444,7 @@ def _() -> None:
         next_from(state, loader(operations=[positive, grain.Batch(2)], num_epochs=None, shards=2))
 
 
-@ROWS.of("seed, shuffle, source, an operation, its code or its parameters, global batch")
+@ROWS.of("seed, shuffle, source, an operation or its parameters (private ones too), global batch")
 def _() -> None:
     state = state_of_step_1(loader())
     negative = [grain.transforms.Map(lambda key: -key), grain.Batch(4)]
