@@ -119,7 +119,7 @@ def _constant(value: object) -> str:
 
 
 def is_cache(name: str, value: object) -> bool:
-    """Returns whether a default or a class's constant is taken for a cache: a container that is nobody's business."""
+    """Returns whether a default or a class's constant is taken for a cache: a private container."""
     return name.startswith("_") and isinstance(value, _CACHE_TYPES)
 
 
