@@ -133,8 +133,8 @@ def test_elements_without_bytes_cross(dtype: np.dtype[Any]) -> None:
         memoryview(b"bytes"),
         memoryview(bytearray(5000)),
         memoryview(b"").toreadonly(),
-        memoryview(np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::2]),
-        memoryview(np.ones((2, 3), np.bool_)),
+        np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::2].data,
+        np.ones((2, 3), np.bool_).data,
     ],
     ids=["read only", "writable", "empty", "numbers", "truth values"],
 )
