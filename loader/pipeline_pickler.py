@@ -39,7 +39,11 @@ class PipelinePickler(ValuePickler):
 
     def reduce_array(self, array: NDArray[Any]) -> Reduced:
         """Returns how to pickle an array: by its place in a file, or by its bytes."""
-        return self._files.reduce(array) or super().reduce_array(array)
+        return self.in_file(array) or super().reduce_array(array)
+
+    def in_file(self, array: NDArray[Any]) -> Reduced | None:
+        """Returns how to pickle an array by its place in a file, None where it is in none."""
+        return self._files.reduce(array)
 
     def reducer_override(self, value: Any) -> Any:
         """Returns how to pickle a value, and takes note of classes that cross by value."""

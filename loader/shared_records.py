@@ -205,7 +205,11 @@ class _RecordPickler(ValuePickler):
         return class_of_number, (number,)
 
     def reduce_array(self, array: NDArray[Any]) -> Reduced:
-        return self._files.reduce(array) or super().reduce_array(array)
+        return self.in_file(array) or super().reduce_array(array)
+
+    def in_file(self, array: NDArray[Any]) -> Reduced | None:
+        """Returns how to pickle an array by its place in a file, None where it is in none."""
+        return self._files.reduce(array)
 
     def _take_out(self, buffer: pickle.PickleBuffer) -> bool:
         memory = np.frombuffer(buffer.raw(), np.uint8)

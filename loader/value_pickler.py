@@ -25,6 +25,7 @@ BufferCallback = Callable[[pickle.PickleBuffer], bool]
 # By identity: a metaclass may define equality as it likes.
 _NAMED = {id(kind): reduce for kind, reduce in NAMED.items()}
 _OTHERS = {id(kind): reduce for kind, reduce in OTHERS.items()}
+_SPECIAL = frozenset({*_NAMED, *_OTHERS, *map(id, (types.FunctionType, types.ModuleType, typing.TypeVar, np.memmap))})
 
 
 class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ships no types
@@ -61,28 +62,39 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
     def reducer_override(self, value: Any) -> Any:
         """Returns how to pickle a value, NotImplemented for pickle's own way."""
         kind = type(value)
-        if kind is np.ndarray or kind is np.memmap:
+        if kind is np.ndarray:
             return NotImplemented if value.dtype.hasobject else self.reduce_array(value)
+        if id(kind) in _SPECIAL or isinstance(value, type):
+            return self._reduce_special(value, id(kind))
         if kind is self._tensor:
             return reduce_tensor(value) or NotImplemented
-        number = id(kind)
-        if number in _NAMED:
-            return _NAMED[number](value) if self.is_by_value(value) else NotImplemented
-        if number in _OTHERS:
-            return _OTHERS[number](value)
-        is_class = isinstance(value, type)
-        if is_class or kind is types.FunctionType or kind is types.ModuleType or kind is typing.TypeVar:
-            self._module_is_by_value(value.__name__ if kind is types.ModuleType else value.__module__)
-        reduced = super().reducer_override(value)
-        # A short recipe is that of a class such as `type(None)`.
-        has_recipe = is_class and isinstance(reduced, tuple) and len(reduced) > len(("function", "arguments"))
-        return reduce_class(value, reduced, self.is_by_value) if has_recipe else reduced
+        # Nothing else is special to cloudpickle, either: to ask it takes as long as all of this.
+        return NotImplemented
 
     def reduce_array(self, array: NDArray[Any]) -> Reduced:
         """Returns how to pickle an array without Python objects."""
-        # NumPy puts the bytes of a subclass into the pickle, where nobody can share them.
-        is_memmap = isinstance(array, np.memmap)
-        return (as_memmap, (np.asarray(array),)) if is_memmap else reduce_array(array, self._allocate)
+        return reduce_array(array, self._allocate)
+
+    def in_file(self, _: NDArray[Any]) -> Reduced | None:
+        """Returns how to pickle an array by its place in a file, None to send its bytes."""
+        return None
+
+    def _reduce_special(self, value: Any, kind: int) -> Any:
+        """Returns how to pickle a class, or a value of one of the special kinds, which is given by its identity."""
+        if kind in _NAMED:
+            return _NAMED[kind](value) if self.is_by_value(value) else NotImplemented
+        if kind in _OTHERS:
+            return _OTHERS[kind](value)
+        if isinstance(value, np.memmap):
+            # NumPy puts the bytes of a subclass into the pickle, where nobody can share them.
+            return NotImplemented if value.dtype.hasobject else self.in_file(value) or (as_memmap, (np.asarray(value),))
+        self._module_is_by_value(value.__name__ if isinstance(value, types.ModuleType) else value.__module__)
+        reduced = super().reducer_override(value)
+        # A short recipe is that of a class such as `type(None)`.
+        has_recipe = (
+            isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) > len(("call", "arguments"))
+        )
+        return reduce_class(value, reduced, self.is_by_value) if has_recipe else reduced
 
     def is_by_value(self, value: Any) -> bool:
         """Returns whether a class, a function or the like crosses by value."""
