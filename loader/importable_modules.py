@@ -4,6 +4,7 @@ A module may be known here under a name that means nothing elsewhere: it was run
 `types.ModuleType`, or loaded from a file that no folder of `sys.path` leads to.
 """
 
+import functools
 import importlib.machinery
 import os
 import sys
@@ -19,6 +20,13 @@ def is_importable(name: str) -> bool:
     module = sys.modules.get(name)
     if module is None or name in _MAIN_MODULES:
         return False
+    return _is_importable(name, id(module), tuple(map(str, sys.path)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_importable(name: str, _module: int, _path: tuple[str, ...]) -> bool:
+    """Looks for a module where an import would; once for each module and path, as that asks the file system."""
+    module = sys.modules.get(name)
     package = name.rpartition(".")[0]
     if package and not is_importable(package):
         return False
