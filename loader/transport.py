@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import WorkerError
-from millstream.loader.arena import Allocator, ArenaView
+from millstream.loader.arena import LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.class_table import ClassTable
 from millstream.loader.element_columns import to_columns, to_elements
 from millstream.loader.elements import Elements, Origins
+from millstream.loader.recycled_memory import ALIGNMENT
 
 INLINE_BYTES = 1 << 10
 """Smaller buffers travel in the message: a place in the arena would cost more than the copy."""
@@ -29,6 +30,10 @@ INLINE_BYTES = 1 << 10
 INLINE_PICKLE_BYTES = 1 << 15
 """Longer pickles travel in the arena: a worker must not wait for the parent to empty a socket."""
 
+COPIED_BYTES = 1 << 16
+"""The consumer gets copies of a message's small arrays, such as the labels beside a batch of images, if they have this
+many bytes at most together: one that is kept pins nothing then. More of them stay in the arena, in chunks that they
+share: new memory for each message would cost more than to make it."""
 
 LONGEST_PATH = 200
 """Nobody reads where a leaf is, if that takes more characters to say."""
@@ -139,11 +144,14 @@ def pack(run: Elements, allocator: Allocator, classes: ClassTable) -> Parcel:
 
 
 def unpack(parcel: Parcel, arena: ArenaView, classes: ClassTable) -> tuple[list[Any], Origins]:
-    """Returns the values and origins of a run, the arrays as views of the arena."""
+    """Returns the values and origins of a run; large arrays are views of the arena, a few small ones copies."""
     body, places, chunks = parcel
     leases = [arena.lease(offset, used) for offset, used in chunks]
     pickled = body if isinstance(body, bytes) else _bytes_at(body, leases)
-    columns, origins = classes.loads(pickled, [_bytes_at(place, leases) for place in places])
+    few = sum(num_bytes for _, _, num_bytes in places if num_bytes < LARGE_LEAF_BYTES) <= COPIED_BYTES
+    buffers = [_bytes_at(place, leases) for place in places]
+    buffers = [_copy(buffer) if few and len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
+    columns, origins = classes.loads(pickled, buffers)
     return to_elements(columns), Origins.from_bytes(origins)
 
 
@@ -152,6 +160,14 @@ def release(parcel: Parcel, arena: ArenaView) -> None:
     _, _, chunks = parcel
     for offset, _ in chunks:
         arena.release(offset)
+
+
+def _copy(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the same bytes in memory of their own, aligned as those of an arena are."""
+    room = np.empty(len(memory) + ALIGNMENT, dtype=np.uint8)
+    start = -int(room.__array_interface__["data"][0]) % ALIGNMENT
+    room[start : start + len(memory)] = memory
+    return room[start : start + len(memory)]
 
 
 def _bytes_at(place: Place, leases: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:

@@ -6,24 +6,33 @@ import itertools
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
-from arena_pairs import arena_pair
+from arena_pairs import arena_file, arena_pair, mapped_arenas, real_bytes, watched_arenas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
+from worker_pools import in_background
 
 import millstream
 from millstream.loader import pool
-from millstream.loader.arena import LARGE_LEAF_BYTES, create_arena_file
+from millstream.loader.arena import (
+    LARGE_LEAF_BYTES,
+    LATELY_MESSAGES,
+    MOST_REAL,
+    SPARE_BYTES,
+    Allocator,
+    ArenaView,
+    create_arena_file,
+    whole_pages,
+)
 from millstream.loader.class_table import ClassTable
 from millstream.loader.elements import Elements, Origins
-from millstream.loader.recycled_memory import ALIGNMENT, round_up
+from millstream.loader.recycled_memory import ALIGNMENT
 from millstream.loader.transport import pack, release, unpack
 
 # Workers cannot import the modules of tests.
@@ -174,20 +183,113 @@ def test_the_same_batches_again_need_no_more_memory(sizes: list[int], keeps: int
             held = [*held, unpack(parcel, view, NO_CLASSES)][-keeps - 1 :]
             for offset in view.take_released():
                 allocator.take_back(offset)
-            used.append(allocator._used)
+            used.append(allocator.real_bytes)
 
     assert used[keeps + 3 :] == used[keeps + 3 : keeps + 4] * (9 - keeps)
 
 
-@given(num_bytes=st.integers(1, 1 << 45))
-def test_chunks_come_in_few_sizes(num_bytes: int) -> None:
-    """A chunk has whole pages, and at most a quarter more than needed; there are four sizes to each power of two."""
-    size = round_up(num_bytes)
+def through(allocator: Allocator, view: ArenaView, size: int, value: int = 1) -> NDArray[np.uint8]:
+    """Returns an array of this many bytes that a worker has made and its parent has got."""
+    run = run_of([allocator.allocate((size,), np.dtype(np.uint8))])
+    run.values[0][...] = value
+    parcel = pack(run, allocator, NO_CLASSES)
+    del run
+    for offset in view.take_released():
+        allocator.take_back(offset)
+    (array,), _ = unpack(parcel, view, NO_CLASSES)
+    assert isinstance(array, np.ndarray)
+    return array
 
-    assert size % 4096 == 0
-    assert num_bytes <= size < max(num_bytes + 4096, num_bytes * 5 // 4 + 4096)
-    assert round_up(size) == size
-    assert len(bin(size // 4096).rstrip("0")) <= 2 + 3
+
+@pytest.mark.parametrize("keeps", [1, 6])
+def test_batches_of_ever_other_sizes_share_their_memory(keeps: int) -> None:
+    """Free memory serves arrays of any size: there is hardly more of it than was lately in use, however sizes vary."""
+    sizes = np.exp(np.random.default_rng(0).uniform(np.log(1 << 15), np.log(1 << 22), 500)).astype(int).tolist()
+    with arena_file(1 << 30) as descriptor:
+        allocator, view = Allocator(descriptor, 1 << 30), ArenaView(descriptor, 1 << 30)
+        held: list[NDArray[np.uint8]] = []
+        most_held = 0
+        for size in sizes:
+            held = [*held, through(allocator, view, size)][-keeps:]
+            most_held = max(most_held, sum(array.nbytes for array in held))
+            assert real_bytes(descriptor) <= MOST_REAL * (most_held + 3 * (1 << 22)) + SPARE_BYTES
+
+
+def test_memory_that_is_no_longer_needed_goes_back() -> None:
+    """After many batches were kept and dropped, the arena shrinks to what it needs, while its worker lives."""
+    with arena_file(1 << 30) as descriptor:
+        allocator, view = Allocator(descriptor, 1 << 30), ArenaView(descriptor, 1 << 30)
+        kept = [through(allocator, view, 1 << 22) for _ in range(40)]
+        assert real_bytes(descriptor) >= 40 << 22
+        del kept[1:]
+        for _ in range(2 * LATELY_MESSAGES + 1):
+            through(allocator, view, 1 << 15)
+        assert real_bytes(descriptor) <= MOST_REAL * (2 << 22) + SPARE_BYTES
+
+
+def test_memory_in_small_pieces_serves_large_arrays() -> None:
+    """An arena full of small arrays, all dropped, has room for one as large as itself."""
+    with arena_pair(1 << 24) as (allocator, _):
+        small = [allocator.allocate((1 << 16,), np.dtype(np.uint8)) for _ in range(1 << 8)]
+        assert allocator.bytes_for(1 << 16) is None
+        del small
+        whole = allocator.bytes_for(1 << 24)
+        assert whole is not None
+        whole[:] = 1
+
+
+@pytest.mark.parametrize("size", [1 << 15, 100_000, 1 << 20])
+@pytest.mark.parametrize("kept", [[], [0], [19], [3, 4, 11]])
+def test_a_retired_arena_holds_what_arrays_are_on(size: int, kept: list[int]) -> None:
+    """Their pages and the address space up to the last of them; what they hold stays, and goes with each of them."""
+    before = mapped_arenas()
+    with arena_file(1 << 26) as descriptor:
+        view = ArenaView(descriptor, 1 << 26)
+        allocator = Allocator(descriptor, 1 << 26)
+        every = [through(allocator, view, size, number) for number in range(20)]
+        arrays = {number: every[number] for number in kept}
+        del every, allocator
+        view.retire()
+        with pytest.raises(ValueError, match="stopped"):
+            view.lease(1 << 25, 1)
+        mapped = sum(stop - start for start, stop in set(mapped_arenas()) - set(before))
+        assert mapped <= (24 * whole_pages(size) if kept else 0)
+        for number in kept:
+            # The kernel counts a page of its own here and there.
+            assert 0 <= real_bytes(descriptor) - len(arrays) * whole_pages(size) < 1 << 14
+            assert all((array == value).all() for value, array in arrays.items())
+            del arrays[number]
+        assert real_bytes(descriptor) == 0
+    del view
+
+    assert mapped_arenas() == before
+
+
+def test_arrays_may_end_while_their_arena_is_retired() -> None:
+    """In another thread, at any moment: what they had goes back, and what is left is as it was."""
+    for _ in range(20):
+        with arena_file(1 << 26) as descriptor:
+            allocator, view = Allocator(descriptor, 1 << 26), ArenaView(descriptor, 1 << 26)
+            arrays = [through(allocator, view, 1 << 15) for _ in range(60)]
+            kept = arrays.pop(30)
+            with in_background(arrays.clear):
+                view.retire()
+            # The kept one, perhaps the one that ended in that moment, and the kernel's own pages.
+            assert real_bytes(descriptor) < 3 << 15
+            assert kept.all()
+
+
+def test_a_forked_process_gives_nothing_back() -> None:
+    """Its copies of batches may end as they like: the pages are the trainer's."""
+    with arena_pair() as (allocator, view):
+        arrays = [through(allocator, view, 1 << 16, 7)]
+    view.retire()
+    if (pid := os.fork()) == 0:
+        arrays.clear()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+    assert (arrays[0] == 7).all()
 
 
 def test_an_arena_that_is_full_is_no_obstacle() -> None:
@@ -235,13 +337,6 @@ def loader_of_pictures(size: int, worker_count: int = 2) -> millstream.DataLoade
 def expected_of_pictures(size: int) -> list[list[float]]:
     """Returns the first number of each element of each batch."""
     return np.arange(size, dtype=np.float64).reshape(-1, BATCH).tolist()
-
-
-def real_bytes() -> int:
-    """Returns how much memory the arenas that this process has open take."""
-    descriptors = list(Path("/proc/self/fd").iterdir())
-    arenas = [file.stat() for file in descriptors if "millstream-arena" in str(file.resolve())]
-    return sum({arena.st_ino: arena.st_blocks * 512 for arena in arenas}.values())
 
 
 def test_batches_that_are_kept_stay_as_they_are() -> None:
@@ -293,10 +388,10 @@ def test_a_consumer_may_write_into_its_batches() -> None:
     assert [float(batch.max()) for batch in kept] == [-float(number) for number in range(50)]
 
 
-def test_memory_is_bounded_where_batches_are_dropped() -> None:
+def test_memory_is_bounded_where_batches_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the stream, the arenas hold the batches in flight and those that the consumer has."""
-    with iter(loader_of_pictures(BATCH * 300)) as iterator:
-        most = max(real_bytes() for _ in iterator)
+    with watched_arenas(monkeypatch) as arenas, iter(loader_of_pictures(BATCH * 300)) as iterator:
+        most = max(sum(map(real_bytes, arenas)) for _ in iterator)
 
     # Two workers with a batch in work, one ahead, one in the socket and two at the consumer, of 256 KB each.
     assert 0 < most <= 2 * 5 * BATCH * ELEMENTS * 4 + (1 << 22)
@@ -305,10 +400,41 @@ def test_memory_is_bounded_where_batches_are_dropped() -> None:
 def test_an_arena_too_small_for_what_is_kept_gives_private_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """The budget of shared memory is kept to, and the stream is the same."""
     monkeypatch.setattr(pool, "memory_budget", lambda: 1 << 21)
-    with iter(loader_of_pictures(BATCH * 40)) as iterator:
+    with watched_arenas(monkeypatch) as arenas, iter(loader_of_pictures(BATCH * 40)) as iterator:
         batches = list(iterator)
         # The kernel counts a page of its own here and there.
-        assert real_bytes() <= (1 << 21) + (1 << 15)
+        assert sum(map(real_bytes, arenas)) <= (1 << 21) + (1 << 15)
 
     assert [batch[:, 0].tolist() for batch in batches] == expected_of_pictures(BATCH * 40)
     assert all(np.all(batch == batch[:, :1]) for batch in batches)
+
+
+def test_a_few_kept_bytes_pin_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new loader each epoch, and something of each batch kept: no image, no descriptor, no address space is kept."""
+
+    def labelled(number: int) -> dict[str, NDArray[Any]]:
+        return {"image": picture(number), "label": np.full(64, number), "hidden": picture(number)[:2048]}
+
+    kept = []
+    with watched_arenas(monkeypatch) as arenas:
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (the names are wanted)
+        before = set(mapped_arenas())
+        for _ in range(3):
+            loader = millstream.DataLoader(
+                data_source=range(64),
+                sampler=millstream.IndexSampler(64, num_epochs=1),
+                operations=[labelled, millstream.Batch(BATCH)],
+                worker_count=2,
+                read_options=millstream.ReadOptions(0),
+            )
+            with iter(loader) as iterator:
+                kept += [(batch["label"], batch["hidden"]) for batch in iterator]
+            del loader, iterator
+        gc.collect()
+
+        needed = sum(whole_pages(hidden.nbytes) for _, hidden in kept)
+        assert needed <= sum(map(real_bytes, arenas)) <= needed + len(arenas) * (1 << 14)
+        assert sum(stop - start for start, stop in set(mapped_arenas()) - before) <= 3 * 16 << 20
+        assert len(os.listdir("/proc/self/fd")) == descriptors + len(arenas)  # noqa: PTH208
+    assert [int(label[0, 0]) for label, _ in kept] == [0, 16, 32, 48] * 3
+    assert [int(hidden[0, 0]) for _, hidden in kept] == [0, 16, 32, 48] * 3
