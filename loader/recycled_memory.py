@@ -3,10 +3,12 @@
 Guarantees:
     * Memory is given out again only when no array is left on it: a base object under each array reports its end through
       `weakref.finalize`. Batches that are kept, or that JAX has taken as they are, are never overwritten.
-    * What lies idle is bounded: MOST_IDLE pieces of each of MOST_SIZES sizes.
-    * Any thread may allocate, and arrays may end in any thread at any moment: each step is one operation on a deque.
+    * What lies idle has MOST_IDLE_BYTES at most, or is a single piece.
+    * Any thread may allocate, and arrays may end in any thread at any moment: each step is one operation on a dict or
+      a deque. Two that end at the same moment may exceed the bound by one piece.
 """
 
+import contextlib
 import math
 import weakref
 from collections import deque
@@ -23,8 +25,7 @@ SMALLEST_BYTES = 1 << 18
 
 _PAGE_BYTES = 4096
 
-MOST_IDLE = 16
-MOST_SIZES = 16
+MOST_IDLE_BYTES = 1 << 28
 
 
 @final
@@ -40,18 +41,37 @@ class RecycledMemory:
         if num_bytes < SMALLEST_BYTES:
             return np.empty(shape, dtype)
         size = round_up(num_bytes + ALIGNMENT)
-        if size not in self._idle and len(self._idle) == MOST_SIZES:
-            self._idle.clear()
-        idle = self._idle.setdefault(size, deque(maxlen=MOST_IDLE))
-        try:
-            memory = idle.pop()
-        except IndexError:
+        memory = self._take_idle(size)
+        if memory is None:
             memory = np.empty(size, dtype=np.uint8)
         # Of its buffer: NumPy lets a view of a view refer to the first array in the chain, which must be this one.
         base = np.frombuffer(memory.data, dtype=np.uint8)
-        weakref.finalize(base, idle.append, memory).atexit = False
+        weakref.finalize(base, _give_back, weakref.ref(self), memory).atexit = False
         start = -int(base.__array_interface__["data"][0]) % ALIGNMENT
         return base[start : start + num_bytes].view(dtype).reshape(shape)
+
+    def _take_idle(self, size: int) -> NDArray[np.uint8] | None:
+        """Returns an idle piece of at least this size and at most twice as large, the smallest one; None without."""
+        for other in sorted(self._idle.copy()):
+            if size <= other <= 2 * size:
+                # Another thread may have taken it meanwhile.
+                with contextlib.suppress(IndexError):
+                    return self._idle[other].pop()
+        return None
+
+    def keep(self, memory: NDArray[np.uint8]) -> None:
+        """Keeps a piece for the next array. All others go where there is no room for them: sizes have changed."""
+        idle = self._idle.copy()
+        if sum(size * len(pieces) for size, pieces in idle.items()) + len(memory) > MOST_IDLE_BYTES:
+            for pieces in idle.values():
+                pieces.clear()
+        self._idle.setdefault(len(memory), deque()).append(memory)
+
+
+def _give_back(owner: "weakref.ref[RecycledMemory]", memory: NDArray[np.uint8]) -> None:
+    """Gives a piece back to who made it. Arrays that are kept do not keep its other pieces."""
+    if (recycled := owner()) is not None:
+        recycled.keep(memory)
 
 
 def round_up(num_bytes: int) -> int:

@@ -1,5 +1,7 @@
 """Memory is used again, and never while somebody looks at it."""
 
+import weakref
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
+from millstream.loader import recycled_memory
 from millstream.loader.recycled_memory import ALIGNMENT, SMALLEST_BYTES, RecycledMemory, round_up
 
 
@@ -39,6 +42,44 @@ def test_dropped_memory_is_used_again() -> None:
     del array
 
     assert address_of(memory.allocate((SMALLEST_BYTES,), np.dtype(np.uint8))) == first
+
+
+def test_what_lies_idle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many arrays that end together, some are kept for the next; of sizes that no longer come, none for long."""
+    monkeypatch.setattr(recycled_memory, "MOST_IDLE_BYTES", 8 * SMALLEST_BYTES)
+    memory = RecycledMemory()
+    for size in (1, 2, 5, 30):
+        arrays = [memory.allocate((size, SMALLEST_BYTES), np.dtype(np.uint8)) for _ in range(20)]
+        del arrays
+        pieces = [len(piece) for idle in memory._idle.values() for piece in idle]
+        assert sum(pieces) <= 8 * SMALLEST_BYTES or len(pieces) == 1
+        assert max(pieces) >= size * SMALLEST_BYTES
+
+
+def test_idle_memory_serves_somewhat_smaller_arrays() -> None:
+    """Batches padded to their longest element differ in size: each lies where a longer one has been."""
+    memory = RecycledMemory()
+    array = memory.allocate((SMALLEST_BYTES * 3,), np.dtype(np.uint8))
+    first = address_of(array)
+    del array
+    second = memory.allocate((SMALLEST_BYTES * 2,), np.dtype(np.uint8))
+    third = memory.allocate((SMALLEST_BYTES * 2,), np.dtype(np.uint8))
+
+    assert address_of(second) == first
+    assert address_of(third) != first
+
+
+def test_an_array_that_is_kept_keeps_no_idle_memory() -> None:
+    """When an executor is gone, so is the memory that it kept for its next batches."""
+    memory = RecycledMemory()
+    kept, dropped = (memory.allocate((SMALLEST_BYTES,), np.dtype(np.uint8)) for _ in range(2))
+    del dropped
+    idle = weakref.ref(next(iter(memory._idle.values()))[0])
+    assert idle() is not None
+    del memory
+
+    assert idle() is None
+    assert len(kept) == SMALLEST_BYTES
 
 
 @pytest.mark.third_party
