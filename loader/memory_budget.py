@@ -1,71 +1,67 @@
-"""How much shared memory all arenas together may take."""
+"""How much memory there is for batches, and how many threads for reading them."""
 
-import contextlib
 import resource
 import sys
 from pathlib import Path
 
+from millstream.loader import control_groups
+
 MEMORY_SHARE = 0.5
 """The part of the memory available that batches in flight, and batches kept by the consumer, may take."""
 
-_SMALLEST_BUDGET = 1 << 28
+THREAD_BYTES = 160 << 20
+"""The address space that a thread may take: its stack, and an arena of the C library with room to align it."""
 
 
 def memory_budget() -> int:
-    """Returns a number of bytes: half of what is available to this process, at least 256 MiB.
+    """Returns how many bytes of shared memory all arenas together may take: half of what is available now.
 
-    The container's limit counts as well as the machine's memory: beyond it the system does not refuse, it kills.
+    So it is never more than there is. Where it is little, batches cross as private copies, which need memory only
+    while they are there.
     """
-    return max(_SMALLEST_BUDGET, int(MEMORY_SHARE * memory_available()))
+    return int(MEMORY_SHARE * memory_available())
 
 
-def memory_available() -> int:
-    """Returns how many bytes this process may use, as far as the system tells."""
-    return min(_machine_memory(), _address_space_left(), *_container_limits())
+def memory_available(root: Path = control_groups.ROOT) -> int:
+    """Returns how many more bytes this process may use now, as far as the system tells.
+
+    The least of: what the machine has left; what the limits of its control groups, a container's for example, leave
+    beyond what is in use (above them the system does not refuse memory, it kills); and the address space left.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    return min(_machine_memory(root), address_space_left(root), control_groups.memory_left(root))
 
 
-def _machine_memory() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 1 << 33
-    fields = dict(line.split(":") for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
+def address_space_left(root: Path = control_groups.ROOT) -> int:
+    """Returns how many more bytes this process may map, `sys.maxsize` without a limit: batch systems set one.
 
-
-def _address_space_left() -> int:
-    """Returns how much more this process may map: batch systems limit it (`ulimit -v`), and arenas are mapped whole."""
+    Args:
+        root: where `proc` is.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize
     try:
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        mapped = int((root / "proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:
         mapped = 0
     return max(0, limit - mapped)
 
 
-def _container_limits() -> list[int]:
-    """Returns the limits of the control groups that this process is in: a container's, or a batch system's job's."""
-    limits = [sys.maxsize]
-    for folder, name in _control_groups():
-        for group in (folder, *folder.parents):
-            with contextlib.suppress(OSError, ValueError):
-                limits.append(int((group / name).read_text()))
-    return limits
+def affordable_threads(num_threads: int) -> int:
+    """Returns how many of this many threads the limit of address space allows, at least one if any is wanted.
+
+    They may take half of what is left. Beyond that, the next array would be a MemoryError, however small.
+    """
+    return min(num_threads, max(1, address_space_left() // 2 // THREAD_BYTES))
 
 
-def _control_groups() -> list[tuple[Path, str]]:
-    """Returns the folder of each control group of this process, and the name of the file with its limit."""
+def _machine_memory(root: Path) -> int:
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
-        return []
-    groups = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            groups.append((Path(f"/sys/fs/cgroup{path}"), "memory.max"))
-        elif "memory" in controllers.split(","):
-            groups.append((Path(f"/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes"))
-    return groups
+        return 1 << 33
+    fields = dict(line.split(":") for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024

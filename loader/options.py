@@ -2,15 +2,28 @@
 
 import dataclasses
 import os
+from pathlib import Path
 
 from millstream.checks import as_integer, as_seconds, named_fields
+from millstream.loader import control_groups
 
 
-def available_cores() -> int:
-    """Returns how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def available_cores(root: Path = control_groups.ROOT) -> int:
+    """Returns how many cores this process may use, at least 1.
+
+    Its affinity counts (and from Python 3.13 on `PYTHON_CPU_COUNT`), and the quotas of its control groups: a container
+    that may use 2 cores of 64 has 2. A quota that is not a whole number is rounded up.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    if hasattr(os, "process_cpu_count"):
+        cores = os.process_cpu_count()
+    elif hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count()
+    return max(1, min(cores or 1, control_groups.cores(root)))
 
 
 @named_fields
