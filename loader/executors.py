@@ -18,6 +18,7 @@ from millstream.columnar import Allocate
 from millstream.loader.concurrency import Concurrency
 from millstream.loader.crew import CLOSE_SECONDS, Crew, SlicedPreparation
 from millstream.loader.elements import Elements
+from millstream.loader.memory_budget import affordable_threads
 from millstream.loader.options import ReadOptions
 from millstream.loader.plan import Plan
 from millstream.loader.recycled_memory import RecycledMemory
@@ -101,12 +102,13 @@ class ThreadExecutor(Executor):
         self._schedule = Schedule(plan, cursor)
         self._memory = RecycledMemory()
         self._options = options
-        self._crew = Crew(options.num_threads)
+        num_threads = affordable_threads(options.num_threads)
+        self._crew = Crew(num_threads)
         self._results: queue.SimpleQueue[tuple[Call, Elements, float] | None] = queue.SimpleQueue()
         self._solo_calls = SOLO_CALLS
         self._calls_ahead = 1
-        self._most_calls = max(options.prefetch_buffer_size, options.num_threads)
-        self._concurrency = Concurrency(options.num_threads)
+        self._most_calls = max(options.prefetch_buffer_size, num_threads)
+        self._concurrency = Concurrency(num_threads)
         self._seconds = [math.inf for _ in plan.phases]
         self._finalizer = weakref.finalize(self, Crew.stop, self._crew)
 

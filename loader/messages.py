@@ -1,6 +1,6 @@
 """What the parent, the zygote and the workers say to each other.
 
-    parent → zygote   Fork, Kill            zygote → parent   Forked, Exited
+    parent → zygote   Fork, Kill            zygote → parent   Forked, NotForked, Exited
     parent → worker   MakeUnits, MakeGroup  worker → parent   Ready, Broken, Made
 
 A conversation ends with the end of the socket: the parent's end closing means "stop", a worker's end closing without
@@ -54,6 +54,18 @@ class Forked(NamedTuple):
 
     number: int
     pid: int
+
+
+class NotForked(NamedTuple):
+    """A worker could not be made.
+
+    Attributes:
+        number: which one.
+        errno: why, as the system says.
+    """
+
+    number: int
+    errno: int
 
 
 class Exited(NamedTuple):
@@ -133,9 +145,9 @@ class Made(NamedTuple):
     stages: tuple[float, ...]
 
 
-Message: TypeAlias = Fork | Kill | Forked | Exited | Ready | Broken | Made | Make
+Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | Broken | Made | Make
 
-_KINDS: tuple[Any, ...] = (Fork, Kill, Forked, Exited, Ready, Broken, Made, MakeUnits, MakeGroup)
+_KINDS: tuple[Any, ...] = (Fork, Kill, Forked, NotForked, Exited, Ready, Broken, Made, MakeUnits, MakeGroup)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 

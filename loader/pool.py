@@ -10,16 +10,14 @@ Guarantees:
     * A stall is time that the consumer has waited, a look at a time: what lasted longer was no waiting, but a system
       that had suspended all of us.
 
-The pool costs four descriptors a worker (channel, process handle, arena, last words) and two for itself.
+The pool costs three descriptors a worker (channel, process handle, last words) and two for itself.
 """
 
 import contextlib
 import dataclasses
-import errno
 import itertools
 import logging
 import os
-import resource
 import select
 import signal
 import socket
@@ -40,8 +38,9 @@ from millstream.loader.interpreter import (
     write_surroundings,
 )
 from millstream.loader.last_words import create_last_words
+from millstream.loader.limits import arena_size, explained_limits
 from millstream.loader.memory_budget import memory_budget
-from millstream.loader.messages import Broken, Exited, Fork, Forked, Kill, Made, Make, Ready
+from millstream.loader.messages import Broken, Exited, Fork, Forked, Kill, Made, Make, NotForked, Ready
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.pipeline_file import write_pipeline
 from millstream.loader.plan import Plan
@@ -52,9 +51,6 @@ CLOSE_SECONDS = 2.0
 
 EXIT_SECONDS = 2.0
 """How long to wait for the zygote to tell how a worker ended."""
-
-DESCRIPTORS_PER_WORKER = 4
-"""What a worker costs the parent: its channel, process handle, arena and last words."""
 
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -146,9 +142,9 @@ class Pool:
     ) -> None:
         self._options = workers
         self._num_threads = reading.num_threads
-        with self._explained_limits():
+        with explained_limits(self._options.num_workers):
             pipeline, self._pipeline_file, self.classes = write_pipeline(plan)
-        self._arena_bytes = memory_budget() // workers.num_workers
+        self._arena_bytes = arena_size(memory_budget(), workers.num_workers)
         self._numbers = itertools.count()
         self.call_numbers = itertools.count()
         self._state = _Processes(pipeline, surroundings)
@@ -177,7 +173,7 @@ class Pool:
     def restart(self) -> None:
         """Starts a new zygote and all workers; what is left of the old ones goes."""
         self._state.stop()
-        with self._explained_limits():
+        with explained_limits(self._options.num_workers):
             self._state.start_zygote()
             for _ in range(self._options.num_workers):
                 self._fork()
@@ -186,7 +182,7 @@ class Pool:
         """Forks a worker in the place of a dead one, or of one to be killed."""
         self.kill(worker)
         self._state.dismiss(worker)
-        with self._explained_limits():
+        with explained_limits(self._options.num_workers):
             self._fork()
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Event]]:
@@ -296,12 +292,14 @@ class Pool:
                 yield worker, message
 
     def _listen_to_zygote(self) -> None:
-        with self._state.lock:
+        with self._state.lock, explained_limits(self._options.num_workers):
             for message in self._control.receive():
                 if isinstance(message, Exited):
                     for worker in self.workers:
                         if worker.pid == message.pid:
                             worker.exited = message
+                elif isinstance(message, NotForked):
+                    raise OSError(message.errno, f"{os.strerror(message.errno)}: a worker process cannot be forked")
                 else:
                     self._take_forked(message, self._control.take_descriptors())
 
@@ -313,21 +311,6 @@ class Pool:
             close_all(handles)
         else:
             worker.is_forked(forked.pid, handles[0] if handles else None)
-
-    @contextlib.contextmanager
-    def _explained_limits(self) -> Iterator[None]:
-        """Adds to an error about too many open files what the pool needs, and what can be done."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                needed = DESCRIPTORS_PER_WORKER * self._options.num_workers
-                error.add_note(
-                    f"millstream: worker_count={self._options.num_workers} needs some {needed} open files of the "
-                    f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} that this process may have. "
-                    "Raise the limit (`ulimit -n`) or use fewer workers."
-                )
-            raise
 
 
 class ZygoteDied(Exception):  # noqa: N818  (an event, not an error: the pool is started again)
@@ -377,6 +360,7 @@ class _Processes:
             # Perhaps another thread has, in the meantime.
             if worker in self.workers:
                 self.workers.remove(worker)
+                worker.arena.retire()
 
     def stop(self) -> None:
         """Ends the processes; in a forked process, which has copies of all this, it leaves them alone."""
@@ -399,6 +383,8 @@ class _Processes:
         with self.lock:
             while self.workers:
                 self.workers[-1].close()
+                # Once its process has ended: one that still works would make pages real again.
+                self.workers[-1].arena.retire()
                 self.workers.pop()
 
     def end(self) -> None:

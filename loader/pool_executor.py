@@ -19,6 +19,7 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.elements import Elements, describe_records
 from millstream.loader.executors import Executor, run_here
 from millstream.loader.last_words import read_call, read_stacks, wait_for_stacks
+from millstream.loader.limits import describe_limits, explain_limit
 from millstream.loader.messages import Broken, Exited, Made, MakeGroup, MakeUnits
 from millstream.loader.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.plan import Plan
@@ -182,7 +183,7 @@ class PoolExecutor(Executor):
             if self._deaths_of_zygote >= MOST_DEATHS:
                 raise WorkerDiedError(
                     f"{self._deaths_of_zygote} times the process that forks the workers ended, or was killed, before "
-                    "they had made anything. If it failed, its errors are above."
+                    f"they had made anything. If it failed, its errors are above.{describe_limits()}"
                 ) from None
             logger.warning("millstream: the process that forks the workers is gone. All of them are started again.")
             lost = [number for worker in self._pool.workers for number in worker.calls]
@@ -199,6 +200,7 @@ class PoolExecutor(Executor):
         elif isinstance(event, Broken):
             error = unpack_failure(event.failure, self._pool.classes)
             error.add_note("millstream: a worker process raised this while it unpickled the pipeline.")
+            explain_limit(error, self._options.num_workers)
             raise error
         else:
             self._take_death(worker, event.exited)
@@ -235,7 +237,7 @@ class PoolExecutor(Executor):
             self._deaths_at_start += 1
             self._last_dead_at_start = worker.number
             if self._deaths_at_start >= MOST_DEATHS_AT_START + self._options.num_workers:
-                raise WorkerDiedError(f"Worker processes die while they start: the last one {cause}")
+                raise WorkerDiedError(f"Worker processes die while they start: the last one {cause}{describe_limits()}")
         elif begun in lost and begun in self._assigned:
             assigned = self._assigned[begun]
             assigned.deaths += 1

@@ -31,6 +31,7 @@ from millstream.loader.class_table import ClassTable
 from millstream.loader.crew import Crew, SlicedPreparation
 from millstream.loader.elements import Elements
 from millstream.loader.last_words import note_call
+from millstream.loader.memory_budget import affordable_threads
 from millstream.loader.messages import Broken, Fork, Made, Make, MakeGroup, Ready
 from millstream.loader.pipeline_file import read_pipeline
 from millstream.loader.plan import Plan
@@ -52,16 +53,16 @@ def answer_calls(channel: Channel, arena: int, last_words: int, pipeline: int, f
     owner = os.getpid()
     try:
         plan, classes = read_pipeline(pipeline, fork.pipeline)
+        leave_if_forked(owner)
+        allocator = Allocator(arena, fork.arena_bytes)
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001  (the user's classes may do anything when unpickled)
+    except BaseException as error:  # noqa: BLE001  (user classes do anything when unpickled, limits forbid anything)
         leave_if_forked(owner, status=1)
         channel.send(Broken(pack_failure(error, ClassTable())))
         return
     finally:
         os.close(pipeline)
-    leave_if_forked(owner)
-    allocator = Allocator(arena, fork.arena_bytes)
     maker = Maker(plan, classes, allocator, fork.num_threads)
     channel.send(Ready())
     while channel.is_open:
@@ -82,7 +83,7 @@ class Maker:
         self._plan = plan
         self._classes = classes
         self._allocator = allocator
-        self._crew = Crew(num_threads)
+        self._crew = Crew(affordable_threads(num_threads))
         self._process = os.getpid()
 
     def make(self, message: Make) -> Made:

@@ -19,9 +19,9 @@ import sys
 import time
 from typing import Any, NoReturn, final
 
-from millstream.loader.channel import Channel
+from millstream.loader.channel import Channel, close_all
 from millstream.loader.interpreter import share_tracker
-from millstream.loader.messages import Exited, Fork, Forked, Kill
+from millstream.loader.messages import Exited, Fork, Forked, Kill, NotForked
 from millstream.loader.processes import (
     adopt_orphans,
     children,
@@ -107,12 +107,16 @@ class Zygote:
                 kill_group(request.pid)
             return
         descriptors = self._control.take_descriptors()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            close_all(descriptors)
+            self._control.send(NotForked(request.number, error.errno or 0))
+            return
         if pid == 0:
             self._become_worker(request, descriptors)
         self._workers.add(pid)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        close_all(descriptors)
         handle = open_handle(pid)
         self._control.send(Forked(request.number, pid), [] if handle is None else [handle])
         if handle is not None:
