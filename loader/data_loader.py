@@ -34,6 +34,7 @@ from millstream.loader.plan import Plan
 from millstream.loader.profile import Profile
 from millstream.loader.progress import count_outputs
 from millstream.loader.schedule import Cursor
+from millstream.loader.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
@@ -209,7 +210,9 @@ class DataLoader:
             raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
         if not 0 <= step < self._plan.unit_limit:
             raise IndexError(f"step must be between 0 and {self._plan.unit_limit - 1}, the last batch, got {step}.")
-        keys = self._plan.locate(step, step + 1).record_key
+        # A sampler of the user's must not see the settings of this thread alone: its keys would be others.
+        locate = functools.partial(self._plan.locate, step, step + 1)
+        keys = (locate() if ThreadSettings().are_neutral() else in_fresh_thread(locate)).record_key
         is_tail = step == self._plan.deal.whole_units
         return keys[: self._plan.tail_records].copy() if is_tail else keys.copy()
 

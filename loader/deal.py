@@ -22,6 +22,7 @@ import enum
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.samplers.base import POSITION_LIMIT
 from millstream.sharding import ShardOptions
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -88,6 +89,12 @@ class Deal:
     def num_units(self) -> int | None:
         """How many units this shard has, the tail counted; None when endless."""
         return None if self.whole_units is None else self.whole_units + bool(self.tail)
+
+    @property
+    def unit_limit(self) -> int:
+        """How many units there are to ask for: num_units, and none that would have positions from 2**63 on."""
+        limit = POSITION_LIMIT // self.global_unit
+        return limit if self.num_units is None else min(limit, self.num_units)
 
     def positions(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the positions of units start … stop - 1, in order."""

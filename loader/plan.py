@@ -6,30 +6,36 @@ begins phase 1, which turns one group of phase 0's elements into outputs; and so
 1:1 before its first Batch has phase 0 alone, and one unit of it is one final batch.
 
 Nothing here knows of threads, processes or time: an executor decides who calls the plan, and when.
+
+The user's code runs in an empty `contextvars.Context`, a new one for each call of a method below. So the precision of
+`decimal`, NumPy's `errstate` and the user's own variables are at their defaults there, whoever calls, and what one
+call sets is gone with it.
 """
 
+import contextvars
 import dataclasses
 import functools
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
-from millstream.columnar import Allocate, ColumnarRecords
+from millstream.columnar import Allocate
 from millstream.loader.deal import Deal, Tail
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.first_look import FirstLook
+from millstream.loader.reading import reader_of
 from millstream.loader.requests import Group, Request
 from millstream.loader.stage_clock import KEYS, READ, StageClock
-from millstream.loader.steps import Step, annotated, cannot_wait, collect, compile_step, describe_origin
+from millstream.loader.steps import Step, annotated, cannot_wait, compile_step
 from millstream.randomness import generators, generators_from
-from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler, checked_keys_at
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.sources.base import HeldRecords, items_at
 from millstream.transforms import Batch, Filter, RandomMap, Transformation
+
+Result = TypeVar("Result")
 
 LOOK_AHEAD_KEYS = 15_360
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
@@ -47,11 +53,13 @@ class Phase:
         batch: that Batch; None in phase 0.
         num_record_steps: how many of the steps come before the first Batch: these work element by element, so a unit
             may be cut anywhere between them.
+        filters: what to call those operations that may drop elements.
     """
 
     steps: tuple[Step, ...]
     batch: Batch | None
     num_record_steps: int
+    filters: tuple[str, ...]
 
     @property
     def is_plain_stack(self) -> bool:
@@ -101,21 +109,18 @@ class Plan:
         self.tail_records = _tail_records(self.deal.tail_share, leading)
         has_tail = self.tail_records or self.deal.tail_rule is Tail.PADDED
         self.num_units = self.deal.num_units if has_tail else self.deal.whole_units
-        self.unit_limit = POSITION_LIMIT // self.deal.global_unit
-        if self.num_units is not None:
-            self.unit_limit = min(self.unit_limit, self.num_units)
+        self.unit_limit = self.deal.unit_limit if self.num_units is None else min(self.deal.unit_limit, self.num_units)
         self.units_are_batches = bool(leading)
         self.sampler = sampler
         labels = [operation_label(number, name) for number, name in enumerate(names)]
         self.clock = clock = StageClock(labels)
         self._first_look = FirstLook(source.__getitem__, labels)
         self.tail_grows = not self.one_to_one and not leading and shard.shard_count == 1
-        self._read = clock.timed(READ, _reader(source))
+        self._read = clock.timed(READ, reader_of(source))
         streams = functools.partial(_streams, sampler)
         self.phases = _compile(groups, names, streams, is_template=self.deal.is_template, clock=clock)
         # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
         self._locate = clock.timed(KEYS, functools.partial(_locate, self.deal, sampler))
-        self._look_ahead_lock = threading.Lock()
         self._look_ahead = functools.lru_cache(maxsize=4)(
             clock.timed(KEYS, functools.partial(_locate_chunk, self.deal, sampler))
         )
@@ -123,6 +128,13 @@ class Plan:
     def __reduce__(self) -> tuple[type["Plan"], tuple[Any, ...]]:
         """Crosses to another process as what it was made of."""
         return Plan, self._recipe
+
+    @functools.cached_property
+    def units_per_epoch(self) -> int:
+        """How many units this shard reads in an epoch; of a sampler without epochs, in as many records as there are."""
+        num_records = self.sampler.num_records or len(self.source)
+        units = max(1, math.ceil(num_records / self.deal.global_unit))
+        return units if self.num_units is None else min(units, self.num_units)
 
     def parts(self) -> list[tuple[str, Any]]:
         """Returns what the plan was made of, with what to call each part in texts for people."""
@@ -134,17 +146,16 @@ class Plan:
         """Returns the origins of the records of units start … stop - 1."""
         if isinstance(self.sampler, AdaptedSampler):
             # The user's own code: it is asked for what is needed, when it is needed.
-            return self._locate(start, stop)
+            return _isolated(self._locate, start, stop)
         chunk = max(1, LOOK_AHEAD_KEYS // self.deal.unit)
         if start // chunk != (stop - 1) // chunk:
             middle = (start // chunk + 1) * chunk
             return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])
         try:
-            with self._look_ahead_lock:
-                # One thread makes the keys, and the others, which need them as well, wait for it.
-                ahead = self._look_ahead(start // chunk, chunk)
+            # Several threads may make the same keys at once, which is cheaper than a lock that one of them might keep.
+            ahead = _isolated(self._look_ahead, start // chunk, chunk)
         except Exception:  # noqa: BLE001  (whatever a user's sampler raises about other units is raised at their turn)
-            return self._locate(start, stop)
+            return _isolated(self._locate, start, stop)
         first = (start // chunk) * chunk
         return ahead.take(slice((start - first) * self.deal.unit, (stop - first) * self.deal.unit))
 
@@ -168,11 +179,30 @@ class Plan:
                 raise
             if stop - start == 1:
                 return Elements.failed(annotated(error, f"the sampler, asked for the records of unit {start}"))
-            return Elements.concatenate([self.prepare_units(unit, unit + 1) for unit in range(start, stop)])
+            run = Elements.concatenate([self.prepare_units(unit, unit + 1) for unit in range(start, stop)])
+            if run.error is None:
+                # Each alone can be had: the error of all of them stands.
+                whole = f"the sampler, asked for the records of units {start} to {stop - 1}"
+                run = Elements.failed(annotated(error, whole))
+            return run
         return self.prepare(origins)
 
     def prepare(self, origins: Origins) -> Elements:
         """Returns the elements of some records, as they are before the first Batch of phase 0."""
+        return _isolated(self._prepare, origins)
+
+    def finish(self, run: Elements, allocate: Allocate) -> Elements:
+        """Returns the outputs of phase 0, given the prepared elements of whole units."""
+        phase = self.phases[0]
+        run = _isolated(_run_steps, phase.steps[phase.num_record_steps :], run, allocate)
+        self._first_look.at_batches(run, last=len(phase.steps) - 1)
+        return run
+
+    def follow(self, phase: int, group: Elements, allocate: Allocate) -> Elements:
+        """Returns the outputs of a later phase, given the elements of one group."""
+        return _isolated(_run_steps, self.phases[phase].steps, group, allocate)
+
+    def _prepare(self, origins: Origins) -> Elements:
         run = self._read(origins)
         watched = self._first_look.at_records(run)
         for number, step in enumerate(self.phases[0].steps[: self.phases[0].num_record_steps]):
@@ -181,18 +211,16 @@ class Plan:
                 watched.after(number)
         return run
 
-    def finish(self, run: Elements, allocate: Allocate) -> Elements:
-        """Returns the outputs of phase 0, given the prepared elements of whole units."""
-        for step in self.phases[0].steps[self.phases[0].num_record_steps :]:
-            run = step(run, allocate)
-        self._first_look.at_batches(run, last=len(self.phases[0].steps) - 1)
-        return run
 
-    def follow(self, phase: int, group: Elements, allocate: Allocate) -> Elements:
-        """Returns the outputs of a later phase, given the elements of one group."""
-        for step in self.phases[phase].steps:
-            group = step(group, allocate)
-        return group
+def _isolated(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Returns what a function returns in a context of its own, in which no context variable is set."""
+    return contextvars.Context().run(function, *arguments)
+
+
+def _run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
+    for step in steps:
+        run = step(run, allocate)
+    return run
 
 
 def operation_label(number: int, name: str) -> str:
@@ -222,8 +250,7 @@ def _locate(deal: Deal, sampler: VectorisedSampler | AdaptedSampler, start: int,
 
 
 def _locate_chunk(deal: Deal, sampler: VectorisedSampler | AdaptedSampler, number: int, chunk: int) -> Origins:
-    stop = (number + 1) * chunk if deal.num_units is None else min((number + 1) * chunk, deal.num_units)
-    return _locate(deal, sampler, number * chunk, stop)
+    return _locate(deal, sampler, number * chunk, min((number + 1) * chunk, deal.unit_limit))
 
 
 def _records_per_unit(leading: Sequence[Batch], groups: Sequence[Sequence[Transformation]]) -> int:
@@ -264,9 +291,12 @@ def _compile(
     number = random_number = 0
     maker: str | None = None
     for group in groups:
-        steps = []
+        steps, filters = [], []
         for operation in group:
             name = names[number]
+            label = operation_label(number, name)
+            if not operation.keeps_count:
+                filters.append(label)
             step = compile_step(
                 operation,
                 number,
@@ -276,8 +306,8 @@ def _compile(
                 random_number=random_number,
                 is_template=is_template,
             )
-            steps.append(clock.timed(operation_label(number, name), step))
-            maker = maker if isinstance(operation, Filter) else operation_label(number, name)
+            steps.append(clock.timed(label, step))
+            maker = maker if isinstance(operation, Filter) else label
             number += 1
             random_number += isinstance(operation, RandomMap)
         batches = [i for i, operation in enumerate(group) if isinstance(operation, Batch)]
@@ -287,57 +317,10 @@ def _compile(
                 steps=tuple(steps),
                 batch=first if isinstance(first, Batch) else None,
                 num_record_steps=batches[0] if batches else len(group),
+                filters=tuple(filters),
             )
         )
     return tuple(phases)
-
-
-def _reader(source: DataSource[Any]) -> Callable[[Origins], Elements]:
-    """Returns the function that reads records: in one call where the source can."""
-    # In a worker, another object may stand in for a list.
-    stand_in: Any = source
-    kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
-    where = f"reading from {kind.__name__}"
-    read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
-    read_one: Callable[[int], Any] = source.__getitem__
-    if kind is not type(source):
-        # It makes each record anew: there is nothing to copy.
-        read_many = functools.partial(items_at, stand_in)
-    elif kind in {list, tuple}:
-        held = HeldRecords(cast("Sequence[Any]", source))
-        read_one, read_many = held.__getitem__, held.__getitems__
-    takes_arrays = bool(getattr(source, "takes_key_arrays", False))
-
-    def read_singly(origins: Origins) -> Elements:
-        keys = origins.record_key.tolist()
-        values, error = collect(map(read_one, keys), origins, where, len(keys))
-        return Elements(values, origins.take(slice(len(values))), error)
-
-    def read(origins: Origins) -> Elements:
-        if read_many is None:
-            return read_singly(origins)
-        # An array of the source's own: it may sort it, or hand it to a library that wants to write to it.
-        keys = origins.record_key.copy() if takes_arrays else origins.record_key.tolist()
-        try:
-            records = read_many(keys)
-            values = records if isinstance(records, ColumnarRecords) else list(records)
-            if len(values) != len(keys):
-                raise ValueError(  # noqa: TRY301  (handled as any other failure of the source's method)
-                    f"__getitems__ of {type(source).__name__} was asked for {len(keys)} records and gave {len(values)}."
-                )
-        except BaseException as error:
-            if cannot_wait(error):
-                raise
-            # One by one, to deliver what comes before the bad record and to say which it is.
-            run = read_singly(origins)
-            if run.error is None:
-                # The source can read each record, but not all at once: the error of the whole read stands.
-                whole = f"{where}, {len(keys)} records at once, the first at {describe_origin(origins, 0)}"
-                run = Elements.failed(annotated(error, whole))
-            return run
-        return Elements(values, origins)
-
-    return read
 
 
 def _streams(

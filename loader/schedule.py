@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from millstream.loader.elements import Elements, Origins
+from millstream.loader.empty_epochs import EmptyEpochs
 from millstream.loader.plan import Plan
 from millstream.loader.requests import Group, Units
 from millstream.transforms import Batch
@@ -49,6 +50,7 @@ class Run(abc.ABC):
         origins: where each came from.
         error: what was raised instead of the next output.
         first: how many outputs at the start were already used before the schedule began.
+        num_records: how many records, or elements of the phase before, it was made of.
     """
 
     def __init__(self, elements: Elements, first: int) -> None:
@@ -56,6 +58,7 @@ class Run(abc.ABC):
         self.origins = elements.origins
         self.error = elements.error
         self.first = min(first, len(elements.values))
+        self.num_records = 0
 
     @abc.abstractmethod
     def after(self, row: int) -> Cursor:
@@ -204,6 +207,7 @@ class Schedule:
             for number, phase in enumerate(plan.phases)
             if phase.batch is not None
         ]
+        self._empty_epochs = EmptyEpochs(plan) if any(phase.filters for phase in plan.phases) else None
         self._end_phases()
 
     @property
@@ -215,6 +219,12 @@ class Schedule:
     def backlog(self) -> int:
         """How many calls are begun, or can begin, or have outputs that were not given out."""
         return sum(map(len, self._pending)) + len(self._outputs)
+
+    @property
+    def records_ahead(self) -> int:
+        """How many records the backlog is about: those that calls of phase 0 read, and elements from there on."""
+        in_work = sum(self._num_records(call) for pending in self._pending for call in pending)
+        return in_work + sum(run.num_records for run in self._outputs)
 
     @property
     def next_units(self) -> int:
@@ -230,12 +240,14 @@ class Schedule:
                 return phase
         return None if self._failed or self.next_units <= 0 else 0
 
-    def take(self) -> Call | None:
-        """Returns a call that may run now, the latest phase first, in order within a phase; None when there is none."""
-        for untaken in reversed(self._untaken):
-            if untaken:
-                return untaken.popleft()
-        if self._failed or self.next_units <= 0:
+    def take(self, phase: int | None = None) -> Call | None:
+        """Returns a call of this phase that may run now, in order, or None; by default one of `next_phase`."""
+        phase = self.next_phase if phase is None else phase
+        if phase is None:
+            return None
+        if self._untaken[phase]:
+            return self._untaken[phase].popleft()
+        if phase > 0 or self._failed or self.next_units <= 0:
             return None
         call = UnitCall(self._unit, self._unit + self.next_units, self._take_skip(0))
         self._unit = call.stop
@@ -268,9 +280,13 @@ class Schedule:
                 self._units_per_call = min(self._units_per_call * 2, self._most_units_per_call)
         else:
             call.run = GroupRun(elements, call.skip, call.start, call.end)
+        call.run.num_records = self._num_records(call)
         for phase, pending in enumerate(self._pending):
             while pending and (run := pending[0].run) is not None:
-                pending.popleft()
+                made = pending.popleft()
+                if self._empty_epochs is not None:
+                    units = made.stop - made.start if isinstance(made, UnitCall) else 0
+                    self._empty_epochs.note(phase, units, len(run.values))
                 self._forward(phase, run)
         self._end_phases()
 
@@ -320,6 +336,9 @@ class Schedule:
             if phase + 1 < len(self._pending) and not self._failed:
                 for group in self._regroupings[phase].finish():
                     self._enqueue(phase + 1, *group)
+
+    def _num_records(self, call: Call) -> int:
+        return (call.stop - call.start) * self._plan.deal.unit if isinstance(call, UnitCall) else len(call.group.values)
 
     def _take_skip(self, phase: int) -> int:
         skip, self._skip[phase] = self._skip[phase], 0

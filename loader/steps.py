@@ -99,10 +99,11 @@ def _flat_map_step(operation: FlatMap, where: str, maker: str | None) -> Step:
     limit = operation.max_fan_out
 
     def split(element: Any) -> list[Any]:
-        children = list(operation.flat_map(element))
+        # No more than it takes to see that they are too many: a generator may have no end.
+        children = list(itertools.islice(operation.flat_map(element), limit + 1))
         if len(children) > limit:
             raise ValueError(
-                f"flat_map gave {len(children)} elements for one, but max_fan_out is {limit}. Set max_fan_out to the "
+                f"flat_map gave more than {limit} elements for one, and max_fan_out is {limit}. Set max_fan_out to the "
                 "most that an element can split into."
             )
         return children
@@ -182,7 +183,9 @@ def collect(
             # A StopIteration from the user's function ends the iterator quietly: data would be lost.
             raise StopIteration  # noqa: TRY301  (handled as one that arrives here)
     except BaseException as error:
-        annotation = annotated(error, f"{where}, at {describe_origin(origins, len(values))}")
+        # All results may be there: then a signal's handler raised it, as it may anywhere.
+        place = f", at {describe_origin(origins, len(values))}" if len(values) < expected else ""
+        annotation = annotated(error, where + place)
         if cannot_wait(error):
             raise
         return values, annotation

@@ -1,6 +1,7 @@
 """Errors reach the consumer with what a person needs to find the record: type, operation, keys, through every path."""
 
 import copy
+import itertools
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -81,13 +82,23 @@ def test_an_error_of_batch_fn_is_its_own(reading: millstream.ReadOptions) -> Non
 
 
 def test_more_children_than_max_fan_out_are_refused(reading: millstream.ReadOptions) -> None:
-    """A FlatMap that splits an element further than it said is a ValueError with both numbers and the record."""
+    """A FlatMap that splits an element further than it said is a ValueError with the limit and the record."""
     order = order_of(10)
     split = FlatMap(lambda element: [element] * (3 if element == order[5] else 2), max_fan_out=2)
     error = first_error(loader_of(reading, range(10), split), ValueError, step=10)
 
-    assert "gave 3 elements for one, but max_fan_out is 2" in str(error)
+    assert "gave more than 2 elements for one, and max_fan_out is 2" in str(error)
     assert error.__notes__[0].endswith(f"at record key {order[5]} (position 5).")
+
+
+def test_a_flat_map_without_an_end_is_refused(reading: millstream.ReadOptions) -> None:
+    """A generator that never ends is asked for one child more than it may give, and no further."""
+    asked = itertools.count()
+    split = FlatMap(lambda _: (next(asked) for _ in itertools.count()), max_fan_out=3)
+    error = first_error(loader_of(reading, range(1), split), ValueError, step=0)
+
+    assert "gave more than 3 elements for one" in str(error)
+    assert next(asked) == 4
 
 
 class Together:

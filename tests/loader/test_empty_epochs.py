@@ -1,0 +1,83 @@
+"""A Filter that keeps nothing is named in the log, at growing distances; one that keeps something never is."""
+
+import logging
+from typing import Any
+
+import pytest
+
+import millstream
+from millstream.transforms import Batch, Filter, FlatMap
+
+EXECUTORS = pytest.mark.parametrize(
+    "options",
+    [{"read_options": millstream.ReadOptions(0)}, {"read_options": millstream.ReadOptions(4)}, {"worker_count": 1}],
+    ids=["inline", "threads", "workers"],
+)
+
+
+def lines_of(caplog: pytest.LogCaptureFixture, *operations: Any, **options: Any) -> tuple[list[str], list[Any]]:
+    """Returns what a pass over 100 records, in some epochs, writes into the log, and its first two outputs."""
+    caplog.clear()
+    loader = millstream.DataLoader(
+        data_source=range(100),
+        sampler=millstream.IndexSampler(100, num_epochs=options.pop("num_epochs", None)),
+        operations=operations,
+        **options,
+    )
+    with caplog.at_level(logging.WARNING, "millstream"), iter(loader) as iterator:
+        outputs = [output for output, _ in zip(iterator, range(2), strict=False)]
+    return [record.getMessage() for record in caplog.records], outputs
+
+
+def kept_from(position: int) -> list[Any]:
+    """Returns operations that keep nothing before a position."""
+
+    class Index(millstream.MapWithIndexTransform):
+        """Replaces an element by its index."""
+
+        def map_with_index(self, index: int, element: Any) -> Any:
+            """Returns the index."""
+            del element
+            return index
+
+    return [Index(), Filter(lambda index: index >= position)]
+
+
+@EXECUTORS
+def test_a_filter_that_keeps_nothing_is_named_once_in_ten_times_as_many_epochs(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """In an endless stream: after 1, 10 and 100 epochs without an output, with the records read; then it goes on."""
+    lines, outputs = lines_of(caplog, *kept_from(30_000), Batch(4), **options)
+
+    assert [batch.tolist() for batch in outputs] == [[30_000, 30_001, 30_002, 30_003], [30_004, 30_005, 30_006, 30_007]]
+    assert len(lines) == 3
+    for line, epochs in zip(lines, ["a whole epoch", "10 epochs", "100 epochs"], strict=True):
+        assert line.startswith("millstream: operations[1], Filter(<lambda>) let nothing through in " + epochs)
+
+
+@EXECUTORS
+def test_a_stream_that_ends_without_an_output_says_so_once(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """One epoch: one line, also where a shard or a Batch leaves some records out, and whatever comes behind."""
+    for operations in (
+        [Filter(lambda _: False)],
+        [FlatMap(lambda _: [], max_fan_out=2), Batch(7)],
+        [Filter(lambda _: False), Batch(7), Filter(lambda _: True), Batch(2)],
+        [Batch(7, drop_remainder=True), Filter(lambda _: False)],
+        [Filter(lambda _: True), Batch(7), Filter(lambda _: False)],
+    ):
+        lines, outputs = lines_of(caplog, *operations, num_epochs=1, **options)
+        assert (len(lines), outputs) == (1, [])
+        assert "in a whole epoch: none of " in lines[0]
+
+
+@EXECUTORS
+def test_a_filter_that_keeps_something_is_never_named(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """One record an epoch is enough, and so is a batch that takes many epochs to fill."""
+    lines, outputs = lines_of(caplog, Filter(lambda number: number == 50), Batch(30), **options)
+
+    assert (lines, len(outputs)) == ([], 2)
