@@ -1,14 +1,23 @@
 """Threads that read ahead: a crew, and the reading of one call's records in slices by it.
 
 Guarantees:
+    * Never more than `size` threads of a crew work, whatever a signal handler interrupts. A handler's exception can
+      hide from `submit` that a thread was started. So what `submit` knows of its threads decides only whether to start
+      one more: each thread registers itself, under a lock, and leaves at once where there are enough.
+    * Nobody waits for that lock but threads of the crew, which do not run handlers: a handler may call anything.
+    * A thread is on record before it runs, and its start cannot be interrupted.
     * No thread outlives its crew's `stop()` but inside user code, which Python cannot end: such a thread ends with its
       call. `join()` waits for it, at most as long as it is told.
+    * A crew ends with its owner, without any Python code that a handler could interrupt (see `end_with`).
+    * Where the system has no thread to give, jobs run in the thread that submits them.
     * No thread meets the end of the interpreter, which waits for the calls at hand, for at most CLOSE_SECONDS: a
       thread that comes back from C++ into an interpreter that has ended aborts the process.
     * Threads get closures through one queue; what they share beyond that is said where it is.
 """
 
+import _thread
 import atexit
+import contextlib
 import functools
 import itertools
 import math
@@ -93,44 +102,66 @@ class SlicedPreparation:
 
 @final
 class Crew:
-    """Threads that run jobs in the order given; started when first needed. Jobs may submit jobs."""
+    """Threads that run jobs in the order given; started when first needed. Jobs may submit jobs.
+
+    Args:
+        size: how many threads may work at once.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._leaving = 0
-        self._stopped = False
+        # A job, or anything else to end the thread that takes it.
+        self._jobs: queue.SimpleQueue[Callable[[], Any] | weakref.ref[Any] | None] = queue.SimpleQueue()
+        self._started: set[threading.Thread] = set()
+        self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+        self._working: set[int] = set()
         self._busy: set[int] = set()
+        self._registering = threading.Lock()
+        self._is_stopped = False
+        self._owner: weakref.ref[Any] | None = None
         self._process = 0
-        self._lock = threading.Lock()
         _end_crews_at_exit()
         _crews.add(self)
 
+    def end_with(self, owner: Any) -> None:
+        """Stops the crew when its owner is gone.
+
+        The collector calls the queue's own `put`, which is C code: a callback in Python, `weakref.finalize` too, could
+        be interrupted by a signal's handler and leave the threads waiting for ever.
+        """
+        self._owner = weakref.ref(owner, self._jobs.put)
+
     def submit(self, job: Callable[[], Any]) -> None:
         """Queues a job, which must not raise. Once stopped, it is dropped."""
-        if self._stopped:
+        if self.is_stopped:
             return
         self._jobs.put(job)
-        with self._lock:
-            if len(self._threads) - self._leaving < self.size and not self._stopped:
-                self._add_thread()
+        # Interrupted here, or in waiting for the thread, the job waits for the next one's thread: whoever is
+        # interrupted drops the work, or repeats it. Too small a count, where a thread has not registered yet, costs a
+        # thread that leaves at once.
+        if len(self._working) < self.size:
+            self._start_thread()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether jobs are dropped: after `stop()`, and when the owner is gone."""
+        return self._is_stopped or (self._owner is not None and self._owner() is None)
 
     def check_process(self) -> None:
         """Raises a RuntimeError in a forked process: threads do not come along, and it would wait for them for ever."""
-        if self._threads and self._process != os.getpid():
+        if self._started and self._process != os.getpid():
             raise RuntimeError(
                 "This iterator belongs to the process that made it, and its threads too. "
                 "Call iter(loader) in the forked process."
             )
 
     def resize(self, size: int) -> None:
-        """Sets how many threads there are to be, at least 1. Those too many end behind the jobs that are queued."""
-        with self._lock:
-            for _ in range(len(self._threads) - self._leaving - size):
-                self._jobs.put(_leave)
-                self._leaving += 1
-            self.size = size
+        """Sets how many threads may work at once, at least 1. Those too many end after the job at hand."""
+        self.size = size
+        for _ in range(len(self._working) - size):
+            # Idle ones wake up and find that they are too many.
+            self._jobs.put(_do_nothing)
 
     def timed(self, work: Callable[[], Elements]) -> tuple[Elements, float]:
         """Returns the outcome of some work, and the seconds that it would take alone; what it raises is its error.
@@ -150,56 +181,104 @@ class Crew:
     def stop(self) -> None:
         """Tells the threads to end after the job at hand; jobs not begun are dropped. Idempotent.
 
-        The garbage collector may call this in any thread, in the midst of `submit` too: so it takes no lock, and a
-        single None goes from thread to thread, to those as well that are being started.
+        A single None goes from thread to thread, to those as well that are being started.
         """
-        self._stopped = True
+        self._is_stopped = True
         self._jobs.put(None)
 
     def join(self, seconds: float) -> None:
-        """Waits for the threads to end, at most so long for all of them."""
+        """Waits for the threads to end, at most this long for all of them."""
         deadline = time.monotonic() + seconds
-        for thread in list(self._threads):
+        for thread in list(self._started):
             if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+                # A thread that has not begun cannot be joined. It will find the crew stopped.
+                with contextlib.suppress(RuntimeError):
+                    thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _add_thread(self) -> None:
+    def _start_thread(self) -> None:
+        self._process = os.getpid()
+        try:
+            _thread.start_new_thread(self._begin_thread, ())
+        except RuntimeError:
+            # The system has no more threads to give: those that work do the job, or this one where there are none.
+            self.size = max(1, len(self._working))
+            if not self._working:
+                with contextlib.suppress(queue.Empty):
+                    self._work_off(self._jobs.get_nowait)
+        else:
+            self._begun.get()
+
+    def _begin_thread(self) -> None:
+        """Starts a thread from one where no handler runs.
+
+        `threading.Thread.start` does not bear to be interrupted: it may leave behind a thread that is on record for
+        ever and never runs, or one that fails as it begins. What starts this here is a single call of C code.
+        """
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._started.discard(self._ended.get_nowait())
         # A daemon: a read that hangs must not keep the interpreter from leaving.
-        thread = threading.Thread(target=self._work_off, name=f"millstream-read-{len(self._threads)}", daemon=True)
+        thread = threading.Thread(target=self._live, name=f"millstream-read-{len(self._started)}", daemon=True)
+        self._started.add(thread)
         try:
             thread.start()
         except RuntimeError:
-            if not self._threads:
-                raise
-            # The system has no more threads to give: those that run do the work.
-            self.size = len(self._threads)
+            # There is one thread, this one.
+            self._started.discard(thread)
+            self._begun.put(None)
+            self._live()
         else:
-            self._process = os.getpid()
-            self._threads.append(thread)
+            self._begun.put(None)
 
-    def _work_off(self) -> None:
-        """Runs jobs until told to stop. A thread keeps its crew alive, and not the executor, whose end stops it."""
-        process = os.getpid()
-        while (job := self._jobs.get()) is not None:
-            if job is _leave:
-                with self._lock:
-                    self._threads.remove(threading.current_thread())
-                    self._leaving -= 1
-                return
-            # Jobs dropped are taken out all the same: they refer to the crew, and would keep it.
-            if not self._stopped:
-                self._busy.add(threading.get_ident())
+    def _live(self) -> None:
+        """The life of a thread. It keeps its crew alive, and not the owner, whose end stops the crew."""
+        try:
+            self._work_off(self._jobs.get)
+        finally:
+            if self.is_stopped:
+                self._pass_on()
+            self._ended.put(threading.current_thread())
+
+    def _work_off(self, take: Callable[[], Any]) -> None:
+        """Runs jobs for as long as there is room for this thread among those that work, and the crew is not stopped."""
+        me, process = threading.get_ident(), os.getpid()
+        try:
+            while self._register(me):
+                job = take()
+                if self.is_stopped:
+                    return
+                self._busy.add(me)
                 job()
                 if os.getpid() != process:
                     # Forked by the job, and back from it: nobody here has a use for this thread.
                     os._exit(0)
-                self._busy.discard(threading.get_ident())
-            del job
+                self._busy.discard(me)
+                del job
+        finally:
+            # Even if this thread had not registered yet, when a handler's exception came.
+            self._busy.discard(me)
+            self._working.discard(me)
+
+    def _register(self, me: int) -> bool:
+        """Makes this thread one of those that work, if it is not; returns whether it is one now."""
+        if me in self._working and len(self._working) <= self.size:
+            return True
+        with self._registering:
+            self._working.discard(me)
+            if len(self._working) < self.size and not self.is_stopped:
+                self._working.add(me)
+            return me in self._working
+
+    def _pass_on(self) -> None:
+        """Lets go of jobs that were dropped, which refer to the crew, and tells the next thread to end."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
         self._jobs.put(None)
 
 
-def _leave() -> None:
-    """The job of a thread that is one too many."""
+def _do_nothing() -> None:
+    """The job that wakes a thread."""
 
 
 _crews: "weakref.WeakSet[Crew]" = weakref.WeakSet()

@@ -4,15 +4,20 @@ Guarantees:
     * Outputs leave in the order of the schedule, whatever finishes first; an error leaves at its turn.
     * The schedule and everything else of an executor is touched by the consumer's thread only. Threads get closures
       through one queue and hand results back through another; they share nothing else.
+    * The user's code never sees settings that the consumer's thread alone has: where it has any, threads of the
+      library make every call, without read-ahead too (see `thread_settings`).
+    * What a signal's handler raises in the consumer's thread leaves `next_run` at once, as it is. The executor is of no
+      use then: its owner closes it and begins with another.
     * The threads end with the executor: `close()`, or the end of the executor's life, stops them (see `crew`).
 """
 
 import abc
 import math
 import queue
+import signal
 import time
-import weakref
-from typing import final
+import traceback
+from typing import TypeAlias, final
 
 from millstream.columnar import Allocate
 from millstream.loader.concurrency import Concurrency
@@ -23,6 +28,7 @@ from millstream.loader.options import ReadOptions
 from millstream.loader.plan import Plan
 from millstream.loader.recycled_memory import RecycledMemory
 from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
+from millstream.loader.thread_settings import ThreadSettings
 
 HAND_OVER_SECONDS = 0.001
 """A call that takes less is made by the consumer's thread: handing it over would cost a tenth of it or more."""
@@ -32,6 +38,10 @@ SOLO_CALLS = 3
 
 SOLO_SECONDS = 0.004
 """A call that takes longer is worth handing over for certain: no more has to be learned."""
+
+
+LEAST_AHEAD = 2
+"""How many blocks may be ready or in work, however large: with one alone, nobody works while it waits to be taken."""
 
 
 class Executor(abc.ABC):
@@ -56,41 +66,100 @@ class Executor(abc.ABC):
 
 @final
 class InlineExecutor(Executor):
-    """Everything happens in the consumer's thread, when it asks."""
+    """Everything happens when the consumer asks: in its thread, or in one other where its settings would be seen."""
 
     def __init__(self, plan: Plan, cursor: Cursor) -> None:
         self._plan = plan
         self._schedule = Schedule(plan, cursor)
         self._memory = RecycledMemory()
+        self._settings = ThreadSettings()
+        self._crew = Crew(1)
+        self._crew.end_with(self)
+        self._results: Results = queue.SimpleQueue()
 
     def next_run(self) -> Run | None:
         """Returns the next outputs in order, None at the end."""
+        self._crew.check_process()
+        is_neutral = self._settings.are_neutral()
         while (run := self._schedule.pop()) is None:
             call = self._schedule.take()
             if call is None:
                 return None
-            run_here(self._plan, self._schedule, call, self._memory.allocate)
+            if is_neutral:
+                run_here(self._plan, self._schedule, call, self._memory.allocate)
+            else:
+                hand_out(self._plan, call, self._memory.allocate, self._crew, self._results)
+                self._schedule.complete(*received(self._results))
         return run
 
     def start(self) -> None:
         """Does nothing: there is no one to work ahead."""
 
     def close(self) -> None:
-        """Does nothing: there is nothing to stop."""
+        """Stops the thread, if there is one, waiting at most CLOSE_SECONDS for it if it is inside user code."""
+        self._crew.stop()
+        self._results.put(None)
+        self._crew.join(CLOSE_SECONDS)
 
 
 def run_here(plan: Plan, schedule: Schedule, call: Call, allocate: Allocate) -> float:
-    """Runs a call in this thread, completes it and returns the seconds it took."""
+    """Runs a call in this thread, completes it and returns the seconds it took.
+
+    Raises:
+        Exception: what a signal's handler raised meanwhile. It is about this moment, not about a record, whose error
+            would come at its turn.
+    """
     start = time.perf_counter()
     elements = perform(plan, call, allocate)
     seconds = time.perf_counter() - start
+    if elements.error is not None and is_from_signal_handler(elements.error):
+        raise elements.error
     schedule.complete(call, elements, seconds)
     return seconds
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Whether an exception was raised in one of the functions that handle signals now, or in what it called."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    handlers = [getattr(handler, "func", handler) for handler in handlers if callable(handler)]
+    # A function or method, or an object with a method of that name.
+    functions = [*handlers, *(getattr(handler, "__call__", None) for handler in handlers)]  # noqa: B004
+    codes = {getattr(function, "__code__", None) for function in functions}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def perform(plan: Plan, call: Call, allocate: Allocate) -> Elements:
     """Returns the outputs of one call, batches in memory from `allocate`."""
     return plan.make(call.request, allocate)
+
+
+Results: TypeAlias = "queue.SimpleQueue[tuple[Call, Elements, float] | None]"
+"""What came of calls that were handed out, and in how many seconds; None once the threads are stopped."""
+
+
+def hand_out(plan: Plan, call: Call, allocate: Allocate, crew: Crew, results: Results) -> None:
+    """Has a crew run a call: as a whole, where the source reads many records at once; else it shares the reading."""
+    if plan.batched_source or not isinstance(call, UnitCall):
+        crew.submit(lambda: results.put((call, *crew.timed(lambda: perform(plan, call, allocate)))))
+        return
+
+    def finish(prepared: tuple[Elements, float]) -> None:
+        elements, seconds = crew.timed(lambda: plan.finish(prepared[0], allocate))
+        results.put((call, elements, prepared[1] + seconds))
+
+    crew.submit(SlicedPreparation(plan, call.request, crew, finish).begin)
+
+
+def received(results: Results) -> tuple[Call, Elements, float]:
+    """Returns the next result, having waited for it.
+
+    Raises:
+        ValueError: the executor was closed meanwhile.
+    """
+    result = results.get()
+    if result is None:
+        raise ValueError("The read-ahead threads were stopped: the iterator was closed, perhaps by another thread.")
+    return result
 
 
 @final
@@ -104,17 +173,20 @@ class ThreadExecutor(Executor):
         self._options = options
         num_threads = affordable_threads(options.num_threads)
         self._crew = Crew(num_threads)
-        self._results: queue.SimpleQueue[tuple[Call, Elements, float] | None] = queue.SimpleQueue()
+        self._crew.end_with(self)
+        self._results: Results = queue.SimpleQueue()
+        self._settings = ThreadSettings()
+        self._may_work_here = True
         self._solo_calls = SOLO_CALLS
         self._calls_ahead = 1
-        self._most_calls = max(options.prefetch_buffer_size, num_threads)
+        self._most_calls = max(options.prefetch_buffer_size, LEAST_AHEAD)
         self._concurrency = Concurrency(num_threads)
         self._seconds = [math.inf for _ in plan.phases]
-        self._finalizer = weakref.finalize(self, Crew.stop, self._crew)
 
     def next_run(self) -> Run | None:
         """Returns the next outputs in order, None at the end."""
         self._crew.check_process()
+        self._may_work_here = self._settings.are_neutral()
         self._receive_finished()
         waited = 0.0
         while (run := self._schedule.pop()) is None:
@@ -141,31 +213,34 @@ class ThreadExecutor(Executor):
     def start(self) -> None:
         """Hands out calls, as far ahead as the options and the consumer's waiting allow."""
         self._crew.check_process()
-        while (phase := self._schedule.next_phase) is not None:
-            if not self._may_begin(phase) or self._is_cheap(phase) or (call := self._schedule.take()) is None:
-                return
-            self._hand_out(call)
+        # A later phase may have a cheap call ready, for the consumer to make when its turn comes. What must be read
+        # for those after it does not wait for that.
+        for phase in reversed(range(len(self._plan.phases))):
+            while not self._is_cheap(phase) and self._may_begin(phase) and (call := self._schedule.take(phase)):
+                hand_out(self._plan, call, self._memory.allocate, self._crew, self._results)
 
     def close(self) -> None:
         """Stops the threads, waiting at most CLOSE_SECONDS for those inside user code."""
-        self._finalizer()
+        self._crew.stop()
         # Another thread may wait in `next` for what is now dropped.
         self._results.put(None)
         self._crew.join(CLOSE_SECONDS)
 
     def _is_cheap(self, phase: int) -> bool:
-        """Whether the next call, which is of this phase, is too short to be worth handing over."""
+        """Whether the next call of this phase is one for the consumer's thread: too short to be worth handing over."""
+        if not self._may_work_here:
+            return False
         size = self._schedule.next_units if phase == 0 else 1
         return self._seconds[phase] * size < HAND_OVER_SECONDS
 
     def _may_begin(self, phase: int) -> bool:
-        """Whether the next call, which is of this phase, may begin: later phases only use up what is there already."""
+        """Whether the next call of this phase may begin: later phases only use up what is there already."""
         if phase > 0:
             return True
-        limit = math.ceil(self._options.prefetch_buffer_size / (self._schedule.next_units * self._plan.deal.unit))
-        if self._plan.batched_source:
-            limit = max(limit, self._options.num_threads)
-        return self._schedule.backlog < min(limit, self._calls_ahead)
+        begun = self._schedule.backlog
+        if begun >= self._calls_ahead:
+            return False
+        return begun < LEAST_AHEAD or self._schedule.records_ahead < self._options.prefetch_buffer_size
 
     def _run_one_here(self) -> None:
         call = self._schedule.take()
@@ -178,10 +253,7 @@ class ThreadExecutor(Executor):
             self._receive_next()
 
     def _receive_next(self) -> None:
-        result = self._results.get()
-        if result is None:
-            raise ValueError("The threads that read are stopped: the iterator was closed, perhaps by another thread.")
-        call, elements, seconds = result
+        call, elements, seconds = received(self._results)
         self._note_seconds(call, seconds, made_here=False)
         self._schedule.complete(call, elements, seconds)
 
@@ -204,15 +276,3 @@ class ThreadExecutor(Executor):
             return
         weight = 0.1 if made_here else 0.25 if latest < known else 0.05
         self._seconds[phase] = known + weight * (min(latest, known + HAND_OVER_SECONDS) - known)
-
-    def _hand_out(self, call: Call) -> None:
-        results, plan, crew, allocate = self._results, self._plan, self._crew, self._memory.allocate
-        if plan.batched_source or not isinstance(call, UnitCall):
-            crew.submit(lambda: results.put((call, *crew.timed(lambda: perform(plan, call, allocate)))))
-            return
-
-        def finish(prepared: tuple[Elements, float]) -> None:
-            elements, seconds = crew.timed(lambda: plan.finish(prepared[0], allocate))
-            results.put((call, elements, prepared[1] + seconds))
-
-        crew.submit(SlicedPreparation(plan, call.request, crew, finish).begin)

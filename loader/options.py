@@ -42,9 +42,11 @@ class ReadOptions:
     Attributes:
         num_threads: how many threads at most, 0 for none: the consumer's thread then does everything, when it asks.
         prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole
-            blocks (a block is one batch); with a source that reads in batches, one block per thread is always
-            allowed. Example: batches of 64 images of 200 KB and 8 threads need at most 8 x 64 x 200 KB = 100 MB.
-            With 0, nothing is read ahead, as without threads.
+            blocks (a block is one batch), and two blocks in any case, so that one is made while another waits. Example:
+            batches of 64 images of 200 KB, and the default of 500 records, need at most 8 x 64 x 200 KB = 100 MB. A
+            source that reads many records at once reads this many blocks at the same time: for one with a long way to
+            its data, make it as many batches as should be on their way. With 0, nothing is read ahead, as without
+            threads.
     """
 
     num_threads: int = 16

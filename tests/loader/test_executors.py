@@ -1,5 +1,6 @@
 """Threads really work at once, never further ahead than allowed, in order, and always come to an end."""
 
+import contextlib
 import itertools
 import math
 import subprocess
@@ -166,11 +167,10 @@ class CountedBatches(Source):
 def test_no_more_is_read_ahead_than_allowed(kind: type[Source], prefetch_buffer_size: int) -> None:
     """While the consumer takes its time, exactly `prefetch_buffer_size` records are ready or in work.
 
-    They are rounded up to whole batches. A source that reads many at once may have a batch a thread in any case.
+    They are rounded up to whole batches, of which there are two in any case, whatever the kind of source.
     """
     meter, num_threads, size = Meter(), 3, 4
-    blocks = math.ceil(prefetch_buffer_size / size)
-    ahead = size * (max(blocks, num_threads) if kind is CountedBatches else blocks)
+    ahead = size * max(2, math.ceil(prefetch_buffer_size / size))
     source = kind(size * 40, meter.read)
 
     loader = loader_of(num_threads, Batch(size), source=source, prefetch_buffer_size=prefetch_buffer_size)
@@ -295,25 +295,59 @@ def test_nothing_is_read_behind_a_failure() -> None:
     assert meter.count == 1
 
 
-def test_a_thread_that_cannot_start_is_done_without() -> None:
-    """Where the system has no more threads, those that run do the work; without any, the error is the consumer's."""
-    crew, done = Crew(3), threading.Semaphore(0)
-    crew.submit(done.release)
-    previous = threading.stack_size()
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """Makes the start of every thread fail: none can have a stack of this size."""
+    previous = threading.stack_size(1 << 46)
     try:
-        threading.stack_size(1 << 46)  # More than there is: no thread can start.
-        for _ in range(5):
-            crew.submit(done.release)
-        with pytest.raises(RuntimeError, match="start new thread"):
-            Crew(3).submit(done.release)
+        yield
     finally:
         threading.stack_size(previous)
+
+
+def test_a_thread_that_cannot_start_is_done_without() -> None:
+    """Where the system has no more threads, those that run do the work."""
+    crew, done = Crew(3), threading.Semaphore(0)
+    crew.submit(done.release)
+    with no_threads():
+        for _ in range(5):
+            crew.submit(done.release)
     try:
         assert all(done.acquire(timeout=WAIT_SECONDS) for _ in range(6))
         assert crew.size == 1
     finally:
         crew.stop()
         crew.join(WAIT_SECONDS)
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("source", [range(40), BatchedSource(40)])
+def test_without_any_thread_the_consumer_does_the_work(source: Any) -> None:
+    """Where the system has no thread to give at all, every call is made by the thread that asks: the same stream."""
+    makers: set[int] = set()
+
+    def note(batch: Any) -> Any:
+        makers.add(threading.get_ident())
+        return batch
+
+    with no_threads(), iter(loader_of(3, Batch(4), Map(note), source=source)) as iterator:
+        assert [batch.tolist() for batch in iterator] == [list(range(key, key + 4)) for key in range(0, 40, 4)]
+    assert makers == {threading.get_ident()}
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_reading_goes_on_while_groups_wait_to_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups that the consumer will stack itself, when it asks, keep nobody from reading for the ones after them."""
+    meter = Meter()
+    source = CountedBatches(4_000, meter.read)
+    iterator = rushed(loader_of(4, Filter(bool), Batch(8), source=source, prefetch_buffer_size=200))
+    with iterator:
+        executor = iterator._running_executor()
+        assert isinstance(executor, ThreadExecutor)
+        monkeypatch.setattr(executor, "_is_cheap", lambda phase: phase > 0)
+        for step in range(60):
+            next(iterator)
+            assert meter.reaches(step * 8 + 150)
 
 
 def test_a_stopped_crew_drops_what_it_has_not_begun() -> None:
