@@ -7,12 +7,17 @@ Guarantees:
     * The place travels with the batch. What is staged does not count until it is delivered.
     * The thread and the consumer share a round, which is staging from one place on. It ends with an error, at the end
       of the stream, or when the consumer goes elsewhere or is interrupted; the next begins at the consumer's place.
+    * An exception may come at any line, from a signal's handler. So a round knows for which place its next batch is,
+      and for none while that may be lost: a round that is not at the consumer's place is not used again.
+    * Two at once, in two threads or beneath a signal's handler, get a ValueError; `close`, `get_state` and `step` take
+      no lock, and may be used in any thread and any handler.
     * No job refers to the `DeviceIterator`: when that is let go of, the thread ends.
 """
 
 import dataclasses
 import functools
 import queue
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection
@@ -22,7 +27,7 @@ from millstream.checks import as_integer
 from millstream.loader.crew import CLOSE_SECONDS, Crew
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.placement import Device, Placement
-from millstream.loader.resumable import ResumableIterator
+from millstream.loader.resumable import ResumableIterator, check_unused
 
 
 def device_put(
@@ -62,7 +67,9 @@ class DeviceIterator(ResumableIterator):
 
     Its place is that behind the last batch delivered: what lies on the device already does not count. An exception
     comes at its turn and leaves the place as it was: `next` tries the same batch again and, where the pipeline is 1:1,
-    `seek(step + 1)` passes over it. Used by one thread at a time.
+    `seek(step + 1)` passes over it.
+
+    One thread at a time may use it, except that any may `close` it. Where two meet, one gets a ValueError.
     """
 
     def __init__(self, iterator: DataLoaderIterator, placement: Placement, buffer_size: int) -> None:
@@ -72,8 +79,11 @@ class DeviceIterator(ResumableIterator):
         self._place = _Place.of(iterator)
         self._round: _Round | None = None
         self._is_closed = False
+        self._in_use = threading.Lock()
         self._crew = Crew(1)
-        self._finalizer = weakref.finalize(self, _end, self._crew, iterator)
+        self._crew.end_with(self)
+        # A thread that waits for a batch ends only when the wait does.
+        weakref.finalize(self, iterator.close)
 
     @property
     def step(self) -> int:
@@ -102,15 +112,16 @@ class DeviceIterator(ResumableIterator):
             TypeError: JAX has no array of a leaf of the batch.
             Exception: whatever an operation or the source raised, with notes of where, or JAX in putting the batch.
         """
-        try:
-            current = self._running_round()
-            staged = current.take()
-            self._crew.submit(current.stage)
-        except BaseException:
-            # Ctrl-C may have come at any point, and a batch be lost: the next round begins at the consumer's place.
-            self._end_round()
-            raise
-        self._place = staged.place
+        check_unused(self._in_use)
+        with self._in_use:
+            try:
+                current = self._running_round()
+                staged = current.take()
+                self._crew.submit(current.stage)
+                self._place = staged.place
+            except BaseException:
+                self._end_round()
+                raise
         return staged.batch
 
     def start_prefetch(self) -> None:
@@ -119,11 +130,13 @@ class DeviceIterator(ResumableIterator):
         Raises:
             ValueError: the iterator is closed.
         """
-        try:
-            self._running_round()
-        except BaseException:
-            self._end_round()
-            raise
+        check_unused(self._in_use)
+        with self._in_use:
+            try:
+                self._running_round()
+            except BaseException:
+                self._end_round()
+                raise
 
     def get_state(self) -> bytes:
         """Returns the place as a few hundred bytes of JSON, at once: no thread or process is asked."""
@@ -153,7 +166,8 @@ class DeviceIterator(ResumableIterator):
         if (current := self._round) is not None:
             current.outcomes.put(_closed_error())
         self._end_round()
-        self._finalizer()
+        self._crew.stop()
+        self._iterator.close()
         self._crew.join(deadline - time.monotonic())
 
     def __repr__(self) -> str:
@@ -162,23 +176,29 @@ class DeviceIterator(ResumableIterator):
     def _running_round(self) -> "_Round":
         """Returns the round at hand, or a new one from the consumer's place on."""
         self._check_open()
-        if self._round is not None:
-            return self._round
+        current = self._round
+        if current is not None and current.next_place is self._place:
+            return current
+        self._end_round()
         current = self._begin_round()
         for _ in range(self._buffer_size):
             self._crew.submit(current.stage)
+        # Not before: a round with fewer jobs would have the consumer wait for a batch that nobody stages.
+        current.next_place = self._place
         return current
 
     def _go(self, move: Callable[[], None]) -> None:
         """Has the thread go to another place, and takes it for the consumer's if that succeeds."""
         self._check_open()
-        self._end_round()
-        try:
-            current = self._begin_round()
-            self._crew.submit(functools.partial(current.report, move))
-            self._place = current.take().place
-        finally:
+        check_unused(self._in_use)
+        with self._in_use:
             self._end_round()
+            try:
+                current = self._begin_round()
+                self._crew.submit(functools.partial(current.report, move))
+                self._place = current.take().place
+            finally:
+                self._end_round()
 
     def _begin_round(self) -> "_Round":
         current = self._round = _Round(self._iterator, self._placement, self._place.state)
@@ -189,7 +209,11 @@ class DeviceIterator(ResumableIterator):
     def _end_round(self) -> None:
         """Has the thread do nothing more of the round, and lets go of what it staged."""
         if (current := self._round) is not None:
+            current.next_place = None
             current.is_over = True
+            if current.is_awaited:
+                # The consumer was interrupted: perhaps because the thread waits for what never comes.
+                self._iterator.interrupt()
         self._round = None
 
     def _check_open(self) -> None:
@@ -225,6 +249,8 @@ class _Round:
 
     Attributes:
         outcomes: what came of each job.
+        next_place: the place before the batch that `take` returns next; None where it may be another one.
+        is_awaited: whether the consumer waits for an outcome, or did when it was interrupted.
         is_over: whether jobs are to do nothing any more; set by either side.
     """
 
@@ -234,6 +260,8 @@ class _Round:
         self._start = start
         self._has_begun = False
         self.outcomes: queue.SimpleQueue[_Staged | BaseException] = queue.SimpleQueue()
+        self.next_place: _Place | None = None
+        self.is_awaited = False
         self.is_over = False
 
     def stage(self) -> None:
@@ -253,15 +281,13 @@ class _Round:
 
     def take(self) -> _Staged:
         """Returns what the next job came to, having waited for it, or raises what it raised."""
-        try:
-            outcome = self.outcomes.get()
-        except BaseException:
-            # Ctrl-C: perhaps because the thread waits for what never comes.
-            self.is_over = True
-            self._iterator.interrupt()
-            raise
+        self.next_place = None
+        self.is_awaited = True
+        outcome = self.outcomes.get()
+        self.is_awaited = False
         if isinstance(outcome, BaseException):
             raise outcome
+        self.next_place = outcome.place
         return outcome
 
     def _next_on_device(self) -> Any:
@@ -271,12 +297,6 @@ class _Round:
                 self._iterator.set_state(self._start)
             self._has_begun = True
         return self._placement.put(next(self._iterator))
-
-
-def _end(crew: Crew, iterator: DataLoaderIterator) -> None:
-    """Tells the thread to end, and closes the iterator, which ends its wait for a batch."""
-    crew.stop()
-    iterator.close()
 
 
 def _closed_error() -> ValueError:

@@ -1,7 +1,19 @@
-"""The iterator that a training loop holds: a position in the stream, and an executor that works from there on."""
+"""The iterator that a training loop holds: a position in the stream, and an executor that works from there on.
+
+Guarantees:
+    * An exception may come at any line, from a signal's handler: the position is then that before the batch or the one
+      after it, and the stream resumes there. What belongs together is therefore assigned in one statement.
+    * An executor that was interrupted, and may have given out what nobody got, is not used again.
+    * `next`, `seek`, `set_state` and `start_prefetch` raise a ValueError while one of them works ahead or fetches
+      outputs for this iterator, in another thread or in the code that a signal's handler interrupted. An element that
+      is there already is delivered without a look at who asks, which would cost too much: CPython changes threads and
+      runs handlers at calls and jumps only, and there is none in between.
+    * `close`, `get_state` and `step` may be used in any thread and any handler, at any time: they take no lock.
+"""
 
 import enum
 import functools
+import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Any, final
@@ -12,7 +24,7 @@ from millstream.loader.executors import Executor
 from millstream.loader.fingerprint import Fingerprint
 from millstream.loader.plan import Plan
 from millstream.loader.progress import count_outputs, epoch_of
-from millstream.loader.resumable import ResumableIterator
+from millstream.loader.resumable import ResumableIterator, check_unused
 from millstream.loader.schedule import Cursor, Run
 from millstream.loader.stage_clock import CONSUMER, NEXT
 from millstream.loader.state import LoaderState, Stream
@@ -37,7 +49,9 @@ class DataLoaderIterator(ResumableIterator):
     so a state taken between two training steps resumes with exactly the batch that would have come next.
 
     An exception raised by the pipeline leaves the position as it was: `next` tries the same batch again and, where the
-    pipeline is 1:1, `seek(step + 1)` passes over it. Used by one thread at a time.
+    pipeline is 1:1, `seek(step + 1)` passes over it.
+
+    One thread at a time may use it, except that any may `close` it. Where two meet, one gets a ValueError.
     """
 
     def __init__(
@@ -52,14 +66,19 @@ class DataLoaderIterator(ResumableIterator):
         self._make_executor = make_executor
         self._stop_idle = stop_idle
         self._executor: Executor | None = None
+        # Those that are left, until they are closed: what an interruption of that has left undone is done next time.
+        self._left: set[Executor] = set()
         self._lifecycle = Lifecycle.IDLE
         self._reason = "call iter(loader) for a new one"
         self._step = 0
         # The place is `_start`, or behind output `_row - 1` of `_run` where outputs of that run were delivered.
         self._start = Cursor(0, (0,) * len(plan.phases))
         self._run: Run | None = None
-        self._row = 0
+        self._row = self._stop = 0
+        # Whether the executor, if there is one, stands at the end of `_run`: not where it was interrupted.
+        self._is_sound = True
         self._left_at: float | None = None
+        self._in_use = threading.Lock()
 
     @property
     def step(self) -> int:
@@ -99,14 +118,17 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed.
             Exception: whatever an operation or the source raised, with notes of where.
         """
-        while self._run is None or self._row == len(self._run.values):
-            if not self._advance():
-                raise StopIteration
-        value = self._run.values[self._row]
+        run, row = self._run, self._row
+        while run is None or row == self._stop:
+            check_unused(self._in_use)
+            with self._in_use:
+                self._fetch()
+            run, row = self._run, self._row
+        # No calls until the end, see above: so no element is lost between two lines, or delivered twice.
+        value = run.values[row]
+        self._row, self._step = row + 1, self._step + 1
         # The batch is the consumer's now: hold on to nothing of it.
-        self._run.values[self._row] = None
-        self._row += 1
-        self._step += 1
+        run.values[row] = None
         return value
 
     def start_prefetch(self) -> None:
@@ -114,8 +136,13 @@ class DataLoaderIterator(ResumableIterator):
 
         Does nothing where there are no threads to read ahead.
         """
-        if self._run is None:
-            self._running_executor().start()
+        check_unused(self._in_use)
+        with self._in_use:
+            if self._run is None:
+                executor = self._running_executor()
+                self._is_sound = False
+                executor.start()
+                self._is_sound = True
 
     def get_state(self) -> bytes:
         """Returns the position as a few hundred bytes of JSON, at once: no thread or process is asked."""
@@ -172,7 +199,7 @@ class DataLoaderIterator(ResumableIterator):
 
     def interrupt(self) -> None:
         """Ends all work ahead and keeps the place. Another thread that waits in `next` gets a ValueError."""
-        self._stop()
+        self._end()
 
     def close(self) -> None:
         """Stops reading ahead and frees what was read. Takes at most two seconds. Idempotent.
@@ -180,7 +207,7 @@ class DataLoaderIterator(ResumableIterator):
         May be called while another thread waits in `next`, which is a ValueError then.
         """
         self._lifecycle = Lifecycle.CLOSED
-        self._stop()
+        self._end()
         self._stop_idle()
 
     def close_with_loader(self) -> None:
@@ -207,34 +234,43 @@ class DataLoaderIterator(ResumableIterator):
             self._plan.clock.add(NEXT, self._left_at - start)
 
     def _take_run(self) -> bool:
-        executor = self._running_executor()
         if self._run is not None and self._run.error is not None:
             error = self._run.error
             self._settle()
             raise error
-        self._start, self._run = self._place(), None
+        executor, start = self._running_executor(), self._place()
         try:
-            run = executor.next_run()
+            self._is_sound = False
+            if (run := executor.next_run()) is None:
+                self._settle()
+                return False
+            stop = len(run.values)
+            self._start, self._run, self._row, self._stop, self._is_sound = start, run, run.first, stop, True
         except BaseException as error:
-            # The executor may be in any state: the next call begins with a new one, from the same place.
-            self._stop()
+            # The executor may be in any state: the next call begins with a new one, from the same position.
+            self._end()
             if isinstance(error, Exception):
                 # Closed by another thread: whatever the executor met with is the consequence.
                 self._check_open()
             raise
-        if run is None:
-            self._settle()
-            return False
-        self._run, self._row = run, run.first
         return True
+
+    def _fetch(self) -> None:
+        """Has a run of outputs at hand that were not delivered; StopIteration where there are no more."""
+        while self._row == self._stop:
+            if not self._advance():
+                raise StopIteration
 
     def _running_executor(self) -> Executor:
         self._check_open()
+        if not self._is_sound:
+            self._end()
         if self._executor is None:
-            self._executor = executor = self._make_executor(self._start)
+            self._executor = executor = self._make_executor(self._place())
+            self._is_sound = True
             if self._lifecycle is Lifecycle.CLOSED:
                 # By another thread, which did not see this executor.
-                self._stop()
+                self._end()
                 self._check_open()
             self._lifecycle = Lifecycle.RUNNING
             return executor
@@ -249,38 +285,53 @@ class DataLoaderIterator(ResumableIterator):
     def _settle(self) -> None:
         """Remembers the place and leaves the executor; what it has that can serve another one stays ready."""
         if (executor := self._leave()) is not None:
+            # Not the other way round: what was given back to serve others must not be closed later.
+            self._left.discard(executor)
             executor.pause()
 
-    def _stop(self) -> None:
+    def _end(self) -> None:
         """Remembers the place and ends the executor."""
-        if (executor := self._leave()) is not None:
+        self._leave()
+        for executor in list(self._left):
             executor.close()
+            self._left.discard(executor)
 
     def _leave(self) -> Executor | None:
-        self._start, self._run, self._row = self._place(), None, 0
-        executor, self._executor = self._executor, None
+        self._start, self._run, self._row, self._stop = self._place(), None, 0, 0
+        if (executor := self._executor) is not None:
+            self._left.add(executor)
+        self._executor = None
         if self._lifecycle is Lifecycle.RUNNING:
             self._lifecycle = Lifecycle.IDLE
         return executor
 
     def _go(self, place: Cursor, step: int) -> None:
+        check_unused(self._in_use)
+        with self._in_use:
+            self._move(place, step)
+
+    def _move(self, place: Cursor, step: int) -> None:
+        """Goes to a position, while the iterator is marked as in use."""
         self._settle()
         self._start, self._step = place, step
 
     def _seek_by_counting(self, step: int) -> None:
-        place, old_step = self._place(), self._step
-        if step < self._step:
-            self._go(Cursor(0, (0,) * len(self._plan.phases)), 0)
-        try:
-            while self._step < step:
-                next(self)
-        except StopIteration:
-            there = self._step
-            self._go(place, old_step)
-            raise IndexError(f"step must be at most {there}, the number of batches, got {step}.") from None
-        except BaseException:
-            self._go(place, old_step)
-            raise
+        check_unused(self._in_use)
+        with self._in_use:
+            place, old_step = self._place(), self._step
+            if step < self._step:
+                self._move(Cursor(0, (0,) * len(self._plan.phases)), 0)
+            try:
+                while self._step < step:
+                    self._fetch()
+                    self.__next__()
+            except StopIteration:
+                there = self._step
+                self._move(place, old_step)
+                raise IndexError(f"step must be at most {there}, the number of batches, got {step}.") from None
+            except BaseException:
+                self._move(place, old_step)
+                raise
 
     def _check_open(self) -> None:
         if self._lifecycle is Lifecycle.CLOSED:

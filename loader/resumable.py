@@ -1,9 +1,10 @@
 """What every iterator of a loader offers, wherever its batches lie: a position that can be told, saved and sought."""
 
 import abc
+import threading
 from collections.abc import Awaitable, Collection
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 
 class ResumableIterator(abc.ABC):
@@ -90,6 +91,13 @@ class ResumableIterator(abc.ABC):
     def __iter__(self) -> Self:
         return self
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses `copy`, `deepcopy` and `pickle`: two copies would share what works ahead, and so the batches."""
+        raise TypeError(
+            f"A {type(self).__name__} cannot be copied or pickled: its threads and processes work for one consumer. "
+            "For another iterator at the same position: other = iter(loader); other.set_state(iterator.get_state())."
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -97,3 +105,17 @@ class ResumableIterator(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def check_unused(in_use: threading.Lock) -> None:
+    """Raises a ValueError where another call holds the lock of an iterator.
+
+    One may take it between this look and the caller's turn. Then the caller waits until that one is done, and is
+    right. Only in its own thread would it wait for ever, and there the other one, in a handler, has ended before.
+    """
+    if in_use.locked():
+        raise ValueError(
+            "This iterator is in use: another thread, or the code that a signal's handler interrupted, is fetching its "
+            "next batch. Use it in one thread at a time: take a lock around next(iterator), or give each thread an "
+            "iter(loader) of its own, of a shard of its own."
+        )

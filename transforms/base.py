@@ -84,7 +84,8 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
     """Turns each element into another one.
 
     Subclass it and override `map`, or write `Map(function)`. One instance serves several threads and processes: keep
-    no mutable state in `self`.
+    no mutable state in `self`. Return a new object each time: the elements of a batch are stacked when all of them are
+    there, so one buffer that is filled again and again would make all rows the last one.
     """
 
     def map(self, element: In, /) -> Out:

@@ -1,8 +1,10 @@
 """An iterator's life: its place, errors, states and its end, with and without threads."""
 
 import contextlib
+import copy
 import gc
 import json
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -672,3 +674,66 @@ def test_a_filter_may_be_put_in_where_the_error_says_so() -> None:
         filtered.set_state(saved.get_state())
     filtered.set_state(saved.get_state(), allow={"operations"})
     assert [batch.tolist() for batch in filtered] == [batch.tolist() for batch in saved]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_iterator_cannot_be_copied(reading: millstream.ReadOptions, copied: Any) -> None:
+    """A copy would share what works ahead, and so the batches: the error says how to have another iterator."""
+    with iter(loader_of(reading, Batch(3))) as iterator, pytest.raises(TypeError, match="set_state"):
+        copied(iterator)
+
+
+def test_threads_that_share_an_iterator_get_each_batch_once_or_an_error(reading: millstream.ReadOptions) -> None:
+    """Four threads draw from one iterator: each batch comes to one of them, or one is told; none waits for ever."""
+    expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
+    got: list[Any] = []
+    errors: list[str] = []
+
+    def draw() -> None:
+        while True:
+            try:
+                got.append(next(iterator).tolist())
+            except ValueError as error:
+                errors.append(str(error))
+            except StopIteration:
+                return
+
+    with iter(loader_of(reading, Batch(3))) as iterator:
+        threads = [threading.Thread(target=draw) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    assert sorted(got) == sorted(expected)
+    assert all("is in use" in error for error in errors)
+
+
+def test_the_last_positions_of_an_endless_stream_can_be_sought() -> None:
+    """Keys are made ahead, but never for positions that no int64 has."""
+    loader = millstream.load(list(range(10)), shuffle=True, seed=0, batch_size=4)
+    last = 2**61 - 1
+    assert len(loader.record_keys(last)) == 4
+    with iter(loader) as iterator:
+        iterator.seek(last)
+        assert next(iterator).tolist() == loader.record_keys(last).tolist()
+
+
+@pytest.mark.parametrize("num_threads", [0, 4])
+def test_one_buffer_for_all_elements_makes_all_rows_the_last(num_threads: int) -> None:
+    """As `Map` says: what an operation returns is its batch's, so that it must not fill it again."""
+    buffer = np.zeros(2, np.int64)
+
+    def fill(number: int) -> Any:
+        buffer[:] = number
+        return buffer
+
+    loader = millstream.load(
+        list(range(8)),
+        transformations=[fill],
+        num_epochs=1,
+        batch_size=8,
+        read_options=millstream.ReadOptions(num_threads),
+    )
+    (batch,) = loader
+    assert batch[:, 0].tolist() == [7] * 8

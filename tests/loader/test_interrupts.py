@@ -1,0 +1,340 @@
+"""Real signals at any moment: no wrong batch, no second thread on one iterator, no hang, whatever a handler does."""
+
+import gc
+import random
+import signal
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from faults import WAIT_SECONDS
+
+import millstream
+from millstream.transforms import Filter
+
+# A handler's exception in the midst of JAX's own callbacks for the collector is JAX's loss, and shown on stderr.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+NUM_RECORDS = 240
+TRIALS = 20
+LATEST_SECONDS = 6e-4
+"""A signal comes this long after an iterator was first used, at the latest: its threads are being started then."""
+
+
+class Interruption(BaseException):
+    """What the handler of these tests raises."""
+
+
+@pytest.fixture(autouse=True)
+def alarm_handler() -> Iterator[None]:
+    """Puts back what was there for the timer's signal."""
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def loader_of(*operations: Any, **options: Any) -> millstream.DataLoader:
+    """Returns a loader of one shuffled epoch of numbers."""
+    arguments: dict[str, Any] = {"shuffle": True, "seed": 3, "num_epochs": 1, "batch_size": 8}
+    return millstream.load(list(range(NUM_RECORDS)), transformations=operations, **(arguments | options))
+
+
+def device_iterator(loader: millstream.DataLoader) -> Any:
+    """Returns an iterator that stages batches on JAX's device."""
+    return millstream.device_put(iter(loader))
+
+
+def interrupt(work: Callable[[], Any], after: float, times: int) -> None:
+    """Does some work, interrupted by so many exceptions in a row, the first of them after some seconds."""
+    left = 0
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal left
+        if left > 0:
+            left -= 1
+            raise Interruption
+
+    signal.signal(signal.SIGALRM, handle)
+    try:
+        try:
+            left = times
+            signal.setitimer(signal.ITIMER_REAL, after, 2e-5)
+            work()
+        finally:
+            left = 0  # No call comes before this, and so no signal: what is beyond is not interrupted.
+    except Interruption:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def rest_of(iterator: Any) -> tuple[int, list[Any]]:
+    """Returns the step of an iterator and all batches from there on, drawn in a thread: what hangs fails the test."""
+    step = iterator.step
+    batches: list[Any] = []
+    reader = threading.Thread(target=lambda: batches.extend(np.asarray(batch).tolist() for batch in iterator))
+    reader.start()
+    reader.join(WAIT_SECONDS)
+    assert not reader.is_alive(), f"next waits for ever, at step {iterator.step}"
+    return step, batches
+
+
+INLINE = millstream.ReadOptions(num_threads=0)
+KINDS = pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (device_iterator, {}),
+        (device_iterator, {"read_options": INLINE}),
+        (iter, {}),
+        (iter, {"batch_size": None}),
+        (iter, {"read_options": INLINE}),
+    ],
+    ids=["device", "device inline", "threads", "threads, elements", "inline"],
+)
+
+
+@KINDS
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_a_first_next_that_is_interrupted_loses_nothing(
+    make: Callable[[millstream.DataLoader], Any], options: dict[str, Any], times: int
+) -> None:
+    """Exceptions while the threads are being started: what follows is the stream from the iterator's step on."""
+    pytest.importorskip("jax")
+    loader = loader_of(**options)
+    expected = [np.asarray(batch).tolist() for batch in loader]
+    chance = random.Random(times)
+    for _ in range(TRIALS):
+        iterator = make(loader)
+        interrupt(lambda: next(iterator), chance.uniform(1e-5, LATEST_SECONDS), times)  # noqa: B023  (called here)
+        interrupt(iterator.start_prefetch, chance.uniform(1e-6, 1e-4), times)
+        step, batches = rest_of(iterator)
+        assert step <= 1
+        assert batches == expected[step:]
+        assert not hasattr(iterator, "_crew") or len(iterator._crew._working) <= 1
+        iterator.close()
+
+
+@KINDS
+def test_an_iterator_that_is_interrupted_again_and_again_resumes_each_time(
+    make: Callable[[millstream.DataLoader], Any], options: dict[str, Any]
+) -> None:
+    """Exceptions at any moment of a pass, of `seek` and of `set_state`: each batch is that of the iterator's step."""
+    pytest.importorskip("jax")
+    loader = loader_of(**options)
+    expected = [np.asarray(batch).tolist() for batch in loader]
+    chance = random.Random(1)
+    with make(loader) as iterator:
+
+        def work() -> None:
+            for _ in range(4):
+                step = iterator.step
+                if step >= len(expected):
+                    iterator.seek(chance.randrange(len(expected)))
+                elif chance.random() < 0.1:
+                    iterator.set_state(iterator.get_state())
+                else:
+                    assert np.asarray(next(iterator)).tolist() == expected[step]
+                    assert iterator.step == step + 1
+
+        for _ in range(3 * TRIALS):
+            interrupt(work, chance.uniform(1e-5, 2e-3), chance.randint(1, 3))
+
+
+@pytest.mark.parametrize("batch_size", [None, 8])
+@pytest.mark.parametrize("num_threads", [0, 4])
+def test_what_a_handler_raises_is_raised_at_once_as_it_is(batch_size: int | None, num_threads: int) -> None:
+    """A time limit by SIGALRM in the midst of an operation: its exception ends that `next`, and the stream is whole."""
+    alarms: set[int] = set()
+
+    def operation(number: int) -> int:
+        if number in alarms and threading.current_thread() is threading.main_thread():
+            alarms.remove(number)
+            signal.raise_signal(signal.SIGALRM)
+        return number
+
+    def ring(*_: object) -> None:
+        raise TimeoutError
+
+    class Limit:
+        """A handler that is no function."""
+
+        def __call__(self, *_: object) -> None:
+            ring()
+
+    loader = loader_of(operation, batch_size=batch_size, read_options=millstream.ReadOptions(num_threads))
+    expected = [np.asarray(batch).tolist() for batch in loader_of(batch_size=batch_size, read_options=INLINE)]
+    for handler in (ring, Limit()):
+        signal.signal(signal.SIGALRM, handler)
+        alarms |= {37, 90, 91, 202}
+        got: list[Any] = []
+        limits = 0
+        with iter(loader) as iterator:
+            while len(got) < len(expected):
+                try:
+                    got.append(np.asarray(next(iterator)).tolist())
+                except TimeoutError:
+                    limits += 1
+                    assert iterator.step == len(got)
+        assert got == expected
+        assert limits == 4 - len(alarms)
+        assert not alarms or num_threads
+
+
+@pytest.mark.parametrize("num_threads", [0, 4])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_handler_may_look_at_everything(num_threads: int, filtered: bool) -> None:
+    """State, step, profile, length, keys and repr, thousands of times a second: nothing hangs, every state is right."""
+    options: dict[str, Any] = {"read_options": millstream.ReadOptions(num_threads), "num_epochs": 20}
+    loader = loader_of(*([Filter(lambda number: number % 3)] if filtered else []), **options)
+    with iter(loader) as reference:
+        states = [reference.get_state(), *(reference.get_state() for _ in reference)]
+    wrong: list[bytes] = []
+    looks = 0
+
+    def look(*_: object) -> None:
+        nonlocal looks
+        looks += 1
+        state = iterator.get_state()
+        if state != states[iterator.step]:
+            wrong.append(state)
+        loader.profile()
+        repr(iterator)
+        if not filtered:
+            len(loader)
+            loader.record_keys(looks % 50)
+        if is_on:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-5, 2e-4))
+
+    chance, is_on = random.Random(4), True
+    signal.signal(signal.SIGALRM, look)
+    with iter(loader) as iterator:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4)
+        count = sum(1 for _ in iterator)
+        is_on = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+    assert (wrong, count) == ([], len(states) - 1)
+    assert looks > 0
+
+
+@KINDS
+def test_a_handler_may_close_the_iterator(
+    make: Callable[[millstream.DataLoader], Any], options: dict[str, Any]
+) -> None:
+    """`close` from a handler inside `next` does not wait for what it interrupted, and `next` says what happened."""
+    pytest.importorskip("jax")
+    loader = loader_of(**options)
+    chance = random.Random(2)
+    for _ in range(TRIALS // 4):
+        iterator = make(loader)
+        signal.signal(signal.SIGALRM, lambda *_, iterator=iterator: iterator.close())
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-5, 2e-3))
+        try:
+            list(iterator)
+        except ValueError as error:
+            assert "closed" in str(error)  # noqa: PT017  (or the pass was over before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        iterator.close()
+
+
+@KINDS
+def test_next_in_a_handler_inside_next_is_refused(
+    make: Callable[[millstream.DataLoader], Any], options: dict[str, Any]
+) -> None:
+    """A handler that draws a batch gets it, or an error where `next` was interrupted: each batch comes once."""
+    pytest.importorskip("jax")
+    loader = loader_of(**options)
+    expected = [np.asarray(batch).tolist() for batch in loader]
+    got: list[Any] = []
+    refusals: list[str] = []
+
+    def draw(*_arguments: object) -> None:
+        for _ in range(2):
+            try:
+                got.append(np.asarray(next(iterator)).tolist())
+            except ValueError as error:
+                refusals.append(str(error))
+            except StopIteration:
+                pass
+        if is_on:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-5, 3e-4))
+
+    chance = random.Random(5)
+    signal.signal(signal.SIGALRM, draw)
+    for _ in range(4):
+        got.clear()
+        is_on = True
+        with make(loader) as iterator:
+            signal.setitimer(signal.ITIMER_REAL, 5e-5)
+            got.extend(np.asarray(batch).tolist() for batch in iterator)
+            is_on = False
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        assert sorted(map(str, got)) == sorted(map(str, expected))
+    assert all("is in use" in refusal for refusal in refusals)
+
+
+@pytest.mark.parametrize("num_threads", [1, 16])
+def test_threads_of_a_dropped_iterator_end_whatever_interrupts_its_end(num_threads: int) -> None:
+    """An iterator is let go of, and a handler raises meanwhile: its threads end all the same."""
+    chance = random.Random(6)
+    loader = loader_of(read_options=millstream.ReadOptions(num_threads))
+    threads: set[threading.Thread] = set()
+    for _ in range(TRIALS):
+        iterator = iter(loader)
+        iterator.start_prefetch()
+        executors = [weakref.ref(iterator._executor)]
+        threads |= {thread for thread in threading.enumerate() if thread.name.startswith("millstream")}
+
+        def drop() -> None:
+            nonlocal iterator
+            del iterator
+
+        interrupt(drop, chance.uniform(1e-6, 5e-5), 1)
+        iterator = None  # type: ignore[assignment]
+        gc.collect(0)
+        assert executors[0]() is None
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_crew_of_one_has_one_thread_at_work_whatever_hides_the_first() -> None:
+    """Jobs submitted under interruptions run one at a time, in order, and all of them but those that were refused."""
+    from millstream.loader.crew import Crew
+
+    chance = random.Random(7)
+    at_work = most = 0
+    done: list[int] = []
+
+    def job(number: int) -> None:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        done.append(number)
+        at_work -= 1
+
+    sys.setswitchinterval(1e-6)
+    try:
+        for trial in range(TRIALS):
+            crew, finished = Crew(1), threading.Event()
+            done.clear()
+            for number in range(3):
+                interrupt(
+                    lambda number=number: crew.submit(lambda: job(number)),  # type: ignore[misc]  # noqa: B023
+                    chance.uniform(1e-6, 3e-4),
+                    1 + trial % 3,
+                )
+            crew.submit(finished.set)
+            assert finished.wait(WAIT_SECONDS)
+            assert done == sorted(done)
+            assert most == 1
+            crew.stop()
+            crew.join(WAIT_SECONDS)
+    finally:
+        sys.setswitchinterval(0.005)
