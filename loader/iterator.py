@@ -120,6 +120,7 @@ class DataLoaderIterator(ResumableIterator):
         """
         run, row = self._run, self._row
         while run is None or row == self._stop:
+            self._check_open()
             check_unused(self._in_use)
             with self._in_use:
                 self._fetch()
