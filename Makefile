@@ -1,7 +1,8 @@
 # Each target works as the first command after `git clone`: it makes .venv itself, and is quick when nothing changed.
+# With PYTHON=python3.13, it makes and uses .venv-3.13 instead: one environment per version, side by side.
 
 PYTHON ?= python3
-VENV := .venv
+VENV := .venv$(if $(filter command,$(firstword $(origin PYTHON))),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'transforms/*.py')
 
@@ -33,7 +34,7 @@ format: $(VENV)/.installed ## Put the code into its format.
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove everything that the other targets made.
-	rm -rf $(VENV) build examples/output
+	rm -rf .venv .venv-* build examples/output
 
 # A normal install, not an editable one: what is checked and tested is what users get.
 $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES) setup.cfg
