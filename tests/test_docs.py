@@ -15,7 +15,7 @@ PARTS = ["millstream", "loader", "samplers", "sources", "transforms"]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "loader" / "README.md"])
 WITH_CODE = [document for document in DOCUMENTS if "```python\n" in document.read_text()]
 
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 
 
@@ -32,11 +32,17 @@ class Example:
         line: the line of the document that the code begins in, from 1.
         code: the block.
         shown: the block of text directly beneath it, which is what it prints; empty if there is none.
+        numbers_vary: whether that block begins with "```text numbers vary", since what it shows was measured.
     """
 
     line: int
     code: str
     shown: str
+    numbers_vary: bool = False
+
+    def comparable(self, printed: str) -> str:
+        """Returns what counts in `printed`: all of it, or where numbers vary, the words."""
+        return " ".join(re.sub(r"[\d.,]+", "0", printed).split()) if self.numbers_vary else printed
 
 
 def examples_in(document: str) -> list[Example]:
@@ -48,8 +54,11 @@ def examples_in(document: str) -> list[Example]:
             continue
         following = blocks[number + 1] if number + 1 < len(blocks) else None
         is_beneath = following is not None and not document[block.end() : following.start()].strip()
-        shown = following[2] if following is not None and is_beneath and following[1] == "text" else ""
-        found.append(Example(document.count("\n", 0, block.start(2)) + 1, block[2], shown))
+        line = document.count("\n", 0, block.start(2)) + 1
+        if following is not None and is_beneath and following[1] in ("text", "text numbers vary"):
+            found.append(Example(line, block[2], following[2], following[1] != "text"))
+        else:
+            found.append(Example(line, block[2], ""))
     return found
 
 
@@ -78,7 +87,8 @@ def test_every_example_runs_and_prints_what_is_shown(
     namespace: dict[str, object] = {"__name__": "__main__"}
     for example in examples_in(document.read_text()):
         printed = run(example, str(document), namespace)
-        assert f"line {example.line}:\n{example.shown}" == f"line {example.line}:\n{printed}"
+        expected = example.comparable(example.shown)
+        assert f"line {example.line}:\n{expected}" == f"line {example.line}:\n{example.comparable(printed)}"
 
 
 def test_examples_are_found_with_what_they_print() -> None:
@@ -86,6 +96,14 @@ def test_examples_are_found_with_what_they_print() -> None:
     document = "a\n```python\none\n```\n\n```text\n1\n```\n```text\n2\n```\n```python\nthree\n```\nb\n```text\n3\n```\n"
 
     assert examples_in(document) == [Example(3, "one\n", "1\n"), Example(13, "three\n", "")]
+
+
+def test_where_numbers_vary_the_words_are_compared() -> None:
+    """A block that shows something measured fits other values, and no other words."""
+    (example,) = examples_in("```python\nmeasure()\n```\n\n```text numbers vary\n 12.5 s  read\n```\n")
+
+    assert example.comparable("0.03 s read\n") == example.comparable(example.shown)
+    assert example.comparable("0.03 s write\n") != example.comparable(example.shown)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short_name)
