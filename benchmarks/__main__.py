@@ -3,6 +3,7 @@
     python benchmarks                           everything: some two hours
     python benchmarks --scale=quick             everything, short: some thirty minutes
     python benchmarks --cases=tiny,tokens --peers=millstream,grain --repeats=3
+    python benchmarks --cases=                  nothing: draws the picture anew
 
 Writes `<name>.json`, `<name>.md` and `<name>.png` into the output folder; the name is `latest` for a full run with all
 peers, and else that of the scale. A full run of some cases keeps what `latest` says of the others, so that two hours
@@ -84,11 +85,12 @@ def main(_: list[str]) -> None:
     path = Path(OUTPUT.value) / ("latest" if for_the_record else scale.name)
     known = path.with_suffix(".json")
     before = json.loads(known.read_text())["cases"] if for_the_record and known.exists() else []
-    found: list[Finding] = []
+    measured, breakdowns = from_json(before, CASES)
+    found = find(measured, CASES, breakdowns)
     report = ""
     # After each case: a run that is interrupted has not been for nothing.
     chosen_cases = [CASES[name] for name in CASES if name in CASE_NAMES.value]
-    for found in measure_all(scale, REPEATS.value or scale.repeats, chosen_cases, *from_json(before, CASES)):
+    for found in measure_all(scale, REPEATS.value or scale.repeats, chosen_cases, measured, breakdowns):
         report = write(path, machine, scale, found)
     print(report)
     try:

@@ -18,6 +18,7 @@ from suite.content import content_of, expected_content
 from suite.findings import as_json, find, from_json
 from suite.orders import carry_out
 from suite.peers import PEERS
+from suite.plot import ROWS
 from suite.report import markdown, number
 from suite.runner import Order, Outcome, Result, Runner
 from suite.scale import TINY
@@ -183,3 +184,12 @@ def test_every_peer_has_an_adapter_module() -> None:
     assert {contender.peer for case in CASES.values() for contender in case.contenders} == set(PEERS)
     for peer in PEERS.values():
         assert (BENCHMARKS / Path(*peer.module.split("."))).with_suffix(".py").exists()
+
+
+def test_the_picture_speaks_as_the_table_does() -> None:
+    """Each row of the picture is a case that exists, in the words of a row of the README's table."""
+    lines = (BENCHMARKS.parent / "README.md").read_text().splitlines()
+    titles = {line.split(" | ")[0].removeprefix("| ") for line in lines}
+
+    assert ROWS.keys() - CASES.keys() == set()
+    assert set(ROWS.values()) - titles == set()
