@@ -3,11 +3,11 @@
     python examples/byte_language_model.py
 
 Text is read as bytes. A record is a page of a document, found by its number, so the shuffle is a true one over all
-pages; `FlatMap` cuts a page into windows of fixed length, and `Batch` fills up across pages. The model says of each
-byte how probable it is after those before it, and learns to write what looks a little like a manual of Python.
+pages; `FlatMap` cuts a page into windows of fixed length, and `Batch` fills up across pages. The model predicts each
+byte from those before it, and learns to write text that looks a little like Python's manual.
 
-Kill it whenever you like and start it again: it goes on from its newest checkpoint with the very windows that would
-have come, from the middle of a page too.
+Kill it whenever you like and start it again: it resumes from its newest checkpoint with exactly the windows that would
+have come next, also from the middle of a page.
 """
 
 import argparse
@@ -39,7 +39,7 @@ HIDDEN = 192
 
 
 def documents() -> Iterator[str]:
-    """Yields what there is to read, some 1.4 million characters, in the same order at each call."""
+    """Yields the texts to learn from, about 1.4 million characters, in the same order at each call."""
     library = Path(sysconfig.get_path("stdlib"))
     yield from (path.read_text("utf-8") for path in library.glob("LICENSE.txt"))
     yield from (topics[name] for name in sorted(topics))
@@ -56,7 +56,7 @@ def pages() -> list[bytes]:
 
 
 def windows(page: bytes) -> list[np.ndarray]:
-    """Returns the windows of a page, uint8 of shape (WINDOW_BYTES,); what is left at its end is too short for one."""
+    """Returns the windows of a page, uint8 of shape (WINDOW_BYTES,); bytes left over at its end are too few for one."""
     count = len(page) // WINDOW_BYTES
     return list(np.frombuffer(page, np.uint8, count * WINDOW_BYTES).reshape(count, WINDOW_BYTES))
 
@@ -149,7 +149,7 @@ def train(output: Path, steps: int, checkpoint_every: int, report_every: int) ->
             )
             restored = manager.restore(newest, args=wanted)
             model, losses = restored.model, restored.losses
-            print(f"Goes on from the checkpoint of step {batches.step}.")
+            print(f"Resumes from the checkpoint of step {batches.step}.")
         with tqdm(total=steps, initial=batches.step, unit=" steps", disable=None) as bar:
             while batches.step < steps:
                 model, loss = train_step(model, next(batches))
@@ -158,7 +158,7 @@ def train(output: Path, steps: int, checkpoint_every: int, report_every: int) ->
                 if batches.step % report_every == 0:
                     bar.write(f"step {batches.step}: {losses[-1]:.9g} bits per byte")
                 if batches.step % checkpoint_every == 0 or batches.step == steps:
-                    # Written in the background while training goes on, hence a copy of the list that grows.
+                    # Written in the background while training continues, hence a copy of the list that grows.
                     now = ocp.args.Composite(
                         model=ocp.args.StandardSave(model),
                         losses=ocp.args.JsonSave(list(losses)),
@@ -184,11 +184,11 @@ def plot(losses: list[float], path: Path) -> None:
 
 
 def main() -> None:
-    """Trains as the command line says, without what Orbax tells about it."""
+    """Trains as the command line says, without the log of Orbax."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     folder = Path(__file__).parent / "output" / "bytes"
     parser.add_argument("--output", type=Path, default=folder, help="the folder for checkpoints and plot")
-    parser.add_argument("--steps", type=int, default=1000, help="how many batches, those before a resume included")
+    parser.add_argument("--steps", type=int, default=1000, help="how many batches, including those before a resume")
     parser.add_argument("--checkpoint_every", type=int, default=100, help="steps between two checkpoints")
     parser.add_argument("--report_every", type=int, default=100, help="steps between two lines about the loss")
     arguments = parser.parse_args()

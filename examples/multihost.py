@@ -1,17 +1,17 @@
-"""Train on four hosts, lose one, go on with two: and get exactly the batches that would have come.
+"""Train on four hosts, lose one, resume on two: and get exactly the batches that would have come next.
 
     python examples/multihost.py
 
-Hosts are processes here, each with CPU devices of its own; on a cluster, every one of them would run `train` below and
-call `jax.distributed.initialize()`, and nothing else would differ. There are three runs:
+Hosts are processes here, each with CPU devices of its own. On a cluster, each host would run `train` below and call
+`jax.distributed.initialize()`; nothing else would differ. There are three runs:
 
     A   four processes train to the end, undisturbed.
     B   four processes; one of them kills itself with SIGKILL at a random step, and the launcher kills the others.
-    C   two processes go on from B's newest checkpoint, which holds the model and the loader's place.
+    C   two processes resume from B's newest checkpoint, which holds the model and the loader's position.
 
-At every step the first process tells the loss, which records were in the global batch, and a checksum of their
+At every step the first process reports the loss, which records were in the global batch, and a checksum of their
 augmented pixels. If B and C together differ from A in any record or pixel, this script says so and fails. The loss is
-that of A too, up to the order in which floating-point numbers are added: two processes may add them in another one.
+also that of A, up to the order in which floating-point numbers are added, which depends on the number of processes.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ GLOBAL_BATCH_SIZE = 64  # Over all processes: this is what the stream of batches
 DEVICE_COUNT = 4  # Over all processes, too.
 SIDE = 8  # Images have 8 x 8 pixels, each from 0 to 16.
 LOSS_TOLERANCE = 1e-3
-REPORT = "step:"  # What stands in front of a report: JAX prints lines of its own.
+REPORT = "step:"  # What a report begins with: JAX prints lines of its own.
 
 # ---- The pipeline ------------------------------------------------------------------------------------------------
 
@@ -93,11 +93,11 @@ def training_loader() -> millstream.DataLoader:
     )
 
 
-# ---- The model: two dense layers, the hidden one dealt to all devices ---------------------------------------------
+# ---- The model: two dense layers, the hidden one split over all devices --------------------------------------------
 
 
 class Shardings(NamedTuple):
-    """Where things lie on the devices of all processes: rows dealt to them, columns dealt to them, or all on each."""
+    """Where arrays lie on the devices of all processes: split by rows, split by columns, or whole on each."""
 
     rows: NamedSharding
     columns: NamedSharding
@@ -152,7 +152,7 @@ def train() -> None:
     model = new_model(to)
     with ocp.CheckpointManager(CHECKPOINTS.value) as manager, iter(loader) as batches:
         if (newest := manager.latest_step()) is not None:
-            # The checkpoint of four processes is that of two as well, for the model and for the loader.
+            # A checkpoint of four processes is valid for two, for the model and for the loader.
             wanted = ocp.args.Composite(model=ocp.args.StandardRestore(model), loader=CheckpointRestore(batches))
             model = manager.restore(newest, args=wanted).model
         while batches.step < STEPS.value:
@@ -165,20 +165,20 @@ def train() -> None:
             model, loss = train_step(model, batch)
             tell(number, loss, multihost_utils.process_allgather(keys), batch["image"])
             if batches.step % CHECKPOINT_EVERY.value == 0:
-                # One checkpoint for both, of all processes, written in the background while training goes on.
+                # One checkpoint for both, of all processes, written in the background while training continues.
                 now = ocp.args.Composite(model=ocp.args.StandardSave(model), loader=CheckpointSave(batches))
                 manager.save(batches.step, args=now)
 
 
 def tell(number: int, loss: jax.Array, keys: Any, images: jax.Array) -> None:
-    """Lets the first process print what all of them have trained on."""
+    """Has the first process print what all of them have trained on."""
     pixels = multihost_utils.process_allgather(images, tiled=True)
     if PROCESS.value == 0:
         step = Step(number, float(loss), zlib.crc32(np.ravel(keys).tobytes()), zlib.crc32(pixels.tobytes()))
         print(REPORT, json.dumps(step), flush=True)
 
 
-# ---- The launcher, in the place of a cluster's scheduler ----------------------------------------------------------
+# ---- The launcher, instead of a cluster's scheduler ---------------------------------------------------------------
 
 
 def launch(title: str, process_count: int, checkpoints: str, kill: tuple[int, int] | None = None) -> dict[int, Step]:
@@ -199,7 +199,7 @@ def launch(title: str, process_count: int, checkpoints: str, kill: tuple[int, in
     devices = f"--xla_force_host_platform_device_count={DEVICE_COUNT // process_count}"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices}
     with tempfile.TemporaryFile("w+") as log:
-        # The first process reports here; whatever else they print is for a failure only.
+        # The first process reports here; everything else they print is shown only after a failure.
         group = [
             subprocess.Popen(  # noqa: S603  (runs this very script)
                 [*command, f"--process={process}"],
@@ -229,14 +229,14 @@ def launch(title: str, process_count: int, checkpoints: str, kill: tuple[int, in
 
 
 def end_together(member: "subprocess.Popen[str]", group: list["subprocess.Popen[str]"]) -> None:
-    """Waits for a process and, if it has failed, kills the others: JAX would let them wait for it."""
+    """Waits for a process and, if it has failed, kills the others: JAX would leave them waiting."""
     if member.wait():
         for other in group:
             other.kill()
 
 
 def reports(process: "subprocess.Popen[str]", title: str) -> Iterator[Step]:
-    """Yields the steps that a process prints, and shows how far it is."""
+    """Yields the steps that a process prints, and shows its progress."""
     with (
         process.stdout or contextlib.nullcontext(()) as lines,
         tqdm(total=STEPS.value, desc=title, unit=" steps", disable=None) as bar,
@@ -268,7 +268,7 @@ def write_digits(path: Path) -> None:
 
 
 def differences(expected: dict[int, Step], *runs: dict[int, Step]) -> list[str]:
-    """Returns, in words, where the runs together are not the expected one; nothing if they are."""
+    """Returns, in words, where the runs together differ from the expected one; nothing if they do not."""
     reported = [step for run in runs for step in run.values()]
     wrong = [step for step in reported if not same(step, expected.get(step.number))]
     missing = expected.keys() - {step.number for step in reported}
@@ -287,9 +287,9 @@ def same(step: Step, expected: Step | None) -> bool:
 def show(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Step], num_images: int) -> None:
     """Prints the steps around the checkpoint, around the kill and at the end, side by side."""
     first, last = min(resumed, default=len(whole)), max(killed, default=0)
-    epoch, place = divmod((last + 1) * GLOBAL_BATCH_SIZE, num_images)
-    events = {last: f"<- B is killed, {place} images into epoch {epoch}"}
-    events[first] = f"<- C goes on, 2 processes {events.get(first, '')}"
+    epoch, offset = divmod((last + 1) * GLOBAL_BATCH_SIZE, num_images)
+    events = {last: f"<- B is killed, {offset} images into epoch {epoch}"}
+    events[first] = f"<- C resumes, 2 processes {events.get(first, '')}"
     print("\n  step   loss of A      loss of B      loss of C      records  pixels")
     shown = [number for number in whole if min(abs(number - first), abs(number - last)) <= 2 or number == max(whole)]
     for previous, number in itertools.pairwise([shown[0] - 1, *shown]):
@@ -314,14 +314,17 @@ def plot(path: Path, whole: dict[int, Step], killed: dict[int, Step], resumed: d
     }
     for name, (run, width, colour) in styles.items():
         axes.plot(list(run), [step.loss for step in run.values()], label=name, linewidth=width, color=colour)
+    last, first = max(killed, default=0), min(resumed, default=len(whole))
+    axes.axvline(last, color="C3", linestyle="--", linewidth=1, label=f"one of four processes is killed, step {last}")
+    axes.axvline(first, color="C0", linestyle=":", linewidth=1.5, label=f"two resume from the checkpoint, step {first}")
     axes.legend()
     figure.savefig(path)
 
 
 def conclude(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Step]) -> None:
-    """Prints that the interrupted training is the undisturbed one, or exits with an error that says where it is not."""
+    """Prints that the interrupted training equals the undisturbed one, or exits with an error that says where not."""
     if found := differences(whole, killed, resumed):
-        sys.exit("\n".join(["\nFAILED: B and C together are not A.", *found]))
+        sys.exit("\n".join(["\nFAILED: B and C together are not the same as A.", *found]))
     apart = max(abs(step.loss - whole[step.number].loss) for run in (killed, resumed) for step in run.values())
     print(f"\nAll {len(whole)} global batches of B and C are those of A: the same records and pixels, to the last bit.")
     print(f"No loss differs by more than {apart:.1g}." if apart else "The losses are the same to the last bit, too.")
@@ -348,7 +351,7 @@ def demo() -> None:
 
 def main(_: list[str]) -> None:
     """Runs what --mode says."""
-    logging.set_verbosity(logging.ERROR)  # Orbax tells at length what it does.
+    logging.set_verbosity(logging.ERROR)  # Orbax logs at length what it does.
     demo() if MODE.value == "demo" else train()
 
 

@@ -1,4 +1,4 @@
-"""Train on real images, get killed, resume: and get exactly the batches that would have come.
+"""Train on real images, get killed, resume: and get exactly the batches that would have come next.
 
     python examples/train_digits.py
 
@@ -6,10 +6,10 @@ Three processes train the same small JAX model on the same handwritten digits:
 
     A   runs to the end, undisturbed.
     B   is killed with SIGKILL somewhere in the middle of an epoch.
-    C   is a fresh process that goes on from B's newest checkpoint, which holds the model and the loader's place.
+    C   is a fresh process that resumes from B's newest checkpoint, which holds the model and the loader's position.
 
-Every process tells, at every step, the loss, which records it trained on, and a checksum of their augmented pixels.
-If B and C together differ from A in any of them, in a single bit, this script says so and fails.
+At every step, each process reports the loss, which records it trained on, and a checksum of their augmented pixels.
+If B and C together differ from A in a single bit of them, this script says so and fails.
 """
 
 import itertools
@@ -169,14 +169,14 @@ def train() -> None:
             report = Step(number, float(loss), zlib.crc32(keys.tobytes()), zlib.crc32(batch["image"].tobytes()))
             print(json.dumps(report), flush=True)
             if batches.step % CHECKPOINT_EVERY.value == 0:
-                # One checkpoint for both, written in the background while training goes on.
+                # One checkpoint for both, written in the background while training continues.
                 now = ocp.args.Composite(model=ocp.args.StandardSave(model), loader=CheckpointSave(batches))
                 manager.save(batches.step, args=now)
     print(json.dumps(accuracy(model["parameters"])), flush=True)
 
 
 def accuracy(parameters: dict[str, Any]) -> float:
-    """Returns which part of the held-out images the model gets right."""
+    """Returns the share of the held-out images that the model gets right."""
     source = millstream.ArrayRecordDataSource(f"{OUTPUT.value}/digits/held_out-*.array_record")
     # Each image once and in order: the last batch is a short one.
     loader = millstream.load(source, num_epochs=1, transformations=[decode], batch_size=BATCH_SIZE)
@@ -195,7 +195,7 @@ def watch(title: str, checkpoints: str, kill_at: int | None = None) -> tuple[dic
     expected_status = 0 if kill_at is None else -signal.SIGKILL
     steps, result = {}, math.nan
     with (
-        # With so small a pipe the run cannot get far ahead of what has been read here.
+        # With a small pipe the run cannot get far ahead of what has been read here.
         subprocess.Popen(  # noqa: S603  (runs this very script)
             command, stdout=subprocess.PIPE, pipesize=4096, text=True, env=environment
         ) as process,
@@ -217,7 +217,7 @@ def watch(title: str, checkpoints: str, kill_at: int | None = None) -> tuple[dic
 
 
 def differences(expected: dict[int, Step], *runs: dict[int, Step]) -> list[str]:
-    """Returns, in words, where the runs together are not exactly the expected one; nothing if they are."""
+    """Returns, in words, where the runs together differ from the expected one; nothing if they do not."""
     reported = [step for run in runs for step in run.values()]
     wrong = [step for step in reported if step != expected.get(step.number)]
     missing = expected.keys() - {step.number for step in reported}
@@ -229,8 +229,8 @@ def differences(expected: dict[int, Step], *runs: dict[int, Step]) -> list[str]:
 def show(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Step], num_images: int) -> None:
     """Prints the steps around the checkpoint, around the kill and at the end, side by side."""
     first, last = min(resumed, default=len(whole)), max(killed)
-    epoch, place = divmod((last + 1) * BATCH_SIZE, num_images)
-    events = {first: "<- C goes on from the checkpoint", last: f"<- B is killed, {place} images into epoch {epoch}"}
+    epoch, offset = divmod((last + 1) * BATCH_SIZE, num_images)
+    events = {first: "<- C resumes from the checkpoint", last: f"<- B is killed, {offset} images into epoch {epoch}"}
     print("\n  step   loss of A      loss of B      loss of C      records  pixels")
     shown = [number for number in whole if min(abs(number - first), abs(number - last)) <= 2 or number == max(whole)]
     for previous, number in itertools.pairwise([shown[0] - 1, *shown]):
@@ -254,16 +254,17 @@ def plot(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Ste
         (resumed, "C, resumed", "tab:blue", 0.5),
     ):
         axes.plot(list(steps), [step.loss for step in steps.values()], label=title, color=color, linewidth=width)
-    axes.axvline(max(killed), color="tab:red", linewidth=0.5)
+    last = max(killed)
+    axes.axvline(last, color="tab:red", linestyle="--", linewidth=1, label=f"B is killed, step {last}")
     axes.set(xlabel="step", ylabel="cross-entropy", yscale="log", title="The same losses, killed or not")
     axes.legend()
     figure.savefig(path)
 
 
 def conclude(whole: dict[int, Step], killed: dict[int, Step], resumed: dict[int, Step]) -> None:
-    """Prints that the interrupted training is the undisturbed one, or exits with an error that says where it is not."""
+    """Prints that the interrupted training equals the undisturbed one, or exits with an error that says where not."""
     if found := differences(whole, killed, resumed):
-        sys.exit("\n".join(["\nFAILED: B and C together are not A.", *found]))
+        sys.exit("\n".join(["\nFAILED: B and C together are not the same as A.", *found]))
     print(f"\nAll {len(whole)} steps of B and C are those of A: the same losses to the last bit, records and pixels.")
 
 
@@ -288,7 +289,7 @@ def demo() -> None:
 
 def main(_: list[str]) -> None:
     """Runs what --mode says."""
-    logging.set_verbosity(logging.ERROR)  # Orbax tells at length what it does.
+    logging.set_verbosity(logging.ERROR)  # Orbax logs at length what it does.
     demo() if MODE.value == "demo" else train()
 
 

@@ -1,10 +1,10 @@
 """Train a Flax NNX model with Optax and Orbax: copy this one.
 
     python examples/train_flax_nnx.py                  # 1,000 steps, a checkpoint every 100
-    python examples/train_flax_nnx.py --steps=2000     # goes on where the first run ended
+    python examples/train_flax_nnx.py --steps=2000     # resumes where the first run ended
 
-Kill it whenever you like and start it again: model, optimizer, dropout keys and the place in the stream of batches are
-one checkpoint, so it goes on from there with the very batches and losses that would have come.
+Kill it whenever you like and start it again: model, optimizer, dropout keys and the position in the stream of batches
+are one checkpoint, so it resumes with exactly the batches and losses that would have come next.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class ShiftAndNoise(millstream.RandomMapTransform):
 
 
 def loaders() -> tuple[millstream.DataLoader, millstream.DataLoader]:
-    """Returns the loader for training, endless and shuffled, and the one that has each held-out digit once."""
+    """Returns the loader for training, endless and shuffled, and the one that yields each held-out digit once."""
     images, labels = load_digits(return_X_y=True)
     digits = {"image": (images / 16).astype(np.float32).reshape(-1, 8, 8, 1), "label": labels.astype(np.int32)}
     is_held_out = np.arange(len(labels)) % 6 == 0
@@ -67,7 +67,7 @@ def loaders() -> tuple[millstream.DataLoader, millstream.DataLoader]:
 
 
 class Network(nnx.Module):
-    """Two convolutions, and a dense layer behind dropout."""
+    """Two convolutions, and a dense layer after dropout."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.first = nnx.Conv(1, 16, kernel_size=(3, 3), rngs=rngs)
@@ -84,7 +84,7 @@ class Network(nnx.Module):
 
 @nnx.jit
 def train_step(model: Network, optimizer: nnx.Optimizer[Network], batch: dict[str, jax.Array]) -> jax.Array:
-    """Updates the model, and returns its mean loss over the batch before that."""
+    """Updates the model, and returns the mean loss over the batch before the update."""
 
     def mean_loss(model: Network) -> jax.Array:
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(model(batch["image"]), batch["label"]))
@@ -135,7 +135,7 @@ def train(output: Path, steps: int, checkpoint_every: int, evaluate_every: int) 
             restored = manager.restore(newest, args=wanted)
             nnx.update((model, optimizer), restored.model)
             losses = restored.losses
-            print(f"Goes on from the checkpoint of step {batches.step}.")
+            print(f"Resumes from the checkpoint of step {batches.step}.")
         with tqdm(total=steps, initial=batches.step, unit=" steps", disable=None) as bar:
             while batches.step < steps:
                 losses.append(float(train_step(model, optimizer, next(batches))))
@@ -143,7 +143,7 @@ def train(output: Path, steps: int, checkpoint_every: int, evaluate_every: int) 
                 if batches.step % evaluate_every == 0:
                     bar.write(f"step {batches.step}: loss {losses[-1]:.9g}, {evaluate(model, held_out_loader)}")
                 if batches.step % checkpoint_every == 0 or batches.step == steps:
-                    # Written in the background while training goes on, hence a copy of the list that grows.
+                    # Written in the background while training continues, hence a copy of the list that grows.
                     now = ocp.args.Composite(
                         model=ocp.args.StandardSave(nnx.state((model, optimizer))),
                         losses=ocp.args.JsonSave(list(losses)),
@@ -167,11 +167,11 @@ def plot(losses: list[float], path: Path) -> None:
 
 
 def main() -> None:
-    """Trains as the command line says, without what Orbax tells about it."""
+    """Trains as the command line says, without the log of Orbax."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     folder = Path(__file__).parent / "output" / "flax_nnx"
     parser.add_argument("--output", type=Path, default=folder, help="the folder for checkpoints and plot")
-    parser.add_argument("--steps", type=int, default=1000, help="how many batches, those before a resume included")
+    parser.add_argument("--steps", type=int, default=1000, help="how many batches, including those before a resume")
     parser.add_argument("--checkpoint_every", type=int, default=100, help="steps between two checkpoints")
     parser.add_argument("--evaluate_every", type=int, default=50, help="steps between two evaluations")
     arguments = parser.parse_args()

@@ -29,7 +29,7 @@ def test_four_processes_killed_and_resumed_as_two_are_four_undisturbed(tmp_path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All 40 global batches of B and C are those of A" in done.stdout
-    assert "<- C goes on, 2 processes" in done.stdout
+    assert "<- C resumes, 2 processes" in done.stdout
     assert "<- B is killed" in done.stdout
     assert "DIFFER" not in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.array_record", "multihost.png"]

@@ -34,7 +34,7 @@ def test_the_demonstration_succeeds_and_leaves_only_its_records_and_a_plot(tmp_p
     done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All 400 steps of B and C are those of A" in done.stdout
-    assert "<- C goes on from the checkpoint" in done.stdout
+    assert "<- C resumes from the checkpoint" in done.stdout
     assert "<- B is killed" in done.stdout
     assert "DIFFER" not in done.stdout
     accuracy = re.search(r"held-out digits: ([0-9.]+)%", done.stdout)

@@ -1,4 +1,4 @@
-"""The training loops that people copy learn, and go on after being killed as if nothing had been."""
+"""The training loops that people copy learn, and resume after being killed as if nothing had happened."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def run_until(command: list[str], beginning: str) -> list[str]:
 def test_a_killed_run_goes_on_with_the_losses_that_would_have_come(
     script: str, report_flag: str, learned: str, tmp_path: Path
 ) -> None:
-    """The same command after a SIGKILL repeats the steps since the checkpoint bit for bit, and goes on to the end."""
+    """The same command after a SIGKILL repeats the steps since the checkpoint bit for bit, and continues to the end."""
     command = [sys.executable, str(EXAMPLES / script), f"--output={tmp_path}"]
     command += ["--steps=80", "--checkpoint_every=20", report_flag]
     # By then the checkpoint of step 20 is whole, since that of step 40 has waited for it.
@@ -58,7 +58,7 @@ def test_a_killed_run_goes_on_with_the_losses_that_would_have_come(
     assert process.returncode == 0, output + errors
     assert errors == ""
     first, *lines = output.splitlines(keepends=True)
-    assert re.fullmatch(r"Goes on from the checkpoint of step (20|40)\.\n", first)
+    assert re.fullmatch(r"Resumes from the checkpoint of step (20|40)\.\n", first)
     (step_50,) = (line for line in lines if line.startswith("step 50:"))
     assert step_50 in killed
     assert re.search(learned, output)
