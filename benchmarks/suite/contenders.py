@@ -33,7 +33,7 @@ def rates(*bounds: str, from_files: bool = False) -> tuple[Contender, ...]:
 
 
 def with_workers(count: int) -> tuple[Contender, ...]:
-    """Returns all contenders that have worker processes, with so many of them."""
+    """Returns all contenders that have worker processes, with this many of them."""
     return (
         Contender("millstream", workers=count),
         Contender("grain", workers=count, mode="DataLoader"),

@@ -18,7 +18,7 @@ def markdown(machine: Mapping[str, Any], scale: Scale, findings: Sequence[Findin
     sections = [
         "# Benchmarks",
         _introduction(machine, scale, findings),
-        "## How many times as fast",
+        "## How many times faster",
         (
             "millstream's best mode against the best mode of each peer: above 1 millstream is ahead, below 1 behind. "
             '"The bound" is a bare loop that does the same, or only the part that no loader can save; what is missing '
@@ -49,7 +49,7 @@ def _introduction(machine: Mapping[str, Any], scale: Scale, findings: Sequence[F
         f"Each number is the median of {runs} run{'s'[: runs != '1']}, with the lowest and the highest; each run "
         f"is a process of its own, the contenders in turn. A rate is taken over {scale.seconds} s from a stream that "
         "runs already. All contenders do the same to the same data, each in several modes that suit it; before "
-        "measuring, the records that they deliver are compared: the last column of each table below tells the outcome."
+        "measuring, the records that they deliver are compared: the last column of each table shows the outcome."
         f"{judged}"
     )
 

@@ -1,6 +1,6 @@
 """Runs each measurement in a process of its own, the contenders of a case in turn.
 
-That is, A B C A B C …: so no contender suffers from what another one has imported, started or left behind, and a
+That is, A B C A B C …: so no contender suffers from what another one has imported, started or left running, and a
 machine that is slower for a minute is slower for all of them.
 """
 
@@ -54,7 +54,7 @@ class Order:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Returns the order that a text tells of."""
+        """Returns the order that a text describes."""
         words = json.loads(text)
         return cls(**{**words, "contender": Contender(**words["contender"])})
 

@@ -10,7 +10,7 @@ from suite.case import Measurement, Run
 from suite.peers import PEERS
 
 ELEMENTS_AT_ONCE = 256
-"""Single elements are taken from the iterator so many at a time, in C: the clock is read in between."""
+"""Single elements are taken from the iterator this many at a time, in C: the clock is read in between."""
 
 
 def measure_rate(run: Run) -> Measurement:

@@ -82,7 +82,7 @@ class Work:
         source: where the records are.
         steps: what happens to each record, in order.
         batch_size: records in a batch; None for single elements.
-        one_epoch: whether the stream ends after each record once; else it goes on for ever.
+        one_epoch: whether the stream ends after one epoch; otherwise it is endless.
         shard: which part to read, and of how many.
     """
 

@@ -1,4 +1,4 @@
-"""Places in the stream: how long it takes to tell one, to go to one, and to think of very many records."""
+"""Positions in the stream: how long it takes to save one, to restore one, and to order very many records."""
 
 import time
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def _milliseconds(times: int, action: Callable[[], Any]) -> float:
 
 
 def measure_get_state(run: Run) -> Measurement:
-    """Returns the microseconds that it takes to tell the place, between two batches."""
+    """Returns the microseconds that it takes to take a state, between two batches."""
     stream, position = _opened(run)
     run.gate()
     found = []
@@ -55,7 +55,7 @@ def measure_get_state(run: Run) -> Measurement:
 
 
 def measure_set_state(run: Run) -> Measurement:
-    """Returns the microseconds that it takes to go to a place, nothing read there yet."""
+    """Returns the microseconds that it takes to set a state, nothing read there yet."""
     stream, position = _opened(run)
     state = position.get_state()
     run.gate()
@@ -130,8 +130,8 @@ def _case(
 
 
 CASES = (
-    _case("get_state", "to tell the place", "µs", measure_get_state, (Goal("within 50 µs", 1, 50.0),)),
-    _case("set_state", "to go to a place, nothing read there yet", "µs", measure_set_state),
+    _case("get_state", "to take a state", "µs", measure_get_state, (Goal("within 50 µs", 1, 50.0),)),
+    _case("set_state", "to set a state, nothing read there yet", "µs", measure_set_state),
     _case("resume_near", "from a state at step 16 to the batch there", "ms", measure_resume_near),
     _case(
         "resume_far",
