@@ -309,7 +309,7 @@ def plot(path: Path, whole: dict[int, Step], killed: dict[int, Step], resumed: d
     axes = figure.add_subplot(xlabel="step", ylabel="loss", yscale="log", title="Four processes, killed, then two")
     styles = {
         "A, undisturbed": (whole, 4.0, "0.8"),
-        "B, killed": (killed, 1.2, "C3"),
+        "B, killed": (killed, 2.4, "C3"),
         "C, resumed": (resumed, 1.2, "C0"),
     }
     for name, (run, width, colour) in styles.items():
