@@ -434,7 +434,7 @@ def _() -> None:
         next_from(state, loader(operations=here), strict=True)
 
 
-@ROWS.of("number of hosts, the global batch being the same")
+@ROWS.of("number of hosts, at the same global batch size")
 def _() -> None:
     state, expected = state_of_step_1(loader()), next_from(state_of_step_1(loader()), loader())
     assert next_from(state, loader(batch_size=2, shards=2)) == expected[:2]
