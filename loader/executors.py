@@ -14,15 +14,14 @@ Guarantees:
 import abc
 import math
 import queue
-import signal
 import time
-import traceback
 from typing import TypeAlias, final
 
 from millstream.columnar import Allocate
 from millstream.loader.concurrency import Concurrency
 from millstream.loader.crew import CLOSE_SECONDS, Crew, SlicedPreparation
 from millstream.loader.elements import Elements
+from millstream.loader.interruptions import is_from_signal_handler
 from millstream.loader.memory_budget import affordable_threads
 from millstream.loader.options import ReadOptions
 from millstream.loader.plan import Plan
@@ -116,16 +115,6 @@ def run_here(plan: Plan, schedule: Schedule, call: Call, allocate: Allocate) -> 
         raise elements.error
     schedule.complete(call, elements, seconds)
     return seconds
-
-
-def is_from_signal_handler(error: BaseException) -> bool:
-    """Whether an exception was raised in one of the functions that handle signals now, or in what it called."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    handlers = [getattr(handler, "func", handler) for handler in handlers if callable(handler)]
-    # A function or method, or an object with a method of that name.
-    functions = [*handlers, *(getattr(handler, "__call__", None) for handler in handlers)]  # noqa: B004
-    codes = {getattr(function, "__code__", None) for function in functions}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def perform(plan: Plan, call: Call, allocate: Allocate) -> Elements:

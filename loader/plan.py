@@ -25,10 +25,11 @@ from millstream.columnar import Allocate
 from millstream.loader.deal import Deal, Tail
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.first_look import FirstLook
+from millstream.loader.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.reading import reader_of
 from millstream.loader.requests import Group, Request
 from millstream.loader.stage_clock import KEYS, READ, StageClock
-from millstream.loader.steps import Step, annotated, cannot_wait, compile_step
+from millstream.loader.steps import Step, annotated, compile_step
 from millstream.randomness import generators, generators_from
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
 from millstream.sharding import ShardOptions
@@ -154,7 +155,10 @@ class Plan:
         try:
             # Several threads may make the same keys at once, which is cheaper than a lock that one of them might keep.
             ahead = _isolated(self._look_ahead, start // chunk, chunk)
-        except Exception:  # noqa: BLE001  (whatever a user's sampler raises about other units is raised at their turn)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            # Whatever a user's sampler raises about other units is raised at their turn.
             return _isolated(self._locate, start, stop)
         first = (start // chunk) * chunk
         return ahead.take(slice((start - first) * self.deal.unit, (stop - first) * self.deal.unit))

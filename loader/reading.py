@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from millstream.columnar import ColumnarRecords
 from millstream.loader.elements import Elements, Origins
-from millstream.loader.steps import annotated, cannot_wait, collect, describe_origin
+from millstream.loader.interruptions import cannot_wait
+from millstream.loader.steps import annotated, collect, describe_origin
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords, items_at
 

@@ -7,8 +7,6 @@ element, only faster.
 
 import contextlib
 import itertools
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from millstream.columnar import Allocate
 from millstream.errors import StackError
 from millstream.loader.elements import Elements, Origins
+from millstream.loader.interruptions import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.pad import pad
 from millstream.transforms.stack import stack
@@ -190,18 +189,6 @@ def collect(
             raise
         return values, annotation
     return values, None
-
-
-def cannot_wait(error: BaseException) -> bool:
-    """Whether an exception must be raised at once, not at the turn of the element that it came with.
-
-    That is SystemExit, which ends the process, and what may be Ctrl-C: a KeyboardInterrupt in the main thread, unless
-    the process ignores Ctrl-C, as workers do.
-    """
-    if isinstance(error, KeyboardInterrupt):
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        return in_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
-    return isinstance(error, SystemExit)
 
 
 def _explain_none(error: BaseException | None, inputs: Sequence[Any], row: int, maker: str | None) -> None:

@@ -1,0 +1,27 @@
+"""Which exceptions belong to this moment and not to a record: they are raised at once, and not at a record's turn."""
+
+import signal
+import threading
+import traceback
+
+
+def cannot_wait(error: BaseException) -> bool:
+    """Whether an exception must be raised at once, not at the turn of the element that it came with.
+
+    That is SystemExit, which ends the process, and what may be Ctrl-C: a KeyboardInterrupt in the main thread, unless
+    the process ignores Ctrl-C, as workers do.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        return in_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    return isinstance(error, SystemExit)
+
+
+def is_from_signal_handler(error: BaseException) -> bool:
+    """Whether an exception was raised in one of the functions that handle signals now, or in what it called."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    handlers = [getattr(handler, "func", handler) for handler in handlers if callable(handler)]
+    # A function or method, or an object with a method of that name.
+    functions = [*handlers, *(getattr(handler, "__call__", None) for handler in handlers)]  # noqa: B004
+    codes = {getattr(function, "__code__", None) for function in functions}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
