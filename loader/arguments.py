@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.descriptions import described
-from millstream.loader.plan import has_randomness
+from millstream.loader.random_streams import has_randomness
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded

@@ -61,6 +61,17 @@ def resumption(
     return Resumption(unit, skip, tuple(change.text for change in changes))
 
 
+def warn_of_changes(changes: Collection[str]) -> None:
+    """Logs what has changed in the code of a pipeline that resumes all the same."""
+    import logging  # noqa: PLC0415  (takes long to import)
+
+    logging.getLogger("millstream").warning(
+        "millstream: the loader resumes, although its code is not the code that saved the state:\n  %s\nThe batches "
+        "are those that would have followed only if it computes the same. With strict=True this is an error.",
+        "\n  ".join(changes),
+    )
+
+
 class _Difference(NamedTuple):
     """One difference between two states: in words, and the name in ALLOWABLE that accepts it (None: nothing does)."""
 

@@ -33,7 +33,7 @@ from millstream.loader.options import MultiprocessingOptions, ReadOptions, avail
 from millstream.loader.plan import Plan
 from millstream.loader.profile import Profile
 from millstream.loader.progress import count_outputs
-from millstream.loader.schedule import Cursor
+from millstream.loader.runs import Cursor
 from millstream.loader.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions

@@ -26,7 +26,8 @@ from millstream.loader.memory_budget import affordable_threads
 from millstream.loader.options import ReadOptions
 from millstream.loader.plan import Plan
 from millstream.loader.recycled_memory import RecycledMemory
-from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall
+from millstream.loader.runs import Cursor, Run
+from millstream.loader.schedule import Call, Schedule, UnitCall
 from millstream.loader.thread_settings import ThreadSettings
 
 HAND_OVER_SECONDS = 0.001

@@ -19,15 +19,16 @@ from collections.abc import Callable, Collection
 from typing import Any, final
 
 from millstream.checks import as_integer
-from millstream.loader.compatibility import resumption
+from millstream.loader.compatibility import resumption, warn_of_changes
 from millstream.loader.executors import Executor
 from millstream.loader.fingerprint import Fingerprint
 from millstream.loader.plan import Plan
 from millstream.loader.progress import count_outputs, epoch_of
 from millstream.loader.resumable import ResumableIterator, check_unused
-from millstream.loader.schedule import Cursor, Run
+from millstream.loader.runs import Cursor, Run
 from millstream.loader.stage_clock import CONSUMER, NEXT
 from millstream.loader.state import LoaderState, Stream
+from millstream.loader.state_of_plan import state_at, stream_of
 
 
 class Lifecycle(enum.Enum):
@@ -172,7 +173,7 @@ class DataLoaderIterator(ResumableIterator):
         step = min(found.unit, self._plan.unit_limit) if self._plan.one_to_one else saved.step
         self._go(Cursor(found.unit, found.skip, saved.is_final), step)
         if found.changes:
-            _warn_of_changes(found.changes)
+            warn_of_changes(found.changes)
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches.
@@ -339,40 +340,9 @@ class DataLoaderIterator(ResumableIterator):
             raise ValueError(f"The iterator is closed: {self._reason}.")
 
     def _state(self) -> LoaderState:
-        place, plan = self._place(), self._plan
-        stream, whole_units = self._stream
-        position = place.unit * stream.global_batch
-        return LoaderState(
-            step=self._step,
-            # After a short or padded batch, the end of the order: the rest of its unit holds no records.
-            position=position if stream.length is None else min(position, stream.length),
-            skip=place.skip,
-            is_final=whole_units is not None and place.unit > whole_units if plan.one_to_one else place.is_final,
-            stream=stream,
-        )
+        return state_at(self._place(), self._step, self._plan, self._stream)
 
     @functools.cached_property
-    def _stream(self) -> tuple[Stream, int | None]:
-        """Which stream this is, and how many whole units it has: what no state has to find out again."""
-        deal = self._plan.deal
-        stream = Stream(
-            shard_index=deal.shard.shard_index,
-            shard_count=deal.shard.shard_count,
-            drop_remainder=deal.shard.drop_remainder,
-            global_batch=deal.global_unit,
-            one_to_one=self._plan.one_to_one,
-            length=deal.length,
-            fingerprint=self._fingerprint(),
-        )
-        return stream, deal.whole_units
-
-
-def _warn_of_changes(changes: Collection[str]) -> None:
-    """Logs what has changed in the code of a pipeline that resumes all the same."""
-    import logging  # noqa: PLC0415  (takes long to import)
-
-    logging.getLogger("millstream").warning(
-        "millstream: the loader resumes, although its code is not the code that saved the state:\n  %s\nThe batches "
-        "are those that would have followed only if it computes the same. With strict=True this is an error.",
-        "\n  ".join(changes),
-    )
+    def _stream(self) -> Stream:
+        """Which stream this is: what no state has to find out again."""
+        return stream_of(self._plan, self._fingerprint())

@@ -13,10 +13,9 @@ call sets is gone with it.
 """
 
 import contextvars
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,15 +25,16 @@ from millstream.loader.deal import Deal, Tail
 from millstream.loader.elements import Elements, Origins
 from millstream.loader.first_look import FirstLook
 from millstream.loader.interruptions import cannot_wait, is_from_signal_handler
+from millstream.loader.phases import compile_phases, operation_label, split_phases
+from millstream.loader.random_streams import streams_of
 from millstream.loader.reading import reader_of
 from millstream.loader.requests import Group, Request
 from millstream.loader.stage_clock import KEYS, READ, StageClock
-from millstream.loader.steps import Step, annotated, compile_step
-from millstream.randomness import generators, generators_from
+from millstream.loader.steps import Step, annotated
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.transforms import Batch, Filter, RandomMap, Transformation
+from millstream.transforms import Batch, Transformation
 
 Result = TypeVar("Result")
 
@@ -43,29 +43,6 @@ LOOK_AHEAD_KEYS = 15_360
 
 Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries ask the system for fresh pages.
 """
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Phase:
-    """Operations that run without regrouping.
-
-    Attributes:
-        steps: the compiled operations, the regrouping Batch first in every phase but phase 0.
-        batch: that Batch; None in phase 0.
-        num_record_steps: how many of the steps come before the first Batch: these work element by element, so a unit
-            may be cut anywhere between them.
-        filters: what to call those operations that may drop elements.
-    """
-
-    steps: tuple[Step, ...]
-    batch: Batch | None
-    num_record_steps: int
-    filters: tuple[str, ...]
-
-    @property
-    def is_plain_stack(self) -> bool:
-        """Whether the phase stacks elements and does nothing else: no code of the user's runs in it."""
-        return self.batch is not None and self.batch.batch_fn is None and len(self.steps) == 1
 
 
 class Plan:
@@ -118,8 +95,8 @@ class Plan:
         self._first_look = FirstLook(source.__getitem__, labels)
         self.tail_grows = not self.one_to_one and not leading and shard.shard_count == 1
         self._read = clock.timed(READ, reader_of(source))
-        streams = functools.partial(_streams, sampler)
-        self.phases = _compile(groups, names, streams, is_template=self.deal.is_template, clock=clock)
+        streams = functools.partial(streams_of, sampler)
+        self.phases = compile_phases(groups, names, streams, is_template=self.deal.is_template, clock=clock)
         # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
         self._locate = clock.timed(KEYS, functools.partial(_locate, self.deal, sampler))
         self._look_ahead = functools.lru_cache(maxsize=4)(
@@ -227,23 +204,6 @@ def _run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elem
     return run
 
 
-def operation_label(number: int, name: str) -> str:
-    """Returns what to call an operation where the whole pipeline is looked at."""
-    return f"operations[{number}], {name}"
-
-
-def split_phases(operations: Sequence[Transformation]) -> list[list[Transformation]]:
-    """Returns the operations of each phase; every phase but the first begins with the Batch that regroups."""
-    groups: list[list[Transformation]] = [[]]
-    whole_units = True
-    for operation in operations:
-        if isinstance(operation, Batch) and not whole_units:
-            groups.append([])
-        whole_units = whole_units and operation.keeps_count
-        groups[-1].append(operation)
-    return groups
-
-
 def _locate(deal: Deal, sampler: VectorisedSampler | AdaptedSampler, start: int, stop: int) -> Origins:
     # User code may see slices of these, and other batches share them: nobody can write to them.
     positions = deal.positions(start, stop)
@@ -281,71 +241,3 @@ def _tail_records(count: int, leading: Sequence[Batch]) -> int:
         else:
             elements = math.ceil(elements / batch.batch_size)
     return kept
-
-
-def _compile(
-    groups: Sequence[Sequence[Transformation]],
-    names: Sequence[str],
-    streams: "Callable[[Origins, int], Iterator[np.random.Generator]]",
-    *,
-    is_template: Callable[[int], bool],
-    clock: StageClock,
-) -> tuple[Phase, ...]:
-    phases: list[Phase] = []
-    number = random_number = 0
-    maker: str | None = None
-    for group in groups:
-        steps, filters = [], []
-        for operation in group:
-            name = names[number]
-            label = operation_label(number, name)
-            if not operation.keeps_count:
-                filters.append(label)
-            step = compile_step(
-                operation,
-                number,
-                name,
-                maker=maker,
-                streams=streams,
-                random_number=random_number,
-                is_template=is_template,
-            )
-            steps.append(clock.timed(label, step))
-            maker = maker if isinstance(operation, Filter) else label
-            number += 1
-            random_number += isinstance(operation, RandomMap)
-        batches = [i for i, operation in enumerate(group) if isinstance(operation, Batch)]
-        first = group[0] if phases else None
-        phases.append(
-            Phase(
-                steps=tuple(steps),
-                batch=first if isinstance(first, Batch) else None,
-                num_record_steps=batches[0] if batches else len(group),
-                filters=tuple(filters),
-            )
-        )
-    return tuple(phases)
-
-
-def _streams(
-    sampler: VectorisedSampler | AdaptedSampler, origins: Origins, operation: int
-) -> "Iterator[np.random.Generator]":
-    if sampler.seed is None:
-        parents = _parents(sampler, origins) if isinstance(sampler, AdaptedSampler) else []
-        return generators_from(parents, origins.index.tolist(), operation)
-    epochs = origins.position // (sampler.num_records or np.iinfo(np.int64).max)
-    return generators(sampler.seed, epochs, origins.index, operation)
-
-
-def _parents(sampler: AdaptedSampler, origins: Origins) -> "Iterator[np.random.Generator]":
-    """Yields the generators that a custom sampler gives, one by one: an error of its own comes at its element."""
-    for position in origins.position.tolist():
-        (rng,) = sampler.rngs_at([position])
-        if rng is None:
-            raise ValueError(f"A RandomMap needs randomness, but the sampler gave no rng at position {position}.")
-        yield rng
-
-
-def has_randomness(sampler: VectorisedSampler | AdaptedSampler) -> bool:
-    """Whether random operations can draw: the sampler has a seed, or gives its positions generators of their own."""
-    return sampler.seed is not None or (isinstance(sampler, AdaptedSampler) and sampler[0].rng is not None)

@@ -26,26 +26,26 @@ from millstream.loader.plan import Plan
 from millstream.loader.pool import Event, Worker, ZygoteDied
 from millstream.loader.process_state import describe_exit, describe_process
 from millstream.loader.recycled_memory import RecycledMemory
-from millstream.loader.schedule import Call, Cursor, Run, Schedule, UnitCall, makes_several
+from millstream.loader.runs import Cursor, Run
+from millstream.loader.schedule import Call, Schedule, UnitCall, makes_several
 from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import release, unpack, unpack_failure
 from millstream.loader.warm_pools import WarmPools
 
 STALL_WARNING_SECONDS = 30.0
-"""A worker that makes one call for so long is reported in the log."""
+"""A worker that makes one call for this long is reported in the log."""
 
 LOOK_SECONDS = 1.0
 """How long to wait at once. If a look takes longer, all of us were suspended: that is no stall of the workers."""
 
 RECORDS_PER_MESSAGE = 2048
-"""A call of many small units has so many records at most: enough for its message to cost next to nothing per record."""
+"""A call of many small units has this many records at most: enough for its message to cost next to nothing per record."""
 
 MOST_DEATHS = 2
-"""A call in which so many workers have died is given up, and so is a pool whose zygote has, with nothing made."""
+"""A call in which this many workers died is given up, and so is a pool whose zygote did, with nothing made."""
 
 MOST_DEATHS_AT_START = 8
-"""A pool is given up when so many workers, and as many as it has, have died without beginning any call: in a row, but
-for those that had been there before."""
+"""A pool is given up when this many new workers, plus as many as it has, have died in a row without beginning a call."""
 
 logger = logging.getLogger("millstream")
 
@@ -299,15 +299,14 @@ class PoolExecutor(Executor):
                 )
 
     def _give_up(self, worker: Worker) -> None:
-        state = describe_process(worker.pid)
+        first, *lost = worker.calls
         error = WorkerStalledError(
             f"Worker process {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
-            f"{self._describe_number(worker.calls[0])}. It is {state}. Its stacks:\n{self._stacks_of(worker)}"
+            f"{self._describe_number(first)}. It is {describe_process(worker.pid)}. "
+            f"Its stacks:\n{self._stacks_of(worker)}"
         )
-        lost = list(worker.calls)
-        assigned = self._assigned.pop(lost.pop(0), None)
         self._pool.replace(worker)
-        if assigned is not None:
+        if (assigned := self._assigned.pop(first, None)) is not None:
             self._schedule.complete(assigned.call, Elements.failed(error), 0.0)
         self._lose(lost)
 

@@ -28,7 +28,8 @@ from millstream.loader.crew import Crew
 from millstream.loader.elements import Elements
 from millstream.loader.executors import ThreadExecutor, perform
 from millstream.loader.plan import Plan
-from millstream.loader.schedule import Call, Cursor, Schedule
+from millstream.loader.runs import Cursor
+from millstream.loader.schedule import Call, Schedule
 from millstream.transforms import Batch, Filter, Map
 
 WAIT_SECONDS = 20.0
