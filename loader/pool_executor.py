@@ -36,16 +36,16 @@ STALL_WARNING_SECONDS = 30.0
 """A worker that makes one call for this long is reported in the log."""
 
 LOOK_SECONDS = 1.0
-"""How long to wait at once. If a look takes longer, all of us were suspended: that is no stall of the workers."""
+"""How long to wait at once. If a look takes longer, all of us were suspended: that is not a stall of the workers."""
 
 RECORDS_PER_MESSAGE = 2048
-"""A call of many small units has this many records at most: enough for its message to cost next to nothing per record."""
+"""A call of many small units has this many records at most: enough to make its message cheap for each."""
 
 MOST_DEATHS = 2
 """A call in which this many workers died is given up, and so is a pool whose zygote did, with nothing made."""
 
 MOST_DEATHS_AT_START = 8
-"""A pool is given up when this many new workers, plus as many as it has, have died in a row without beginning a call."""
+"""A pool is given up when this many new workers, plus as many as it has, died in a row without beginning a call."""
 
 logger = logging.getLogger("millstream")
 
@@ -302,8 +302,7 @@ class PoolExecutor(Executor):
         first, *lost = worker.calls
         error = WorkerStalledError(
             f"Worker process {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
-            f"{self._describe_number(first)}. It is {describe_process(worker.pid)}. "
-            f"Its stacks:\n{self._stacks_of(worker)}"
+            f"{self._describe_number(first)}. It is {describe_process(worker.pid)}. Stacks:\n{self._stacks_of(worker)}"
         )
         self._pool.replace(worker)
         if (assigned := self._assigned.pop(first, None)) is not None:
