@@ -1,7 +1,6 @@
 """The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
 
 import functools
-import os
 import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
@@ -169,7 +168,7 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_iterators", "_pools", "_compiled", "_process"}
+        own = {"_closed", "_iterators", "_pools", "_plan"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -246,16 +245,6 @@ class DataLoader:
             arguments[2] = "operations=[\n" + "".join(f"        {name},\n" for name in operations) + "    ]"
         return "DataLoader(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
 
-    @property
-    def _plan(self) -> Plan:
-        """The compiled pipeline: another one in a forked process.
-
-        Its locks come along as they are, held perhaps by threads that do not.
-        """
-        if self._process != os.getpid():
-            self._compile()
-        return self._compiled
-
     def _begin(self) -> None:
         """Makes what is of this process, and does not go to another with a pickled loader."""
         self._closed = False
@@ -268,12 +257,8 @@ class DataLoader:
             from millstream.loader.warm_pools import WarmPools  # noqa: PLC0415
 
             self._pools = WarmPools(surroundings())
-        self._compile()
-
-    def _compile(self) -> None:
         names = [operation_name(operation) for operation in self._operations]
-        self._compiled = Plan(self._source, self._sampler, self._operations, names, self._shard)
-        self._process = os.getpid()
+        self._plan = Plan(self._source, self._sampler, self._operations, names, self._shard)
 
     def _make_executor(self, place: Cursor) -> Executor:
         if self._pools is not None:

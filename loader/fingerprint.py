@@ -5,6 +5,7 @@ marks of code are apart, because changed code may well make the same stream.
 """
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
@@ -13,14 +14,13 @@ import numpy as np
 
 from millstream.loader.contents import crc_of
 from millstream.loader.words import ENTRY_LIMIT, Description, Words, describe, printable, spread
-from millstream.samplers import IndexSampler, Sampler, SequentialSampler
+from millstream.samplers import Sampler
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 
 SOURCE_RECORDS = 16
 """How many records of a plain sequence are looked at."""
 OWN_WORDS_LIMIT = 1000
 """The most characters of what a source or sampler says of itself; more of it counts, but is not shown."""
-KEYS_AT_ONCE = 1 << 20
 
 _KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap)
 
@@ -77,8 +77,8 @@ def _parts(
 
 
 def _source_words(source: Any) -> tuple[Mapping[str, str], Mapping[str, int]]:
-    if (own := _own_words(source)) is not None:
-        return {"source": own}, {}
+    if (own := _own_words("source", source)) is not None:
+        return own, {}
     if type(source) in (list, tuple, np.ndarray):
         what = f"{source.dtype} array {source.shape}" if isinstance(source, np.ndarray) else type(source).__name__
         records = [describe(source[key]).words.text for key in spread(len(source), SOURCE_RECORDS)]
@@ -89,28 +89,13 @@ def _source_words(source: Any) -> tuple[Mapping[str, str], Mapping[str, int]]:
 
 
 def _sampler_words(sampler: Sampler) -> tuple[Mapping[str, str], Mapping[str, int]]:
-    if (own := _own_words(sampler)) is not None:
-        return {"sampler": own}, {}
-    if type(sampler) in (IndexSampler, SequentialSampler):
-        return _index_sampler_words(sampler), {}
     words, code = describe(sampler)
-    if isinstance(sampler, IndexSampler):  # What a subclass makes of the order is its own; the rest is as above.
-        parts = tuple(part for part in words.parts if part[0] not in (".num_epochs", ".shard_options"))
-        words = words._replace(parts=parts)
-    return words.listed("sampler"), code
+    own = _own_words("sampler", sampler)
+    return words.listed("sampler") if own is None else own, code
 
 
-def _index_sampler_words(sampler: Any) -> dict[str, str]:
-    texts = {f"sampler.{name}": repr(getattr(sampler, name)) for name in ("num_records", "shuffle", "seed")}
-    if sampler.keys is not None:
-        array = np.asarray(sampler.keys, dtype="<i8")
-        blocks = (array[start : start + KEYS_AT_ONCE].tobytes() for start in range(0, len(array), KEYS_AT_ONCE))
-        texts["sampler.keys"] = f"{len(array)} keys {crc_of(blocks)}"
-    return {"sampler": "IndexSampler", **texts}
-
-
-def _own_words(value: Any) -> str | None:
-    """Returns what a source or sampler says of itself; None where it does not."""
+def _own_words(path: str, value: Any) -> dict[str, str] | None:
+    """Returns what a source or sampler says of itself, each `name=` under a path of its own; None where it does not."""
     own = getattr(value, "fingerprint", None)
     if not callable(own):
         return None
@@ -118,7 +103,13 @@ def _own_words(value: Any) -> str | None:
     if not isinstance(text, str):
         raise TypeError(f"{type(value).__name__}.fingerprint() must return a str, got {type(text).__name__}.")
     text = printable(text)
-    return text if len(text) <= OWN_WORDS_LIMIT else f"{text[:OWN_WORDS_LIMIT]}... {crc_of([text])}"
+    if len(text) > OWN_WORDS_LIMIT:
+        return {path: f"{text[:OWN_WORDS_LIMIT]}... {crc_of([text])}"}
+    first, *others = re.split(r" (?=[A-Za-z_]\w*=)", text)
+    named = dict(part.split("=", 1) for part in others)
+    if len(named) < len(others):
+        return {path: text}
+    return {path: first} | {f"{path}.{name}": what for name, what in named.items()}
 
 
 def _operation_words(operation: Transformation) -> Description:

@@ -22,7 +22,7 @@ import numpy as np
 
 from millstream.columnar import Allocate
 from millstream.loader.deal import Deal, Tail
-from millstream.loader.elements import Elements, Origins
+from millstream.loader.elements import Elements, Origins, describe_records
 from millstream.loader.first_look import FirstLook
 from millstream.loader.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.phases import compile_phases, operation_label, split_phases
@@ -150,6 +150,15 @@ class Plan:
         if isinstance(request, Group):
             return self.follow(request.phase, request.elements, allocate)
         return self.finish((prepare_units or self.prepare_units)(*request), allocate)
+
+    def describe(self, request: Request) -> str:
+        """Returns which records a request is about."""
+        if isinstance(request, Group):
+            return describe_records(request.elements.origins)
+        try:
+            return describe_records(self.locate(*request))
+        except Exception:  # noqa: BLE001  (the user's sampler may raise; what is described must be told all the same)
+            return f"the units {request.start} to {request.stop - 1}"
 
     def prepare_units(self, start: int, stop: int) -> Elements:
         """Returns the prepared elements of units start … stop - 1; an error of the sampler comes at its unit."""

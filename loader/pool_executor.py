@@ -16,8 +16,9 @@ from collections import deque
 from typing import final
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
-from millstream.loader.elements import Elements, describe_records
+from millstream.loader.elements import Elements
 from millstream.loader.executors import Executor, run_here
+from millstream.loader.interruptions import is_from_signal_handler
 from millstream.loader.last_words import read_call, read_stacks, wait_for_stacks
 from millstream.loader.limits import describe_limits, explain_limit
 from millstream.loader.messages import Broken, Exited, Made, MakeGroup, MakeUnits
@@ -162,7 +163,9 @@ class PoolExecutor(Executor):
             try:
                 elements = self._pool.classes.dumps(call.group)
             except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)
-                error.add_note(f"millstream: while it was pickled for a worker process, from {self._describe(call)}.")
+                error.add_note(
+                    f"millstream: while it was pickled for a worker process, from {self._plan.describe(call.request)}."
+                )
                 self._schedule.complete(call, Elements.failed(error), 0.0)
                 return
         self._assigned[number] = assigned
@@ -216,12 +219,14 @@ class PoolExecutor(Executor):
             values, origins = self._unpack(made.parcel, worker.arena, self._pool.classes)
             failure = None if made.failure is None else unpack_failure(made.failure, self._pool.classes)
             outputs = Elements(values, origins, failure)
-        except Exception as error:  # noqa: BLE001  (the user's classes may do anything when unpickled)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
             if makes_several(assigned.call):
                 # Which of them it is will show, and those before it will be delivered.
                 self._split(made.call)
                 return
-            where = self._describe(assigned.call)
+            where = self._plan.describe(assigned.call.request)
             error.add_note(f"millstream: while an output of a worker process was unpickled, from {where}.")
             outputs = Elements.failed(error)
         del self._assigned[made.call]
@@ -247,7 +252,7 @@ class PoolExecutor(Executor):
             elif assigned.deaths >= MOST_DEATHS:
                 error = WorkerDiedError(
                     f"{assigned.deaths} worker processes died while making the same outputs, from "
-                    f"{self._describe(assigned.call)}. The last one {cause}"
+                    f"{self._plan.describe(assigned.call.request)}. The last one {cause}"
                 )
                 lost.remove(begun)
                 del self._assigned[begun]
@@ -318,13 +323,6 @@ class PoolExecutor(Executor):
 
     def _describe_number(self, number: int) -> str:
         assigned = self._assigned.get(number)
-        return "outputs that nobody waits for any more" if assigned is None else self._describe(assigned.call)
-
-    def _describe(self, call: Call) -> str:
-        """Returns which records a call is about."""
-        if not isinstance(call, UnitCall):
-            return describe_records(call.group.origins)
-        try:
-            return describe_records(self._plan.locate(call.start, call.stop))
-        except Exception:  # noqa: BLE001  (the user's sampler may raise; what is described must be told all the same)
-            return f"the units {call.start} to {call.stop - 1}"
+        return (
+            "outputs that nobody waits for any more" if assigned is None else self._plan.describe(assigned.call.request)
+        )

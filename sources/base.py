@@ -37,8 +37,9 @@ class DataSource(Protocol[T_co]):
     `fingerprint() -> str`
         A line of words that identifies the content, wherever it lies: equal for equal records, in every process and
         after moving the files; cheap, so a sample will do. It goes into checkpoints, so that a state is refused with
-        another source, and its words tell the reader of that error what differs. Without it, the loader describes the
-        source's attributes: a source that holds the path of its files is then another one once they have moved.
+        another source, and the error shows what differs: words of the form `name=value` are compared one by one.
+        Without it, the loader describes the source's attributes: a source that holds the path of its files is then
+        another one once they have moved.
     """
 
     def __len__(self) -> int:

@@ -9,6 +9,8 @@ Guarantees:
       sources that have files open.
     - When the process runs out of file descriptors, idle files are closed, one after the other, before giving up.
     - After `close()`, nothing can be acquired; files in use are closed by their last `release`.
+    - A signal's handler may close a source while its thread is in a method here: the locks are reentrant, and each
+      method finds what it left.
     - A forked process opens files of its own. Those of its parent, which threads may have been using that are not in
       the child, are neither used nor closed there.
 """
@@ -51,7 +53,7 @@ class _Registry:
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def add(self, files: "OpenFiles[Any]") -> None:
         """Adds the files of a source, for as long as it lives."""
@@ -68,7 +70,7 @@ class _Registry:
 
     def start_anew(self) -> None:
         """Begins without open files in a forked process; threads that are not here may have held the locks."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         for files in list(self._all):
             files.start_anew()
 
@@ -88,7 +90,7 @@ class _Entry(Generic[FileT]):
 
     def __init__(self) -> None:
         self.file: FileT | None = None
-        self.opening = threading.Lock()
+        self.opening = threading.RLock()
         self.users = 0
 
 
@@ -102,7 +104,7 @@ class OpenFiles(Generic[FileT]):
 
     def __init__(self, max_open: int) -> None:
         self._max_open = max_open
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._entries: OrderedDict[str, _Entry[FileT]] = OrderedDict()  # The least recently used comes first.
         self._inherited: list[object] = []
         self._closed = False
@@ -162,7 +164,7 @@ class OpenFiles(Generic[FileT]):
 
     def start_anew(self) -> None:
         """Begins without open files in a forked process, whose parent's threads may have held the lock."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Kept from being destroyed: a library may do more then than is safe after a fork.
         self._inherited.append(self._entries)
         self._entries = OrderedDict()
@@ -195,9 +197,9 @@ class OpenFiles(Generic[FileT]):
 
     def _close_one_idle(self) -> bool:
         """Closes the idle file unused for the longest time; returns whether there was one. Needs the lock."""
-        for path, entry in self._entries.items():
+        for path, entry in list(self._entries.items()):
             if entry.users == 0 and entry.file is not None:
-                del self._entries[path]
+                self._entries.pop(path, None)
                 entry.file.close()
                 return True
         return False
