@@ -14,17 +14,26 @@ from typing import Any
 
 _MAIN_MODULES = frozenset({"__main__", "__mp_main__"})
 
+_paths: dict[tuple[str, ...], None] = {}
+"""The import paths of the loaders that this process has built: "" in `sys.path` may mean another folder by now."""
+
+
+def note_import_path(path: Sequence[str]) -> None:
+    """Says which import path, all of it absolute, a worker has: what it leads to can be imported there."""
+    _paths[tuple(path)] = None
+
 
 def is_importable(name: str) -> bool:
-    """Returns whether a process with this one's `sys.path` imports under a name what this process knows by it."""
+    """Returns whether a worker, or the trainer, imports under a name what this process knows by it."""
     module = sys.modules.get(name)
     if module is None or name in _MAIN_MODULES:
         return False
-    return _is_importable(name, id(module), tuple(map(str, sys.path)))
+    here = tuple(map(str, sys.path))
+    return any(_is_importable(name, id(module), path) for path in (here, *_paths))
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_importable(name: str, _module: int, _path: tuple[str, ...]) -> bool:
+def _is_importable(name: str, _module: int, import_path: tuple[str, ...]) -> bool:
     """Looks for a module where an import would; once for each module and path, as that asks the file system."""
     module = sys.modules.get(name)
     package = name.rpartition(".")[0]
@@ -40,7 +49,7 @@ def _is_importable(name: str, _module: int, _path: tuple[str, ...]) -> bool:
     ):
         return True
     try:
-        found = _find(name, getattr(sys.modules.get(package), "__path__", None))
+        found = _find(name, getattr(sys.modules.get(package), "__path__", None), import_path)
     except Exception:  # noqa: BLE001  (finders are anybody's; the import may well succeed where the search did not)
         return True
     return found is not None and (found.origin == getattr(spec, "origin", None) or _is_same_file(found.origin, file))
@@ -54,11 +63,19 @@ def has_name(value: Any, module: ModuleType | None) -> bool:
     return found is value
 
 
-def _find(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """Returns where an import would find a module, if nobody had imported it yet."""
+def _find(name: str, path: Sequence[str] | None, import_path: Sequence[str]) -> importlib.machinery.ModuleSpec | None:
+    """Returns where an import would find a module, if nobody had imported it yet.
+
+    Args:
+        name: the module's.
+        path: where its package looks for modules; None for a module without a package.
+        import_path: stands for `sys.path`.
+    """
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
-        spec: importlib.machinery.ModuleSpec | None = None if find_spec is None else find_spec(name, path, None)
+        # This finder alone looks at `sys.path` by itself.
+        searched = import_path if path is None and finder is importlib.machinery.PathFinder else path
+        spec: importlib.machinery.ModuleSpec | None = None if find_spec is None else find_spec(name, searched, None)
         if spec is not None:
             return spec
     return None

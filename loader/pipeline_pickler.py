@@ -10,6 +10,7 @@ from millstream.loader.mapped_arrays import MappedFiles
 from millstream.loader.shared_records import share
 from millstream.loader.value_pickler import BinaryFile, BufferCallback, ValuePickler
 from millstream.sources import InMemoryDataSource
+from millstream.sources.base import HeldRecords
 
 
 def dump_with_classes(value: Any, file: BinaryFile, buffer_callback: BufferCallback) -> ClassTable:
@@ -48,12 +49,19 @@ class PipelinePickler(ValuePickler):
     def reducer_override(self, value: Any) -> Any:
         """Returns how to pickle a value, and takes note of classes that cross by value."""
         if type(value) is InMemoryDataSource:
-            state = vars(value)
-            return rebuild_source, (InMemoryDataSource, {**state, "_records": share(state["_records"])})
+            return rebuild_source, (InMemoryDataSource, {**vars(value), "_records": _shared(vars(value)["_records"])})
         reduced = super().reducer_override(value)
         if isinstance(value, type) and reduced is not NotImplemented:
             self.classes.append(value)
         return reduced
+
+
+def _shared(records: Any) -> Any:
+    """Returns what an `InMemoryDataSource` holds, shared by all workers where that pays: each read then copies."""
+    if not isinstance(records, HeldRecords):
+        return records
+    shared = share(records.records)
+    return records if shared is records.records else shared
 
 
 def rebuild_source(kind: type, state: dict[str, Any]) -> Any:

@@ -74,10 +74,13 @@ class HeldRecords(Generic[T_co]):
     lists, and those within them, up to COPIED_LEVELS; arrays, tuples and other objects are handed out as they are. Some
     records, spread evenly, decide at construction whether to copy, and whether to look into what is copied, so that
     sources that do not need it do not pay for it. Whether the items of a list are copied is decided by its first.
+
+    Attributes:
+        records: the list or tuple itself.
     """
 
     def __init__(self, records: "Sequence[T_co]") -> None:
-        self._records = records
+        self.records = records
         some = [records[key] for key in range(0, len(records), len(records) // _LOOKED_AT or 1)]
         containers = [record for record in some if type(record) is dict or type(record) is list]
         self._copy: Callable[[T_co], T_co] | None = None
@@ -86,12 +89,12 @@ class HeldRecords(Generic[T_co]):
             self._copy = operator.methodcaller("copy") if is_flat else _unshared
 
     def __getitem__(self, key: int) -> T_co:
-        record = self._records[key]
+        record = self.records[key]
         return _unshared(record) if self._copy else record
 
     def __getitems__(self, keys: Sequence[int]) -> Sequence[T_co]:
         """Returns the records of the keys, in their order."""
-        records = items_at(self._records, keys)
+        records = items_at(self.records, keys)
         if self._copy is None:
             return records
         try:

@@ -106,13 +106,13 @@ def _() -> None:
 
 @ROWS.of("`samplers.`: `IndexSampler`, `SequentialSampler`, `Sampler`")
 def _() -> None:
-    assert batches("abc", sampler=grain.samplers.SequentialSampler(3, shard_options=grain.NoSharding())) == [
+    assert batches(list("abc"), sampler=grain.samplers.SequentialSampler(3, shard_options=grain.NoSharding())) == [
         "a",
         "b",
         "c",
     ]
     sampler = grain.samplers.IndexSampler(3, shard_options=grain.NoSharding(), shuffle=True, num_epochs=2, seed=1)
-    assert sorted(batches("abc", sampler=sampler)) == ["a", "a", "b", "b", "c", "c"]
+    assert sorted(batches(list("abc"), sampler=sampler)) == ["a", "a", "b", "b", "c", "c"]
     assert isinstance(sampler, grain.samplers.Sampler)
 
 
@@ -197,7 +197,7 @@ def _() -> None:
 
 @ROWS.of("`PyGrainDatasetIterator`")
 def _() -> None:
-    assert isinstance(iter(grain.load("abc")), grain.DataLoaderIterator)
+    assert isinstance(iter(grain.load(list("abc"))), grain.DataLoaderIterator)
 
 
 @ROWS.of("`MapOperation`, `RandomMapOperation`, `FilterOperation`, `BatchOperation`")
@@ -210,7 +210,7 @@ def _() -> None:
 @ROWS.of("`DataLoader(enable_profiling=...)`")
 def _() -> None:
     loaders = [
-        grain.DataLoader(data_source="abc", sampler=grain.SequentialSampler(3), enable_profiling=profiled)
+        grain.DataLoader(data_source=list("abc"), sampler=grain.SequentialSampler(3), enable_profiling=profiled)
         for profiled in (False, True)
     ]
     assert list(loaders[0]) == list(loaders[1]) == ["a", "b", "c"]
@@ -283,12 +283,15 @@ def _() -> None:
 
 @ROWS.of("a bare function in `operations`")
 def _() -> None:
-    assert batches("ab", [str.upper]) == ["A", "B"]
+    assert batches(list("ab"), [str.upper]) == ["A", "B"]
 
 
 @ROWS.of("`MapWithIndex` in a `DataLoader`")
 def _() -> None:
-    assert batches("ab", [grain.transforms.MapWithIndex(lambda index, letter: (index, letter))]) == [(0, "a"), (1, "b")]
+    assert batches(list("ab"), [grain.transforms.MapWithIndex(lambda index, letter: (index, letter))]) == [
+        (0, "a"),
+        (1, "b"),
+    ]
 
 
 @ROWS.of("`bytes` in a batch")
@@ -305,7 +308,7 @@ def _() -> None:
         def __getitem__(self, position: int) -> grain.RecordMetadata:
             return grain.RecordMetadata(index=position, record_key=1 - position)
 
-    assert batches("ab", sampler=Own()) == ["b", "a"]
+    assert batches(list("ab"), sampler=Own()) == ["b", "a"]
 
 
 @ROWS.of("`len(loader)`")
@@ -331,7 +334,7 @@ def _() -> None:
         def __getitem__(self, position: int) -> grain.RecordMetadata:
             return grain.RecordMetadata(index=position, record_key=position % 2)
 
-    loader = grain.DataLoader(data_source="ab", sampler=Own(), operations=[grain.Batch(4)])
+    loader = grain.DataLoader(data_source=list("ab"), sampler=Own(), operations=[grain.Batch(4)])
     with iter(loader) as iterator:
         iterator.seek(10**6)
         assert next(iterator).tolist() == ["a", "b", "a", "b"]
@@ -358,7 +361,7 @@ def _() -> None:
 
 @ROWS.of("`worker_count=None`")
 def _() -> None:
-    loader = grain.load("abc", worker_count=None)
+    loader = grain.load(list("abc"), worker_count=None)
     assert loader.multiprocessing_options.num_workers == len(os.sched_getaffinity(0))
 
 
@@ -377,7 +380,7 @@ def _() -> None:
 
 @ROWS.of("iterators")
 def _() -> None:
-    with iter(grain.load("ab")) as iterator:
+    with iter(grain.load(list("ab"))) as iterator:
         assert next(iterator) == "a"
     with pytest.raises(ValueError, match="closed"):
         next(iterator)
@@ -480,8 +483,8 @@ def _() -> None:
 
 @ROWS.of("`.repeat(n)`, `.repeat()`")
 def _() -> None:
-    assert batches("ab", sampler=grain.IndexSampler(2, num_epochs=3)) == list("ababab")
-    endless = grain.DataLoader(data_source="ab", sampler=grain.IndexSampler(2, num_epochs=None))
+    assert batches(list("ab"), sampler=grain.IndexSampler(2, num_epochs=3)) == list("ababab")
+    endless = grain.DataLoader(data_source=list("ab"), sampler=grain.IndexSampler(2, num_epochs=None))
     with iter(endless) as iterator:
         assert [next(iterator) for _ in range(5)] == list("ababa")
 
@@ -506,12 +509,12 @@ def _() -> None:
 
 @ROWS.of("`.to_iter_dataset(read_options)`")
 def _() -> None:
-    assert batches("ab", read_options=grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)) == ["a", "b"]
+    assert batches(list("ab"), read_options=grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)) == ["a", "b"]
 
 
 @ROWS.of("`.mp_prefetch(options)`")
 def _() -> None:
-    assert batches("ab", worker_count=1, worker_buffer_size=2) == ["a", "b"]
+    assert batches(list("ab"), worker_count=1, worker_buffer_size=2) == ["a", "b"]
 
 
 @ROWS.of("`ThreadPrefetchIterDataset(ds, m)`")

@@ -130,7 +130,7 @@ def _() -> None:
 @ROWS.of("`for epoch in range(n): for batch in loader:`")
 def _() -> None:
     sampler = grain.IndexSampler(2, num_epochs=3)
-    assert "".join(grain.DataLoader(data_source="ab", sampler=sampler)) == "ababab"
+    assert "".join(grain.DataLoader(data_source=list("ab"), sampler=sampler)) == "ababab"
 
 
 @ROWS.of("`sampler.set_epoch(epoch)`")
@@ -170,9 +170,9 @@ def _() -> None:
 @ROWS.of("`num_workers`")
 @ROWS.of("`prefetch_factor`")
 def _() -> None:
-    assert read("ab", worker_count=1) == ["a", "b"]
+    assert read(list("ab"), worker_count=1) == ["a", "b"]
     sampler = grain.IndexSampler(2, num_epochs=1)
-    loader = grain.DataLoader(data_source="ab", sampler=sampler, worker_count=1, worker_buffer_size=4)
+    loader = grain.DataLoader(data_source=list("ab"), sampler=sampler, worker_count=1, worker_buffer_size=4)
     assert loader.multiprocessing_options.per_worker_buffer_size == 4
     assert list(loader) == ["a", "b"]
 
@@ -185,8 +185,8 @@ def _() -> None:
 @ROWS.of("`persistent_workers`, `multiprocessing_context`, `worker_init_fn`")
 @ROWS.of("`get_worker_info()`")
 def _() -> None:
-    loader = grain.load("ab", num_epochs=1, worker_count=1)
-    assert list(loader) == list(loader) == list(grain.load("ab", num_epochs=1))
+    loader = grain.load(list("ab"), num_epochs=1, worker_count=1)
+    assert list(loader) == list(loader) == list(grain.load(list("ab"), num_epochs=1))
 
 
 @ROWS.of("`pin_memory`, `batch.to(device, non_blocking=True)`")

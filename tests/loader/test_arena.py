@@ -279,6 +279,7 @@ def test_arrays_may_end_while_their_arena_is_retired() -> None:
             assert kept.all()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # Forks are warned of; JAX does.
 def test_a_forked_process_gives_nothing_back() -> None:
     """Its copies of batches may end as they like: the pages are the trainer's."""
     with arena_pair() as (allocator, view):

@@ -250,5 +250,7 @@ def test_shards_that_may_end_apart_are_warned_of(operation: Transformation) -> N
 
 def test_the_short_way_warns_as_well() -> None:
     """`load` has the warning of `DataLoader`."""
-    with pytest.warns(UserWarning, match=r"operations\[0\], DropMultiples\(of=3\), decides on each of the 2 shards"):
+    with pytest.warns(
+        UserWarning, match=r"operations\[0\], DropMultiples\(of=3\), drops or adds elements on each of the 2 shards"
+    ):
         millstream.load(range(9), num_epochs=1, transformations=[DropMultiples(3)], shard_options=ShardOptions(0, 2))

@@ -66,7 +66,7 @@
 21 a damaged state                    state: every_bit_flip_is_refused, damage_anywhere_is_refused_or_changes_nothing
                                       iterator: a_refused_state_leaves_everything_as_it_was
 22 a state of an unknown version      state: a_newer_version_says_to_upgrade
-23 another batch size or operations   state: a_difference_in_words_is_named_and_can_be_allowed
+23 another batch size or operations   compatibility: a_difference_in_words_is_named_and_can_be_allowed
                                       checkpoint: a_state_of_another_pipeline_is_refused
 24 another number of workers          pool_faults: a_state_fits_any_number_of_workers
 25 a disk that is full                pool_faults: a_full_disk_leaves_the_checkpoint_before
@@ -162,7 +162,11 @@ def test_a_file_that_breaks_is_an_error_from_a_worker_too(
         writer.write(record)
     writer.close()
     source = ArrayRecordDataSource(path)
+    written = path.stat()
     damage(path, path.read_bytes(), records[EXPECTED[2][1]])
+    if path.exists():
+        # As a failing disk does: the file does not say that it was written to.
+        os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
     taken: list[Any] = []
     with iter(loader_of(data_source=source)) as iterator, pytest.raises(DataSourceError, match=told) as caught:
         taken.extend(iterator)

@@ -195,6 +195,7 @@ def test_a_forked_process_opens_files_of_its_own() -> None:
     opening.wait(60)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of just this.
+        warnings.simplefilter("ignore", RuntimeWarning)  # JAX, where another test has imported it.
         child = os.fork()
     if child == 0:
         own = [files.acquire(path, disk.open_file) for path in "ab"]

@@ -104,6 +104,7 @@ def test_a_forked_process_reads_the_same(source: Any) -> None:
     answer, asked = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn where there are threads.
+        warnings.simplefilter("ignore", RuntimeWarning)  # JAX, where another test has imported it.
         child = os.fork()
     if child == 0:
         same = words(source.__getitems__(range(37))) == expected and repr(source[5]) == expected[5]

@@ -14,7 +14,7 @@ from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation
 
-UNEVEN_ENDS = pytest.mark.filterwarnings("ignore:.*the shards may end at different steps:UserWarning")
+UNEVEN_ENDS = pytest.mark.filterwarnings("ignore:.*so shards may end at different steps:UserWarning")
 """For tests of any pipeline: some are finite, filtered and sharded, which the loader warns of."""
 
 
