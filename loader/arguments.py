@@ -24,7 +24,7 @@ def operation_name(operation: Transformation) -> str:
 
 def source_name(source: DataSource[Any]) -> str:
     """Returns what to call a source in texts for people, without reading a record."""
-    if type(source).__module__.startswith("millstream."):
+    if type(source) is range or type(source).__module__.startswith("millstream."):
         return described(source)
     return f"{type(source).__name__} of {len(source)} records"
 

@@ -112,7 +112,7 @@ class IndexSampler:
         words = [kind.__qualname__, *(f"{name}={getattr(self, name)}" for name in ("num_records", "shuffle", "seed"))]
         if self.keys is not None:
             crc = zlib.crc32(np.ascontiguousarray(self.keys, dtype="<i8").data)
-            words.append(f"keys={len(self.keys)} crc32={crc:08x}")
+            words.append(f"keys={len(self.keys)}#{crc:08x}")
         known = {field.name for field in dataclasses.fields(IndexSampler)} | {"largest_key"}
         words += [f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name not in known]
         return " ".join(words)

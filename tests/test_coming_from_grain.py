@@ -367,7 +367,7 @@ def _() -> None:
 
 @ROWS.of("workers")
 def _() -> None:
-    script = "import millstream as grain\nprint(*grain.load('abc', num_epochs=1, worker_count=1))"
+    script = "import millstream as grain\nprint(*grain.load(list('abc'), num_epochs=1, worker_count=1))"
     done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("a b c\n", "")
 

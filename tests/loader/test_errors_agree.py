@@ -10,6 +10,7 @@ import pytest
 from faults import At, Raise
 
 import millstream
+from millstream.descriptions import described
 from millstream.transforms import Batch
 
 SIZE = 1000
@@ -90,7 +91,8 @@ def test_an_exception_that_is_no_error(kind: type[BaseException], operations: tu
 
     _, *error = outcomes["inline"]
     assert [outcome[1:] for outcome in outcomes.values()] == [tuple(error)] * len(WAYS)
-    assert error == [kind, ("why",), [f"millstream: in operation 0, At, at record key {BAD} (position {BAD})."]]
+    note = f"millstream: in operation 0, {described(operation)}, at record key {BAD} (position {BAD})."
+    assert error == [kind, ("why",), [note]]
     counts = {way: len(came) for way, (came, *_) in outcomes.items()}
     if kind is KeyboardInterrupt and not operations:
         # Threads leave what is cheap to the consumer's.

@@ -122,7 +122,7 @@ def test_other_keys_are_another_stream() -> None:
     again.set_state(states[0])
 
     for state in states[1:]:
-        with pytest.raises(millstream.CheckpointError, match=r"sampler keys: saved .*, here 100000 keys#"):
+        with pytest.raises(millstream.CheckpointError, match=r"sampler.keys: saved .*, here 100000#"):
             again.set_state(state)
 
 
