@@ -63,7 +63,7 @@
 20 a file that is missing             pool_faults: a_file_that_breaks_is_an_error_from_a_worker_too
                                       array_record_faults:
                                       a_file_removed_or_changed_before_its_first_read_is_an_error
-21 a damaged state                    state: every_damaged_byte_is_refused, damage_anywhere_is_refused_or_changes_nothing
+21 a damaged state                    state: every_damaged_byte_is_refused, damage_is_refused_or_changes_nothing
                                       iterator: a_refused_state_leaves_everything_as_it_was
 22 a state of an unknown version      state: another_version_is_refused_with_what_to_do
 23 another batch size or operations   compatibility: a_difference_in_words_is_named_and_can_be_allowed

@@ -115,7 +115,7 @@ def test_every_damaged_byte_is_refused(state: LoaderState) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(states, st.data())
-def test_damage_anywhere_is_refused_or_changes_nothing(state: LoaderState, data: st.DataObject) -> None:
+def test_damage_is_refused_or_changes_nothing(state: LoaderState, data: st.DataObject) -> None:
     """Overwritten runs of bytes are refused, unless the JSON still says the very same."""
     raw = bytearray(state.encode())
     start = data.draw(st.integers(0, len(raw) - 1))
