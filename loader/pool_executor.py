@@ -31,7 +31,7 @@ from millstream.loader.runs import Cursor, Run
 from millstream.loader.schedule import Call, Schedule, UnitCall, makes_several
 from millstream.loader.stage_clock import HAND_OVER
 from millstream.loader.transport import release, unpack, unpack_failure
-from millstream.loader.warm_pools import WarmPools
+from millstream.loader.warm_pools import WarmPools, give_back
 
 STALL_WARNING_SECONDS = 30.0
 """A worker that makes one call for this long is reported in the log."""
@@ -77,7 +77,7 @@ class PoolExecutor(Executor):
         self._memory = RecycledMemory()
         self._pool = pools.take(plan, workers, reading)
         # A loop that is left by `break` drops its iterator: the next one finds the workers warm.
-        self._returning = weakref.finalize(self, pools.give_back, self._pool)
+        self._returning = weakref.finalize(self, give_back, weakref.ref(pools), weakref.ref(self._pool))
         self._returning.atexit = False
         self._options = workers
         self._assigned: dict[int, _Assigned] = {}

@@ -5,6 +5,8 @@ Guarantees:
     * Nothing here waits for a lock: finalizers and signal handlers may call all of it, in the middle of itself too.
     * Idle pools end after IDLE_SECONDS, with the loader, or when it is closed, whichever comes first, and the memory of
       their arenas with them, but for what arrays of the user's still hold.
+    * No thread and no finalizer holds a pool. It holds the user's classes, they perhaps the loader, as globals of their
+      module, and so none of them would ever end.
 """
 
 import contextlib
@@ -24,11 +26,13 @@ IDLE_SECONDS = 60.0
 class _Retirement:
     """The end of an idle pool, unless it is cancelled before."""
 
-    def __init__(self, idle: "list[_Idle]") -> None:
-        self._idle = idle
+    def __init__(self, pools: "weakref.ref[WarmPools]", pool: Pool) -> None:
+        self._pools = pools
         # Held until it is cancelled. To release it never waits.
         self._lock = threading.Lock()
         self._lock.acquire()
+        # The pool may end with the loader: there is nothing left to wait for, then.
+        self._ending = weakref.finalize(pool, self._release)
 
     def begin(self) -> None:
         """Starts the thread that waits; without threads to be had, the pool stays as long as the loader."""
@@ -37,15 +41,18 @@ class _Retirement:
 
     def cancel(self) -> None:
         """Lets the pool live. Idempotent."""
+        self._ending.detach()
+        self._release()
+
+    def _release(self) -> None:
         with contextlib.suppress(RuntimeError):
             self._lock.release()
 
     def _run(self) -> None:
         if self._lock.acquire(timeout=IDLE_SECONDS):
             return
-        for idle in list(self._idle):
-            if idle.retirement is self and _remove(self._idle, idle):
-                idle.pool.stop()
+        if (pools := self._pools()) is not None:
+            pools.retire(self)
 
 
 class _Idle(NamedTuple):
@@ -67,7 +74,6 @@ class WarmPools:
         self._surroundings = surroundings
         self._idle: list[_Idle] = []
         self._closed = False
-        weakref.finalize(self, _stop_all, self._idle)
 
     @property
     def idle(self) -> list[Pool]:
@@ -87,7 +93,7 @@ class WarmPools:
         if not pool.is_usable or any(idle.is_ours for idle in self.idle):
             pool.stop()
             return
-        retirement = _Retirement(self._idle)
+        retirement = _Retirement(weakref.ref(self), pool)
         # Before its thread can run.
         self._idle.append(_Idle(pool, retirement))
         retirement.begin()
@@ -95,9 +101,19 @@ class WarmPools:
             # Before, or just now by another thread, which did not see this pool.
             self.stop_idle()
 
+    def retire(self, retirement: _Retirement) -> None:
+        """Stops the pool whose time has come, if it is still idle."""
+        for idle in list(self._idle):
+            if idle.retirement is retirement and _remove(self._idle, idle):
+                idle.pool.stop()
+
     def stop_idle(self) -> None:
         """Stops the pools that no iterator uses."""
-        _stop_all(self._idle)
+        for idle in list(self._idle):
+            idle.retirement.cancel()
+            # Removed when it has ended: an interrupt leaves it to the next call, or to the end of the loader.
+            idle.pool.stop()
+            _remove(self._idle, idle)
 
     def close(self) -> None:
         """Stops the pools that no iterator uses, now and from now on."""
@@ -114,9 +130,8 @@ def _remove(pools: list[_Idle], idle: _Idle) -> bool:
     return True
 
 
-def _stop_all(pools: list[_Idle]) -> None:
-    for idle in list(pools):
-        idle.retirement.cancel()
-        # Removed when it has ended: an interrupt leaves it to the next call, or to the end of the loader.
-        idle.pool.stop()
-        _remove(pools, idle)
+def give_back(pools: "weakref.ref[WarmPools]", pool: "weakref.ref[Pool]") -> None:
+    """Keeps the pool of an iterator that is gone, if its loader is still there: called by the iterator's end."""
+    keeper, kept = pools(), pool()
+    if keeper is not None and kept is not None:
+        keeper.give_back(kept)

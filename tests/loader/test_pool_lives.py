@@ -461,3 +461,30 @@ def test_few_and_many_workers(worker_count: int) -> None:
     """Sixteen workers on few cores are no trouble: they start, and end, like one."""
     with at_most(3.0):
         assert batches(loader_of(worker_count=worker_count)) == EXPECTED
+
+
+NAMESPACE = """
+import worker_pools
+from millstream.transforms import Map
+
+class Same(Map):
+    def map(self, element):
+        return element if loader else None  # What refers to its module refers to the loader.
+
+loader = worker_pools.loader_of(Same(), worker_count=1)
+list(loader)
+dropped = iter(loader)
+next(dropped)
+"""
+
+
+def test_a_namespace_that_is_dropped_ends_what_it_has_started() -> None:
+    """A loader, its iterator and the classes that it sent to workers refer to one another: they still end together."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(NAMESPACE, namespace)
+    loader = weakref.ref(namespace["loader"])
+    del namespace
+    gc.collect()
+
+    assert loader() is None
+    assert psutil.Process().children() == []
