@@ -4,12 +4,15 @@ import contextlib
 import math
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-ROOT = Path("/")
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROOT = "/"
 
 
-def memory_left(root: Path = ROOT) -> int:
+def memory_left(root: "str | Path" = ROOT) -> int:
     """Returns how many more bytes this process's groups may use, `sys.maxsize` where there is no limit.
 
     What the kernel can take back at once, the pages of files, does not count as used. Each group counts, and each
@@ -32,10 +35,10 @@ def memory_left(root: Path = ROOT) -> int:
     return left
 
 
-def cores(root: Path = ROOT) -> int:
+def cores(root: "str | Path" = ROOT) -> int:
     """Returns how many cores this process's groups may keep busy, `sys.maxsize` where there is no limit.
 
-    A quota that is no whole number of cores is rounded up. Each group counts, and each that it is in.
+    A quota that is not a whole number of cores is rounded up. Each group counts, and each that it is in.
 
     Args:
         root: where `proc` and `sys` are.
@@ -62,7 +65,7 @@ def _rounded_up(quota: str, period: str) -> int:
     return max(1, math.ceil(int(quota) / int(period)))
 
 
-def _reclaimable(group: Path) -> int:
+def _reclaimable(group: "Path") -> int:
     """Returns the bytes of a group's usage that are pages of files."""
     with contextlib.suppress(OSError, ValueError):
         fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
@@ -72,14 +75,16 @@ def _reclaimable(group: Path) -> int:
     return 0
 
 
-def _groups(controller: str, root: Path) -> Iterator[Path]:
+def _groups(controller: str, root: "str | Path") -> Iterator["Path"]:
     """Yields the folders of this process's groups that may limit something, and of the groups that they are in.
 
     A container may see the names that its groups have outside. Then only the outermost folder is there: its own.
     """
-    mount = root / "sys/fs/cgroup"
+    from pathlib import Path  # noqa: PLC0415  (takes long to import, and workers import this module)
+
+    mount = Path(root) / "sys/fs/cgroup"
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (Path(root) / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:

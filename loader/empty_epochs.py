@@ -5,15 +5,12 @@ perhaps for ever, and only this line says why.
 """
 
 import dataclasses
-import logging
 from typing import final
 
 from millstream.loader.plan import Plan
 
 EPOCHS_BETWEEN = 10
 """The next line comes after this many times as many epochs as the last one."""
-
-logger = logging.getLogger("millstream")
 
 
 @dataclasses.dataclass(slots=True)
@@ -60,7 +57,9 @@ class EmptyEpochs:
         if num_outputs:
             noted.units, noted.epochs = 0, 1
         elif noted.units >= noted.epochs * self._plan.units_per_epoch:
-            logger.warning(
+            import logging  # noqa: PLC0415  (takes long to import)
+
+            logging.getLogger("millstream").warning(
                 "millstream: %s let nothing through in %s: none of %d records. "
                 "The stream reads on until something is left, or to its end.",
                 noted.filters,

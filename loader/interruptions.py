@@ -2,7 +2,6 @@
 
 import signal
 import threading
-import traceback
 
 
 def cannot_wait(error: BaseException) -> bool:
@@ -24,4 +23,9 @@ def is_from_signal_handler(error: BaseException) -> bool:
     # A function or method, or an object with a method of that name.
     functions = [*handlers, *(getattr(handler, "__call__", None) for handler in handlers)]  # noqa: B004
     codes = {getattr(function, "__code__", None) for function in functions}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_code in codes:
+            return True
+        entry = entry.tb_next
+    return False

@@ -1,10 +1,14 @@
 """How much memory there is for batches, and how many threads for reading them."""
 
+import os
 import resource
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millstream.loader import control_groups
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MEMORY_SHARE = 0.5
 """The part of the memory available that batches in flight, and batches kept by the consumer, may take."""
@@ -22,7 +26,7 @@ def memory_budget() -> int:
     return int(MEMORY_SHARE * memory_available())
 
 
-def memory_available(root: Path = control_groups.ROOT) -> int:
+def memory_available(root: "str | Path" = control_groups.ROOT) -> int:
     """Returns how many more bytes this process may use now, as far as the system tells.
 
     The least of: what the machine has left; what the limits of its control groups, a container's for example, leave
@@ -34,7 +38,7 @@ def memory_available(root: Path = control_groups.ROOT) -> int:
     return min(_machine_memory(root), address_space_left(root), control_groups.memory_left(root))
 
 
-def address_space_left(root: Path = control_groups.ROOT) -> int:
+def address_space_left(root: "str | Path" = control_groups.ROOT) -> int:
     """Returns how many more bytes this process may map, `sys.maxsize` without a limit: batch systems set one.
 
     Args:
@@ -44,7 +48,7 @@ def address_space_left(root: Path = control_groups.ROOT) -> int:
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize
     try:
-        mapped = int((root / "proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        mapped = int(_read(root, "proc/self/statm").split()[0]) * resource.getpagesize()
     except OSError:
         mapped = 0
     return max(0, limit - mapped)
@@ -58,10 +62,16 @@ def affordable_threads(num_threads: int) -> int:
     return min(num_threads, max(1, address_space_left() // 2 // THREAD_BYTES))
 
 
-def _machine_memory(root: Path) -> int:
+def _machine_memory(root: "str | Path") -> int:
     try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
+        lines = _read(root, "proc/meminfo").splitlines()
     except OSError:
         return 1 << 33
     fields = dict(line.split(":") for line in lines)
     return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+def _read(root: "str | Path", name: str) -> str:
+    """Returns what a file below `root` holds. Without pathlib, which takes long to import: workers import this."""
+    with open(os.path.join(root, name)) as file:  # noqa: PTH118, PTH123
+        return file.read()

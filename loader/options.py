@@ -2,13 +2,16 @@
 
 import dataclasses
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millstream.checks import as_integer, as_seconds, named_fields
 from millstream.loader import control_groups
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def available_cores(root: Path = control_groups.ROOT) -> int:
+
+def available_cores(root: "str | Path" = control_groups.ROOT) -> int:
     """Returns how many cores this process may use, at least 1.
 
     Its affinity counts (and from Python 3.13 on `PYTHON_CPU_COUNT`), and the quotas of its control groups: a container

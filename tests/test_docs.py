@@ -89,6 +89,8 @@ def test_every_example_runs_and_prints_what_is_shown(
         printed = run(example, str(document), namespace)
         expected = example.comparable(example.shown)
         assert f"line {example.line}:\n{expected}" == f"line {example.line}:\n{example.comparable(printed)}"
+    # As at the end of a program. Threads at work hold on to the functions of the document, and these to all of it.
+    namespace.clear()
 
 
 def test_examples_are_found_with_what_they_print() -> None:

@@ -244,7 +244,7 @@ class Loud(Map[int, int]):
 def test_a_short_loader_is_shown_on_one_line() -> None:
     """Source, sampler without defaults, operations and how it runs."""
     assert repr(load(batch_size=4)) == (
-        "DataLoader(data_source=range of 10 records, sampler=IndexSampler(num_records=10, num_epochs=1), "
+        "DataLoader(data_source=range(0, 10), sampler=IndexSampler(num_records=10, num_epochs=1), "
         "operations=[Batch(batch_size=4)], shard 0 of 1, worker_count=0, read_threads=0)"
     )
 

@@ -480,7 +480,7 @@ next(dropped)
 
 def test_a_namespace_that_is_dropped_ends_what_it_has_started() -> None:
     """A loader, its iterator and the classes that it sent to workers refer to one another: they still end together."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    namespace: dict[str, object] = {"__name__": "__main__"}
     exec(NAMESPACE, namespace)
     loader = weakref.ref(namespace["loader"])
     del namespace
