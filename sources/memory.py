@@ -80,7 +80,7 @@ class InMemoryDataSource:
 
     Anything else with `len()` and `[]` is a sequence of records: a list, a tuple, a memory-mapped or lazily decoding
     container. Its own `__getitems__` is used if it has one. Records of a list or tuple that are dicts or lists are
-    handed out as copies, dicts and lists in them included, so that `record["image"] = ...` leaves the source as it is.
+    handed out as shallow copies, so that `record["image"] = ...` leaves the source as it is.
     All else is handed out as it is: do not change arrays and other objects of such records in place, as every reader in
     this process shares them.
 

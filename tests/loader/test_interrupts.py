@@ -110,7 +110,6 @@ def test_a_first_next_that_is_interrupted_loses_nothing(
     make: Callable[[millstream.DataLoader], Any], options: dict[str, Any], times: int
 ) -> None:
     """Exceptions while the threads are being started: what follows is the stream from the iterator's step on."""
-    pytest.importorskip("jax")
     loader = loader_of(**options)
     expected = [np.asarray(batch).tolist() for batch in loader]
     chance = random.Random(times)
@@ -130,7 +129,6 @@ def test_an_iterator_that_is_interrupted_again_and_again_resumes_each_time(
     make: Callable[[millstream.DataLoader], Any], options: dict[str, Any]
 ) -> None:
     """Exceptions at any moment of a pass, of `seek` and of `set_state`: each batch is that of the iterator's step."""
-    pytest.importorskip("jax")
     loader = loader_of(**options)
     expected = [np.asarray(batch).tolist() for batch in loader]
     chance = random.Random(1)
@@ -233,7 +231,6 @@ def test_a_handler_may_close_the_iterator(
     make: Callable[[millstream.DataLoader], Any], options: dict[str, Any]
 ) -> None:
     """`close` from a handler inside `next` does not wait for what it interrupted, and `next` says what happened."""
-    pytest.importorskip("jax")
     loader = loader_of(**options)
     chance = random.Random(2)
     for _ in range(TRIALS // 4):
@@ -253,7 +250,6 @@ def test_next_in_a_handler_inside_next_is_refused(
     make: Callable[[millstream.DataLoader], Any], options: dict[str, Any]
 ) -> None:
     """A handler that draws a batch gets it, or an error where `next` was interrupted: each batch comes once."""
-    pytest.importorskip("jax")
     loader = loader_of(**options)
     expected = [np.asarray(batch).tolist() for batch in loader]
     got: list[Any] = []

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import cloudpickle
+import jax
 import numpy as np
 import pytest
 from context_variables import VARIABLE
@@ -21,7 +22,6 @@ import millstream
 from millstream.loader.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.transforms import Batch, Filter
 
-jax = pytest.importorskip("jax")
 pytestmark = pytest.mark.third_party
 
 # Workers cannot import a test module.
