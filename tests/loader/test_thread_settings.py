@@ -37,7 +37,7 @@ def settings_here(number: Any) -> Any:
 
     seen = [
         int(jnp.asarray(np.float64(0)).dtype == np.float64),
-        int(jax.config.jax_debug_nans),
+        int(jax.config.jax_debug_nans),  # type: ignore[attr-defined]  # made when JAX is run
         decimal.getcontext().prec,
         int(np.geterr()["divide"] == "raise"),
         VARIABLE.get(),
