@@ -14,6 +14,7 @@ counter. This holds between neighbouring seeds, too: (seed 0, index 1) and (seed
 takes as long as all of millstream.
 """
 
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn, cast
 
@@ -34,7 +35,7 @@ class _NoSeed:
     """
 
     def __init__(self) -> None:
-        np.random.bit_generator.ISpawnableSeedSequence.register(_NoSeed)
+        _let_numpy_take_it()
         self.is_asked = False
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
@@ -49,6 +50,12 @@ class _NoSeed:
             "The rng of a record is one stream of random numbers and has no seed to make others from. "
             "Draw a seed from it: np.random.default_rng(rng.integers(2**63))."
         )
+
+
+@functools.cache
+def _let_numpy_take_it() -> None:
+    """Makes `_NoSeed` one of the classes that NumPy takes for seeds; once, since it slows NumPy's next look."""
+    np.random.bit_generator.ISpawnableSeedSequence.register(_NoSeed)
 
 
 def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.random.Generator":

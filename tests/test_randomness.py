@@ -221,8 +221,11 @@ def test_a_random_operation_on_batches_draws_once_a_batch() -> None:
 )
 def test_children_of_a_generator_are_refused(use: Callable[[np.random.Generator], object]) -> None:
     """A stream has no seed: what would be made of it would differ from run to run. The error says what to do."""
-    rng = generator(1, 2, 3)
-
-    with pytest.raises(TypeError, match="Draw a seed from it"):
-        use(rng)
+    for rng in (
+        generator(1, 2, 3),
+        next(generators(1, np.array([2]), np.array([3]))),
+        next(generators_from([np.random.default_rng(0)], [3])),
+    ):
+        with pytest.raises(TypeError, match="Draw a seed from it"):
+            use(rng)
     assert np.random.default_rng(rng.integers(2**63)).random() == pytest.approx(0.5, abs=0.5)
