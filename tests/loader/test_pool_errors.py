@@ -230,15 +230,17 @@ def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn
 
 
 class FailsThenKills(millstream.MapTransform):
-    """Raises at one element; at later ones it kills its process, once the test says so."""
+    """Raises at one element, and at later ones it kills its process: each once the test says so."""
 
-    def __init__(self, bad: int, may_kill: Path) -> None:
+    def __init__(self, bad: int, may_fail: Path, may_kill: Path) -> None:
         self.bad = bad
+        self.may_fail = may_fail
         self.may_kill = may_kill
 
     def map(self, element: int) -> int:
         """Returns the element, if it is before the bad one."""
         if element == self.bad:
+            faults.wait_at(self.may_fail)
             raise LookupError(element)
         if element > self.bad:
             faults.wait_at(self.may_kill)
@@ -249,11 +251,11 @@ class FailsThenKills(millstream.MapTransform):
 def test_a_death_after_an_error_does_not_replace_it(tmp_path: Path) -> None:
     """Row 1: calls after an error are forgotten: when their workers die, the error still comes, and at its turn."""
     bad, size = 3000, 20_000
-    with Pipe(tmp_path / "may kill") as may_kill:
+    with Pipe(tmp_path / "may fail") as may_fail, Pipe(tmp_path / "may kill") as may_kill:
         loader = millstream.DataLoader(
             data_source=range(size),
             sampler=millstream.SequentialSampler(size),
-            operations=[FailsThenKills(bad, may_kill.path)],
+            operations=[FailsThenKills(bad, may_fail.path, may_kill.path)],
             worker_count=2,
             read_options=millstream.ReadOptions(0),
         )
@@ -262,6 +264,7 @@ def test_a_death_after_an_error_does_not_replace_it(tmp_path: Path) -> None:
             executor = executor_of(iterator)
             while not (later := [a.call for a in executor._assigned.values() if calls_after(a.call, bad)]):
                 delivered.append(next(iterator))
+            may_fail.put(100)
             while executor._schedule.wants(later[0]):
                 executor._receive(1.0)
             victims = [worker for worker in pool_of(iterator).workers if worker.calls]
