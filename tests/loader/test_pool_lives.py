@@ -157,16 +157,16 @@ def test_a_loop_that_is_left_leaves_its_workers_warm() -> None:
     for _ in loader:
         break
     (idle,) = idle_pools(loader)
-    processes = [worker.pid for worker in idle.workers]
+    workers = list(idle.workers)
     del idle
     for _ in range(3):
         iterator = iter(loader)
         assert next(iterator).tolist() == EXPECTED[0]
-        assert pids_of(iterator) == processes
+        assert workers_of(iterator) == workers
         del iterator
     assert batches(loader) == EXPECTED
     (idle,) = idle_pools(loader)
-    assert [worker.pid for worker in idle.workers] == processes
+    assert idle.workers == workers
 
 
 def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
