@@ -65,7 +65,7 @@ def test_a_limit_of_processes_is_named(processes: int) -> None:
     assert "Raise the limit (`ulimit -u`) or use fewer workers." in done.stdout
 
 
-@pytest.mark.parametrize(("name", "limit"), [("RLIMIT_FSIZE", 10 << 20), ("RLIMIT_AS", 1 << 30)])
+@pytest.mark.parametrize(("name", "limit"), [("RLIMIT_FSIZE", 10 << 20), ("RLIMIT_AS", 2 << 30)])
 @pytest.mark.parametrize("worker_count", [0, 2])
 def test_limits_that_leave_room_change_nothing(name: str, limit: int, worker_count: int) -> None:
     """Arenas are no larger than files and address space may be, and there are no more threads than that allows."""
@@ -81,7 +81,7 @@ import resource, threading
 import numpy as np
 import millstream
 
-resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))  # NumPy alone maps up to 1 GiB of it.
 loader = millstream.load(
     range(256), num_epochs=1, batch_size=16, transformations=[lambda number: np.full((512, 512), number)]
 )
