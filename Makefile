@@ -15,7 +15,7 @@ test: $(VENV)/.installed ## Run all tests, on as many cores as there are, up to 
 	$(BIN)/pytest -n logical --maxprocesses=4 --dist=worksteal
 
 soak: $(VENV)/.installed ## Kill a thousand workers while they work.
-	MILLSTREAM_SOAK_KILLS=1000 $(BIN)/pytest tests/loader/test_pool_soak.py
+	MILLSTREAM_SOAK_KILLS=1000 $(BIN)/pytest tests/loader/processes/test_pool_soak.py
 
 # From inside .venv, mypy sees the installed package, and not the root folder that happens to have its name.
 check: $(VENV)/.installed ## Check format, lint and types.

@@ -8,8 +8,8 @@ from millstream.loader.data_loader import DataLoader
 from millstream.loader.device_iterator import DeviceIterator, device_put
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.load import load
-from millstream.loader.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.survivors import surviving_keys
+from millstream.loader.surviving_keys import surviving_keys
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 
 __all__ = [
     "DataLoader",

@@ -10,37 +10,28 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
 from millstream.descriptions import described
-from millstream.loader.arguments import (
-    Operations,
-    check_ends,
-    check_kind,
-    check_operations,
-    check_padding,
-    check_randomness,
-    check_sampler,
-    check_source,
-    operation_name,
-    resolve_shard,
-    source_name,
-    warn_checkpoints_need_same_shards,
-)
-from millstream.loader.executors import Executor, InlineExecutor, ThreadExecutor
-from millstream.loader.fingerprint import Fingerprint, fingerprint_of
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.options import MultiprocessingOptions, ReadOptions, available_cores
-from millstream.loader.plan import Plan
+from millstream.loader.pipeline.arguments import Operations, check_kind, source_name
+from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.profile import Profile
-from millstream.loader.progress import count_outputs
-from millstream.loader.runs import Cursor
-from millstream.loader.thread_settings import ThreadSettings, in_fresh_thread
+from millstream.loader.state_of_plan import stream_of
+from millstream.loader.threads.inline_executor import InlineExecutor
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
+from millstream.loader.threads.profiler import Profiler
+from millstream.loader.threads.thread_executor import ThreadExecutor
+from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
-    from millstream.loader import warm_pools as warm
+    from millstream.loader.processes import warm_pools as warm
 
 REPR_LENGTH = 200
 """A loader that takes more characters to show is shown on several lines."""
@@ -85,43 +76,34 @@ class DataLoader:
         enable_profiling: bool = False,
     ) -> None:
         del enable_profiling
-        check_source(data_source)
-        self._source = data_source
-        self._given_sampler = sampler
-        self._sampler = check_sampler(sampler, data_source)
-        self._operations = check_operations(operations)
-        self._shard = resolve_shard(shard_options, sampler)
+        self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options)
         if read_options is not None:
             check_kind(read_options, "read_options", ReadOptions)
         self._read_options = read_options or ReadOptions()
         num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
-        check_randomness(self._operations, self._sampler)
-        check_padding(self._operations, self._shard)
-        check_ends(self._operations, self._sampler, self._shard)
-        warn_checkpoints_need_same_shards(self._operations, self._shard)
         self._begin()
 
     @property
     def data_source(self) -> DataSource[Any]:
         """Where the records come from, as it was given."""
-        return self._source
+        return self._pipeline.source
 
     @property
     def sampler(self) -> Sampler:
         """The order of the records, as it was given."""
-        return self._given_sampler
+        return self._pipeline.sampler
 
     @property
     def operations(self) -> tuple[Transformation, ...]:
         """What is done with each record, in order; functions have become Maps."""
-        return tuple(self._operations)
+        return self._pipeline.operations
 
     @property
     def shard_options(self) -> ShardOptions:
         """The shard that this loader reads."""
-        return self._shard
+        return self._pipeline.shard
 
     @property
     def read_options(self) -> ReadOptions:
@@ -136,8 +118,8 @@ class DataLoader:
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
         # Described before any of the user's operations has run: one that counts its calls is what it was built as.
-        fingerprint = self._fingerprint
-        iterator = DataLoaderIterator(self._plan, lambda: fingerprint, self._make_executor, self._stop_idle_workers)
+        stream = stream_of(self._plan)
+        iterator = DataLoaderIterator(self._plan, stream, self._profiler, self._make_executor, self._stop_idle_workers)
         self._iterators[id(iterator)] = iterator
         # After it can be found: another thread may close the loader.
         if self._closed:
@@ -168,7 +150,7 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_iterators", "_pools", "_plan"}
+        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -205,14 +187,14 @@ class DataLoader:
                 "record_keys(step) is known for 1:1 pipelines only: a Filter or FlatMap decides while reading."
             )
         step = as_integer(step, "step")
-        if not self._plan.unit_limit:
+        if not self._plan.block_limit:
             raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
-        if not 0 <= step < self._plan.unit_limit:
-            raise IndexError(f"step must be between 0 and {self._plan.unit_limit - 1}, the last batch, got {step}.")
+        if not 0 <= step < self._plan.block_limit:
+            raise IndexError(f"step must be between 0 and {self._plan.block_limit - 1}, the last batch, got {step}.")
         # A sampler of the user's must not see the settings of this thread alone: its keys would be others.
         locate = functools.partial(self._plan.locate, step, step + 1)
         keys = (locate() if ThreadSettings().are_neutral() else in_fresh_thread(locate)).record_key
-        is_tail = step == self._plan.deal.whole_units
+        is_tail = step == self._plan.partition.whole_blocks
         return keys[: self._plan.tail_records].copy() if is_tail else keys.copy()
 
     def profile(self) -> Profile:
@@ -226,23 +208,23 @@ class DataLoader:
         `consumer` is the same thread between two calls of `next`. If `consumer` is much more than `next`, a faster
         loader would not make training faster.
         """
-        return Profile(self._plan.clock.read())
+        return Profile(self._profiler.read())
 
     def __repr__(self) -> str:
-        operations = [operation_name(operation) for operation in self._operations]
+        pipeline = self._pipeline
         arguments = [
-            f"data_source={source_name(self._source)}",
-            f"sampler={described(self._given_sampler, with_defaults=False)}",
-            f"operations=[{', '.join(operations)}]",
-            f"shard {self._shard.shard_index} of {self._shard.shard_count}",
+            f"data_source={source_name(pipeline.source)}",
+            f"sampler={described(pipeline.sampler, with_defaults=False)}",
+            f"operations=[{', '.join(pipeline.names)}]",
+            f"shard {pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
             f"worker_count={self._workers.num_workers}",
             f"read_threads={self._read_options.num_threads}",
         ]
         line = f"DataLoader({', '.join(arguments)})"
         if len(line) <= REPR_LENGTH:
             return line
-        if operations:
-            arguments[2] = "operations=[\n" + "".join(f"        {name},\n" for name in operations) + "    ]"
+        if pipeline.names:
+            arguments[2] = "operations=[\n" + "".join(f"        {name},\n" for name in pipeline.names) + "    ]"
         return "DataLoader(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
 
     def _begin(self) -> None:
@@ -252,28 +234,30 @@ class DataLoader:
         self._pools: warm.WarmPools | None = None
         if self._workers.num_workers:
             # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
-            from millstream.loader import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
-            from millstream.loader.interpreter import surroundings  # noqa: PLC0415
-            from millstream.loader.warm_pools import WarmPools  # noqa: PLC0415
+            from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
+            from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
+            from millstream.loader.processes.warm_pools import WarmPools  # noqa: PLC0415
 
             self._pools = WarmPools(surroundings())
-        names = [operation_name(operation) for operation in self._operations]
-        self._plan = Plan(self._source, self._sampler, self._operations, names, self._shard)
+        self._profiler = Profiler(self._pipeline.labels)
+        self._plan = Plan(self._pipeline, self._profiler.timed)
 
-    def _make_executor(self, place: Cursor) -> Executor:
+    def _make_executor(self, cursor: Cursor) -> Executor:
         if self._pools is not None:
-            from millstream.loader.pool_executor import PoolExecutor  # noqa: PLC0415  (cloudpickle takes its time)
+            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
 
-            return PoolExecutor(self._plan, place, self._pools, self._workers, self._read_options)
+            return PoolExecutor(
+                self._plan,
+                cursor,
+                profiler=self._profiler,
+                pools=self._pools,
+                workers=self._workers,
+                reading=self._read_options,
+            )
         if not self._read_options.reads_ahead:
-            return InlineExecutor(self._plan, place)
-        return ThreadExecutor(self._plan, place, self._read_options)
+            return InlineExecutor(self._plan, cursor)
+        return ThreadExecutor(self._plan, cursor, self._read_options)
 
     def _stop_idle_workers(self) -> None:
         if self._pools is not None:
             self._pools.stop_idle()
-
-    @functools.cached_property
-    def _fingerprint(self) -> Fingerprint:
-        """Which stream this is, in words. Made once: the words must not follow what user code does later."""
-        return fingerprint_of(self._source, self._given_sampler, self._operations)

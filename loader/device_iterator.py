@@ -1,7 +1,7 @@
 """Batches on the device before the training step asks for them: a thread draws them, and puts them there.
 
 Guarantees:
-    * The iterator beneath is used by one thread only, that of a crew of one: a draw, `set_state` and `seek` are jobs
+    * The iterator beneath is used by one thread only, a `ReaderThreads(1)`: a draw, `set_state` and `seek` are jobs
       which it does in order. `close()` alone is called from elsewhere, which that iterator allows.
     * A job draws one batch, and there are as many jobs as batches may be ahead: a new one when a batch is delivered.
     * The place travels with the batch. What is staged does not count until it is delivered.
@@ -24,10 +24,10 @@ from collections.abc import Callable, Collection
 from typing import Any, final
 
 from millstream.checks import as_integer
-from millstream.loader.crew import CLOSE_SECONDS, Crew
+from millstream.loader.checkpoints.resumable import ResumableIterator, check_unused
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.placement import Device, Placement
-from millstream.loader.resumable import ResumableIterator, check_unused
+from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 
 
 def device_put(
@@ -77,11 +77,11 @@ class DeviceIterator(ResumableIterator):
         self._placement = placement
         self._buffer_size = buffer_size
         self._place = _Place.of(iterator)
-        self._round: _Round | None = None
+        self._round: _Staging | None = None
         self._is_closed = False
         self._in_use = threading.Lock()
-        self._crew = Crew(1)
-        self._crew.end_with(self)
+        self._readers = ReaderThreads(1)
+        self._readers.end_with(self)
         # A thread that waits for a batch ends only when the wait does.
         weakref.finalize(self, iterator.close)
 
@@ -117,7 +117,7 @@ class DeviceIterator(ResumableIterator):
             try:
                 current = self._running_round()
                 staged = current.take()
-                self._crew.submit(current.stage)
+                self._readers.submit(current.stage)
                 self._place = staged.place
             except BaseException:
                 self._end_round()
@@ -166,14 +166,14 @@ class DeviceIterator(ResumableIterator):
         if (current := self._round) is not None:
             current.outcomes.put(_closed_error())
         self._end_round()
-        self._crew.stop()
+        self._readers.stop()
         self._iterator.close()
-        self._crew.join(deadline - time.monotonic())
+        self._readers.join(deadline - time.monotonic())
 
     def __repr__(self) -> str:
         return f"<DeviceIterator at step {self.step}, up to {self._buffer_size} batches ahead on {self._placement}>"
 
-    def _running_round(self) -> "_Round":
+    def _running_round(self) -> "_Staging":
         """Returns the round at hand, or a new one from the consumer's place on."""
         self._check_open()
         current = self._round
@@ -182,7 +182,7 @@ class DeviceIterator(ResumableIterator):
         self._end_round()
         current = self._begin_round()
         for _ in range(self._buffer_size):
-            self._crew.submit(current.stage)
+            self._readers.submit(current.stage)
         # Not before: a round with fewer jobs would have the consumer wait for a batch that nobody stages.
         current.next_place = self._place
         return current
@@ -195,13 +195,13 @@ class DeviceIterator(ResumableIterator):
             self._end_round()
             try:
                 current = self._begin_round()
-                self._crew.submit(functools.partial(current.report, move))
+                self._readers.submit(functools.partial(current.report, move))
                 self._place = current.take().place
             finally:
                 self._end_round()
 
-    def _begin_round(self) -> "_Round":
-        current = self._round = _Round(self._iterator, self._placement, self._place.state)
+    def _begin_round(self) -> "_Staging":
+        current = self._round = _Staging(self._iterator, self._placement, self._place.state)
         # Another thread that closes this either finds the round, and ends the wait for it, or is found out here.
         self._check_open()
         return current
@@ -219,7 +219,7 @@ class DeviceIterator(ResumableIterator):
     def _check_open(self) -> None:
         if self._is_closed:
             raise _closed_error()
-        self._crew.check_process()
+        self._readers.check_process()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ class _Staged:
 
 
 @final
-class _Round:
+class _Staging:
     """Staging from one place on. Jobs run in the thread; the consumer takes what came of them, in order.
 
     Attributes:

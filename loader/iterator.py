@@ -12,23 +12,21 @@ Guarantees:
 """
 
 import enum
-import functools
 import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Any, final
 
 from millstream.checks import as_integer
-from millstream.loader.compatibility import resumption, warn_of_changes
-from millstream.loader.executors import Executor
-from millstream.loader.fingerprint import Fingerprint
-from millstream.loader.plan import Plan
-from millstream.loader.progress import count_outputs, epoch_of
-from millstream.loader.resumable import ResumableIterator, check_unused
-from millstream.loader.runs import Cursor, Run
-from millstream.loader.stage_clock import CONSUMER, NEXT
-from millstream.loader.state import LoaderState, Stream
-from millstream.loader.state_of_plan import state_at, stream_of
+from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
+from millstream.loader.checkpoints.resumable import ResumableIterator, check_unused
+from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.outputs import Cursor, Outputs
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.progress import count_outputs, epoch_of
+from millstream.loader.state_of_plan import state_at
+from millstream.loader.threads.profiler import CONSUMER, NEXT, Profiler
 
 
 class Lifecycle(enum.Enum):
@@ -58,12 +56,14 @@ class DataLoaderIterator(ResumableIterator):
     def __init__(
         self,
         plan: Plan,
-        fingerprint: Callable[[], Fingerprint],
+        stream: Stream,
+        profiler: Profiler,
         make_executor: Callable[[Cursor], Executor],
         stop_idle: Callable[[], None],
     ) -> None:
         self._plan = plan
-        self._fingerprint = fingerprint
+        self._stream = stream
+        self._profiler = profiler
         self._make_executor = make_executor
         self._stop_idle = stop_idle
         self._executor: Executor | None = None
@@ -72,11 +72,11 @@ class DataLoaderIterator(ResumableIterator):
         self._lifecycle = Lifecycle.IDLE
         self._reason = "call iter(loader) for a new one"
         self._step = 0
-        # The place is `_start`, or behind output `_row - 1` of `_run` where outputs of that run were delivered.
-        self._start = Cursor(0, (0,) * len(plan.phases))
-        self._run: Run | None = None
+        # The position is `_start`, or that after output `_row - 1` of `_outputs` where any of those were delivered.
+        self._start = Cursor(0, (0,) * len(plan.stages))
+        self._outputs: Outputs | None = None
         self._row = self._stop = 0
-        # Whether the executor, if there is one, stands at the end of `_run`: not where it was interrupted.
+        # Whether the executor, if there is one, stands at the end of `_outputs`: not where it was interrupted.
         self._is_sound = True
         self._left_at: float | None = None
         self._in_use = threading.Lock()
@@ -93,7 +93,7 @@ class DataLoaderIterator(ResumableIterator):
         At the end of the stream it is the number of epochs. With a Filter or FlatMap, it is the epoch of the first
         record that is not used up.
         """
-        return epoch_of(self._plan, self._place().unit)
+        return epoch_of(self._plan, self._position().block)
 
     def batches_after(self, step: int) -> int:
         """Returns how many batches follow the first `step` batches of the stream.
@@ -119,18 +119,18 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed.
             Exception: whatever an operation or the source raised, with notes of where.
         """
-        run, row = self._run, self._row
-        while run is None or row == self._stop:
+        outputs, row = self._outputs, self._row
+        while outputs is None or row == self._stop:
             self._check_open()
             check_unused(self._in_use)
             with self._in_use:
                 self._fetch()
-            run, row = self._run, self._row
+            outputs, row = self._outputs, self._row
         # No calls until the end, see above: so no element is lost between two lines, or delivered twice.
-        value = run.values[row]
+        value = outputs.values[row]
         self._row, self._step = row + 1, self._step + 1
         # The batch is the consumer's now: hold on to nothing of it.
-        run.values[row] = None
+        outputs.values[row] = None
         return value
 
     def start_prefetch(self) -> None:
@@ -140,7 +140,7 @@ class DataLoaderIterator(ResumableIterator):
         """
         check_unused(self._in_use)
         with self._in_use:
-            if self._run is None:
+            if self._outputs is None:
                 executor = self._running_executor()
                 self._is_sound = False
                 executor.start()
@@ -170,8 +170,8 @@ class DataLoaderIterator(ResumableIterator):
         self._check_open()
         saved = LoaderState.decode(state)
         found = resumption(saved, self._state(), allow, strict=strict)
-        step = min(found.unit, self._plan.unit_limit) if self._plan.one_to_one else saved.step
-        self._go(Cursor(found.unit, found.skip, saved.is_final), step)
+        step = min(found.block, self._plan.block_limit) if self._plan.one_to_one else saved.step
+        self._go(Cursor(found.block, found.skip, saved.is_final), step)
         if found.changes:
             warn_of_changes(found.changes)
 
@@ -188,11 +188,11 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed.
         """
         self._check_open()
-        step, last = as_integer(step, "step"), self._plan.unit_limit
+        step, last = as_integer(step, "step"), self._plan.block_limit
         if step < 0 and not self._plan.one_to_one:
             raise IndexError(f"step must be at least 0, got {step}.")
         if self._plan.one_to_one and not 0 <= step <= last:
-            what = "the number of batches" if self._plan.num_units == last else "where positions reach 2**63"
+            what = "the number of batches" if self._plan.num_blocks == last else "where positions reach 2**63"
             raise IndexError(f"step must be between 0 and {last}, {what}, got {step}.")
         if self._plan.one_to_one:
             self._go(Cursor(step, (0,)), step)
@@ -200,7 +200,7 @@ class DataLoaderIterator(ResumableIterator):
             self._seek_by_counting(step)
 
     def interrupt(self) -> None:
-        """Ends all work ahead and keeps the place. Another thread that waits in `next` gets a ValueError."""
+        """Ends all work ahead and keeps the position. Another thread that waits in `next` gets a ValueError."""
         self._end()
 
     def close(self) -> None:
@@ -218,36 +218,37 @@ class DataLoaderIterator(ResumableIterator):
         self.close()
 
     def __repr__(self) -> str:
-        shard = self._plan.deal.shard
+        shard = self._plan.partition.shard
         return (
             f"<DataLoaderIterator at step {self._step}, {self._lifecycle.name.lower()}, "
             f"shard {shard.shard_index} of {shard.shard_count}>"
         )
 
     def _advance(self) -> bool:
-        """Goes on to the next run of outputs; returns False at the end of the stream."""
+        """Moves on to the next outputs; returns False at the end of the stream."""
         start = time.perf_counter()
         if self._left_at is not None:
-            self._plan.clock.add(CONSUMER, start - self._left_at)
+            self._profiler.add(CONSUMER, start - self._left_at)
         try:
-            return self._take_run()
+            return self._take_outputs()
         finally:
             self._left_at = time.perf_counter()
-            self._plan.clock.add(NEXT, self._left_at - start)
+            self._profiler.add(NEXT, self._left_at - start)
 
-    def _take_run(self) -> bool:
-        if self._run is not None and self._run.error is not None:
-            error = self._run.error
+    def _take_outputs(self) -> bool:
+        if self._outputs is not None and self._outputs.error is not None:
+            error = self._outputs.error
             self._settle()
             raise error
-        executor, start = self._running_executor(), self._place()
+        executor, start = self._running_executor(), self._position()
         try:
             self._is_sound = False
-            if (run := executor.next_run()) is None:
+            if (outputs := executor.next_outputs()) is None:
                 self._settle()
                 return False
-            stop = len(run.values)
-            self._start, self._run, self._row, self._stop, self._is_sound = start, run, run.first, stop, True
+            stop = len(outputs.values)
+            first = outputs.first
+            self._start, self._outputs, self._row, self._stop, self._is_sound = start, outputs, first, stop, True
         except BaseException as error:
             # The executor may be in any state: the next call begins with a new one, from the same position.
             self._end()
@@ -258,7 +259,7 @@ class DataLoaderIterator(ResumableIterator):
         return True
 
     def _fetch(self) -> None:
-        """Has a run of outputs at hand that were not delivered; StopIteration where there are no more."""
+        """Has outputs at hand that were not delivered; StopIteration where there are no more."""
         while self._row == self._stop:
             if not self._advance():
                 raise StopIteration
@@ -268,7 +269,7 @@ class DataLoaderIterator(ResumableIterator):
         if not self._is_sound:
             self._end()
         if self._executor is None:
-            self._executor = executor = self._make_executor(self._place())
+            self._executor = executor = self._make_executor(self._position())
             self._is_sound = True
             if self._lifecycle is Lifecycle.CLOSED:
                 # By another thread, which did not see this executor.
@@ -278,28 +279,28 @@ class DataLoaderIterator(ResumableIterator):
             return executor
         return self._executor
 
-    def _place(self) -> Cursor:
-        run, row = self._run, self._row  # Another thread that closes the iterator may look here at any moment.
-        if run is None or row <= run.first:
+    def _position(self) -> Cursor:
+        outputs, row = self._outputs, self._row  # Another thread that closes the iterator may look here at any moment.
+        if outputs is None or row <= outputs.first:
             return self._start
-        return run.after(row - 1)
+        return outputs.after(row - 1)
 
     def _settle(self) -> None:
-        """Remembers the place and leaves the executor; what it has that can serve another one stays ready."""
+        """Remembers the position and leaves the executor; what it has that can serve another one stays ready."""
         if (executor := self._leave()) is not None:
             # Not the other way round: what was given back to serve others must not be closed later.
             self._left.discard(executor)
             executor.pause()
 
     def _end(self) -> None:
-        """Remembers the place and ends the executor."""
+        """Remembers the position and ends the executor."""
         self._leave()
         for executor in list(self._left):
             executor.close()
             self._left.discard(executor)
 
     def _leave(self) -> Executor | None:
-        self._start, self._run, self._row, self._stop = self._place(), None, 0, 0
+        self._start, self._outputs, self._row, self._stop = self._position(), None, 0, 0
         if (executor := self._executor) is not None:
             self._left.add(executor)
         self._executor = None
@@ -307,32 +308,32 @@ class DataLoaderIterator(ResumableIterator):
             self._lifecycle = Lifecycle.IDLE
         return executor
 
-    def _go(self, place: Cursor, step: int) -> None:
+    def _go(self, cursor: Cursor, step: int) -> None:
         check_unused(self._in_use)
         with self._in_use:
-            self._move(place, step)
+            self._move(cursor, step)
 
-    def _move(self, place: Cursor, step: int) -> None:
+    def _move(self, cursor: Cursor, step: int) -> None:
         """Goes to a position, while the iterator is marked as in use."""
         self._settle()
-        self._start, self._step = place, step
+        self._start, self._step = cursor, step
 
     def _seek_by_counting(self, step: int) -> None:
         check_unused(self._in_use)
         with self._in_use:
-            place, old_step = self._place(), self._step
+            cursor, old_step = self._position(), self._step
             if step < self._step:
-                self._move(Cursor(0, (0,) * len(self._plan.phases)), 0)
+                self._move(Cursor(0, (0,) * len(self._plan.stages)), 0)
             try:
                 while self._step < step:
                     self._fetch()
                     self.__next__()
             except StopIteration:
                 there = self._step
-                self._move(place, old_step)
+                self._move(cursor, old_step)
                 raise IndexError(f"step must be at most {there}, the number of batches, got {step}.") from None
             except BaseException:
-                self._move(place, old_step)
+                self._move(cursor, old_step)
                 raise
 
     def _check_open(self) -> None:
@@ -340,9 +341,4 @@ class DataLoaderIterator(ResumableIterator):
             raise ValueError(f"The iterator is closed: {self._reason}.")
 
     def _state(self) -> LoaderState:
-        return state_at(self._place(), self._step, self._plan, self._stream)
-
-    @functools.cached_property
-    def _stream(self) -> Stream:
-        """Which stream this is: what no state has to find out again."""
-        return stream_of(self._plan, self._fingerprint())
+        return state_at(self._position(), self._step, self._plan, self._stream)

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.checks import named_arguments
-from millstream.loader.arguments import Operations, check_list, check_source
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.habits import LOAD_HABITS, LOAD_NEEDS_NAMES
-from millstream.loader.options import ReadOptions
+from millstream.loader.pipeline.arguments import Operations, check_list, check_source
+from millstream.loader.threads.options import ReadOptions
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource

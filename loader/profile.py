@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import final
 
-from millstream.loader.stage_clock import CONSUMER, NEXT
+from millstream.loader.threads.profiler import CONSUMER, NEXT
 
 
 @final

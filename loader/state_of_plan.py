@@ -1,41 +1,40 @@
 """What a state says: the stream of a plan, and a position in it."""
 
-from millstream.loader.fingerprint import Fingerprint
-from millstream.loader.plan import Plan
-from millstream.loader.runs import Cursor
-from millstream.loader.state import LoaderState, Stream
+from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.plan import Plan
 
 
-def stream_of(plan: Plan, fingerprint: Fingerprint) -> Stream:
+def stream_of(plan: Plan) -> Stream:
     """Returns which stream a plan makes."""
-    deal = plan.deal
+    partition = plan.partition
     return Stream(
-        shard_index=deal.shard.shard_index,
-        shard_count=deal.shard.shard_count,
-        drop_remainder=deal.shard.drop_remainder,
-        global_batch=deal.global_unit,
+        shard_index=partition.shard.shard_index,
+        shard_count=partition.shard.shard_count,
+        drop_remainder=partition.shard.drop_remainder,
+        global_batch=partition.global_block,
         one_to_one=plan.one_to_one,
-        length=deal.length,
-        fingerprint=fingerprint,
+        length=partition.length,
+        fingerprint=plan.pipeline.fingerprint,
     )
 
 
-def state_at(place: Cursor, step: int, plan: Plan, stream: Stream) -> LoaderState:
+def state_at(cursor: Cursor, step: int, plan: Plan, stream: Stream) -> LoaderState:
     """Returns the state of an iterator.
 
     Args:
-        place: where it is.
+        cursor: where it is.
         step: how many batches it has delivered.
         plan: what it runs.
         stream: what `stream_of` said of the plan.
     """
-    position = place.unit * stream.global_batch
-    whole_units = plan.deal.whole_units
+    position = cursor.block * stream.global_batch
+    whole_blocks = plan.partition.whole_blocks
     return LoaderState(
         step=step,
-        # After a short or padded batch, the end of the order: the rest of its unit holds no records.
+        # After a short or padded batch, the end of the order: the rest of its block holds no records.
         position=position if stream.length is None else min(position, stream.length),
-        skip=place.skip,
-        is_final=whole_units is not None and place.unit > whole_units if plan.one_to_one else place.is_final,
+        skip=cursor.skip,
+        is_final=whole_blocks is not None and cursor.block > whole_blocks if plan.one_to_one else cursor.is_final,
         stream=stream,
     )

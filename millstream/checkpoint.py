@@ -1,5 +1,5 @@
-"""Saving and restoring a loader's position with Orbax: the public door to `millstream.loader.checkpoint`."""
+"""Saving and restoring a loader's position with Orbax."""
 
-from millstream.loader.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
+from millstream.loader.checkpoints.orbax_handler import CheckpointHandler, CheckpointRestore, CheckpointSave
 
 __all__ = ["CheckpointHandler", "CheckpointRestore", "CheckpointSave"]

@@ -42,7 +42,7 @@ _NOTHING_BUFFERED = 4
 _Memory = ctypes.Array[ctypes.c_char]
 
 
-def started(generator: "np.random.Generator", words: NDArray[np.uint64]) -> Iterator["np.random.Generator"]:
+def at_streams(generator: "np.random.Generator", words: NDArray[np.uint64]) -> Iterator["np.random.Generator"]:
     """Yields the same generator again and again, each time at the start of the next stream.
 
     Args:

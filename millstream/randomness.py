@@ -21,7 +21,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.philox_state import started
+from millstream.philox_state import at_streams
 
 SEED_LIMIT = 1 << 64
 """Seeds, epochs and indices are below this: each is one word of Philox's key or counter."""
@@ -71,8 +71,8 @@ def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.rand
     # With a key instead, NumPy leaves the seed None, which stands for randomness of the system wherever one is taken.
     made = np.random.Generator(np.random.Philox(cast("np.random.SeedSequence", no_seed)))
     no_seed.is_asked = True
-    (started_here,) = started(made, np.array([[seed, index, 0, 0, epoch, operation]], dtype=np.uint64))
-    return started_here
+    (restarted,) = at_streams(made, np.array([[seed, index, 0, 0, epoch, operation]], dtype=np.uint64))
+    return restarted
 
 
 def generators(
@@ -85,7 +85,7 @@ def generators(
     """
     words = np.zeros((len(indices), 6), dtype=np.uint64)
     words[:, 0], words[:, 1], words[:, 4], words[:, 5] = seed, indices, epochs, operation
-    return started(generator(0, 0, 0), words)
+    return at_streams(generator(0, 0, 0), words)
 
 
 def generators_from(
@@ -99,4 +99,4 @@ def generators_from(
     reused = generator(0, 0, 0)
     for parent, index in zip(parents, indices, strict=True):
         key = parent.integers(0, SEED_LIMIT, size=2, dtype=np.uint64).tolist()
-        yield from started(reused, np.array([[*key, 0, 0, index, operation]], dtype=np.uint64))
+        yield from at_streams(reused, np.array([[*key, 0, 0, index, operation]], dtype=np.uint64))

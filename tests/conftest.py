@@ -1,8 +1,10 @@
 """What every test gets: a guard against leaks."""
 
+import contextlib
 import gc
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +27,12 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     descriptors, segments = open_descriptors(), shared_segments()
     yield
     gc.collect()
-    for thread in our_threads():
-        thread.join(LEAK_SECONDS)
+    deadline = time.monotonic() + LEAK_SECONDS
+    while (threads := our_threads()) and time.monotonic() < deadline:
+        for thread in threads:
+            # One that another thread is just about to start cannot be joined yet.
+            with contextlib.suppress(RuntimeError):
+                thread.join(LEAK_SECONDS)
     assert our_threads() == []
     assert psutil.Process().children(recursive=True) == []
     assert shared_segments() - segments == set()

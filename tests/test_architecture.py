@@ -12,13 +12,27 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CORE = "millstream"
 PARTS = {"loader", "samplers", "sources", "transforms"}
+ROOMS = {
+    "checkpoints": set(),
+    "pipeline": {"checkpoints"},
+    "threads": {"pipeline"},
+    "transport": {"pipeline"},
+    "processes": {"pipeline", "threads", "transport"},
+}
+"""The rooms of the loader, and which others each may import. What lies beside them imports all."""
+OUTSIDE_THE_PIPELINE = {
+    *("_thread", "asyncio", "concurrent", "queue", "selectors", "threading"),
+    *("multiprocessing", "os", "select", "signal", "socket", "subprocess"),
+    *("datetime", "sched", "time"),
+}
+"""What the pipeline does not know: threads, processes and time."""
 FACADE = {"millstream.__init__", "millstream.checkpoint"}
 
 IMPORTERS = {
     "array_record": {"millstream.sources.array_record"},
     # Which process this is; and where its batches go.
     "jax": {"millstream.sharding", "millstream.loader.placement"},
-    "orbax": {"millstream.loader.checkpoint"},
+    "orbax": {"millstream.loader.checkpoints.orbax_handler"},
 }
 """The modules that may import each third party; numpy is everywhere."""
 IMPORTING_PARTS = {"cloudpickle": "loader"}
@@ -32,8 +46,8 @@ MODULE_LINES = 300
 """How long a module may be; a tenth more is still `around`."""
 LONG_MODULES = {
     "millstream.loader.iterator": "what an interruption at any line may meet, to be read together",
-    "millstream.loader.words": "one recursive walk over every kind of Python value",
-    "millstream.loader.pool": "the life of worker processes, whose races are explained where they are handled",
+    "millstream.loader.checkpoints.words": "one recursive walk over every kind of Python value",
+    "millstream.loader.processes.pool": "the life of worker processes, whose races are explained in place",
 }
 VAGUE_NAMES = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
@@ -85,6 +99,12 @@ def part_of(name: str) -> str:
     return second if second in PARTS else "core"
 
 
+def room_of(name: str) -> str | None:
+    """Returns which room of the loader a module belongs to; None outside of them."""
+    words = name.split(".")
+    return words[2] if words[1:2] == ["loader"] and len(words) > 3 and words[2] in ROOMS else None
+
+
 def import_violations(module: str, source: str) -> list[str]:
     """Returns what is wrong with the imports of one module of the package, in words."""
     found = []
@@ -96,6 +116,8 @@ def import_violations(module: str, source: str) -> list[str]:
             found.append(f"line {item.line}: bare import of {item.target}")
         elif top == CORE:
             found += _layer_violations(module, item)
+        elif top in OUTSIDE_THE_PIPELINE and room_of(module) == "pipeline":
+            found.append(f"line {item.line}: the pipeline imports {top}")
         elif top not in sys.stdlib_module_names | {"numpy"} and not (top in FOR_TYPE_CHECKERS and item.is_late):
             found += _third_party_violations(module, item, top)
     return found
@@ -108,6 +130,9 @@ def _layer_violations(module: str, item: Import) -> Iterator[str]:
         yield f"line {item.line}: {module} imports the façade"
     elif module not in FACADE and importer not in ("loader", imported) and imported != "core":
         yield f"line {item.line}: {importer} imports {imported}"
+    room, other = room_of(module), room_of(item.target)
+    if room is not None and imported == "loader" and other not in ROOMS[room] | {room}:
+        yield f"line {item.line}: {room} imports {other or item.target}"
 
 
 def _third_party_violations(module: str, item: Import, top: str) -> Iterator[str]:
@@ -141,7 +166,11 @@ def bare_imports(source: str) -> list[str]:
 def modules() -> dict[str, Path]:
     """Returns the modules of the package by import name."""
     folders = [("millstream", ROOT / "millstream"), *((f"millstream.{part}", ROOT / part) for part in sorted(PARTS))]
-    return {f"{name}.{path.stem}": path for name, folder in folders for path in sorted(folder.glob("*.py"))}
+    return {
+        ".".join((name, *path.relative_to(folder).with_suffix("").parts)): path
+        for name, folder in folders
+        for path in sorted(folder.rglob("*.py"))
+    }
 
 
 MODULES = modules()
@@ -173,6 +202,7 @@ def test_every_part_is_read() -> None:
     }
 
     assert {part_of(module) for module in MODULES} == PARTS | {"core"}
+    assert {room_of(module) for module in MODULES} == {*ROOMS, None}
     assert set(LONG_MODULES) | FACADE <= set(MODULES)
     assert {(top, module) for top, importers in IMPORTERS.items() for module in importers} <= found
     assert SCRIPTS
@@ -190,18 +220,36 @@ def test_third_parties_are_declared() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "word"),
     [
-        ("millstream.errors", "import millstream.loader.plan", "core imports loader"),
+        ("millstream.errors", "import millstream.loader.pipeline.plan", "core imports loader"),
         ("millstream.errors", "from millstream import sources", "core imports sources"),
         ("millstream.samplers.index", "def f():\n    from millstream.transforms import Map", "samplers imports transf"),
-        ("millstream.sources.memory", "from millstream.loader.deal import Deal", "sources imports loader"),
-        ("millstream.loader.plan", "import millstream", "façade"),
-        ("millstream.loader.plan", "from millstream.checkpoint import CheckpointSave", "façade"),
-        ("millstream.loader.plan", "from .deal import Deal", "relative"),
-        ("millstream.loader.plan", "import importlib\nimportlib.import_module('loader.deal')", "bare"),
-        ("millstream.loader.plan", "class A:\n    def f(self):\n        return [__import__('samplers')]", "bare"),
-        ("millstream.loader.plan", "if True:\n    import orbax.checkpoint as ocp", "imports orbax"),
-        ("millstream.loader.plan", "async def f():\n    import jax.numpy", "imports jax"),
-        ("millstream.loader.plan", "import torch", "imports torch"),
+        (
+            "millstream.sources.memory",
+            "from millstream.loader.pipeline.partition import Partition",
+            "sources imports loader",
+        ),
+        ("millstream.loader.pipeline.plan", "import time", "the pipeline imports time"),
+        (
+            "millstream.loader.pipeline.plan",
+            "def f():\n    from threading import Lock",
+            "the pipeline imports threading",
+        ),
+        ("millstream.loader.pipeline.plan", "import millstream.loader.threads.options", "pipeline imports threads"),
+        ("millstream.loader.pipeline.plan", "from millstream.loader import iterator", "pipeline imports millstream"),
+        ("millstream.loader.threads.options", "import millstream.loader.processes.pool", "threads imports processes"),
+        ("millstream.loader.transport.arena", "from millstream.loader.threads import options", "transport imports thr"),
+        ("millstream.loader.pipeline.plan", "import millstream", "façade"),
+        ("millstream.loader.pipeline.plan", "from millstream.checkpoint import CheckpointSave", "façade"),
+        ("millstream.loader.pipeline.plan", "from .partition import Partition", "relative"),
+        ("millstream.loader.pipeline.plan", "import importlib\nimportlib.import_module('loader.partition')", "bare"),
+        (
+            "millstream.loader.pipeline.plan",
+            "class A:\n    def f(self):\n        return [__import__('samplers')]",
+            "bare",
+        ),
+        ("millstream.loader.pipeline.plan", "if True:\n    import orbax.checkpoint as ocp", "imports orbax"),
+        ("millstream.loader.pipeline.plan", "async def f():\n    import jax.numpy", "imports jax"),
+        ("millstream.loader.pipeline.plan", "import torch", "imports torch"),
         ("millstream.samplers.base", "import cloudpickle", "imports cloudpickle"),
         ("millstream.sharding", "import jax", "not when it is needed"),
         ("millstream.samplers.base", "import absl.flags", "imports absl"),
@@ -219,12 +267,15 @@ def test_forbidden_imports_are_found(module: str, source: str, word: str) -> Non
     ("module", "source"),
     [
         ("millstream.__init__", "from millstream import samplers\nfrom millstream.loader import load"),
-        ("millstream.checkpoint", "from millstream.loader.checkpoint import CheckpointSave"),
-        ("millstream.loader.plan", "from millstream.sources import DataSource\nimport os\nimport numpy.typing"),
+        ("millstream.checkpoint", "from millstream.loader.checkpoints.orbax_handler import CheckpointSave"),
+        (
+            "millstream.loader.pipeline.plan",
+            "from millstream.sources import DataSource\nimport math\nimport numpy.typing",
+        ),
         ("millstream.samplers.index", "from millstream.samplers.base import Sampler\nimport millstream.errors"),
         ("millstream.sharding", "def f():\n    import jax"),
         ("millstream.sharding", "if TYPE_CHECKING:\n    import jax"),
-        ("millstream.loader.checkpoint", "import orbax.checkpoint as ocp"),
+        ("millstream.loader.checkpoints.orbax_handler", "import orbax.checkpoint as ocp"),
     ],
 )
 def test_allowed_imports_pass(module: str, source: str) -> None:
@@ -235,11 +286,11 @@ def test_allowed_imports_pass(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source", "word"),
     [
-        ("millstream.loader.plan", "x = 1", "no docstring"),
+        ("millstream.loader.pipeline.plan", "x = 1", "no docstring"),
         ("millstream.loader.plan_utils", '"""Doc."""', "vague"),
         ("millstream.loader.common", '"""Doc."""', "vague"),
-        ("millstream.loader.plan", '"""Doc."""\n' + "x = 1\n" * 340, "341 lines"),
-        ("millstream.loader.words", '"""Doc."""', "no longer long"),
+        ("millstream.loader.pipeline.plan", '"""Doc."""\n' + "x = 1\n" * 340, "341 lines"),
+        ("millstream.loader.checkpoints.words", '"""Doc."""', "no longer long"),
     ],
 )
 def test_bad_shapes_are_found(module: str, source: str, word: str) -> None:

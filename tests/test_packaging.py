@@ -20,11 +20,12 @@ def test_every_folder_with_code_is_mapped_to_its_package() -> None:
     """Each root folder that is a package is installed under its import name, and nothing else is."""
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     names = {folder: "millstream" if folder == "millstream" else f"millstream.{folder}" for folder in folders}
+    rooms = {f"{names[path.parts[-3]]}.{path.parts[-2]}" for path in ROOT.glob("*/*/__init__.py")}
     options = setup_options()
     mapped = dict(line.split(" = ") for line in options["package_dir"].split("\n") if line)
 
     assert {folder: name for name, folder in mapped.items()} == names
-    assert options["packages"].split() == sorted(names.values())
+    assert options["packages"].split() == sorted({*names.values(), *rooms})
 
 
 def test_the_version_is_written_once_in_each_place() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import philox_state
-from millstream.philox_state import started
+from millstream.philox_state import at_streams
 
 words = st.integers(0, 2**64 - 1)
 streams = st.lists(st.lists(words, min_size=6, max_size=6), max_size=4)
@@ -21,7 +21,7 @@ def test_a_start_leaves_nothing_of_what_was(in_memory: bool, streams: list[list[
     rows = np.array(streams, np.uint64).reshape(-1, 6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(philox_state, "_layout_is_known", lambda: in_memory)
-        for row, rng in zip(rows, started(used, rows), strict=True):
+        for row, rng in zip(rows, at_streams(used, rows), strict=True):
             new = np.random.Philox(key=row[:2], counter=row[2:])
             assert rng is used
             assert repr(used.bit_generator.state) == repr(new.state)
@@ -43,5 +43,5 @@ def test_unknown_memory_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(philox_state, "_layout_is_known", lambda: True)
     used, new = np.random.Philox(7), np.random.Philox(key=np.array([1, 2]), counter=np.array([3, 4, 5, 6]))
     assert philox_state._memory_of(used) is None
-    list(started(np.random.Generator(used), np.array([[1, 2, 3, 4, 5, 6]], np.uint64)))
+    list(at_streams(np.random.Generator(used), np.array([[1, 2, 3, 4, 5, 6]], np.uint64)))
     assert repr(used.state) == repr(new.state)

@@ -30,7 +30,7 @@ import numpy as np
 
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import StackError
-from millstream.transforms.mirrored import any_mirrored, copy_image
+from millstream.transforms.flipped import any_flipped, copy_image
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -90,7 +90,7 @@ def _stacker(kind: type) -> _Stacker:
 def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
     count, shape, dtype = len(column), column[0].shape, column[0].dtype
     batch = _memory((count, *shape), dtype, allocate)
-    if any_mirrored(column):
+    if any_flipped(column):
         _refuse_unlike_arrays(column, path)
         for image, place in zip(column, batch, strict=True):
             copy_image(image, place)

@@ -64,7 +64,7 @@ def decode(record: bytes) -> dict[str, Any]:
 
 
 def crop_and_flip(element: dict[str, Any], rng: "np.random.Generator") -> dict[str, Any]:
-    """Returns a random part of the image, shape (224, 224, 3), mirrored every other time."""
+    """Returns a random part of the image, shape (224, 224, 3), flipped every other time."""
     top, left = rng.integers(0, IMAGE_SIDE - CROP + 1, 2)
     image = element["image"][top : top + CROP, left : left + CROP]
     return {**element, "image": image[:, ::-1] if rng.random() < 0.5 else image}

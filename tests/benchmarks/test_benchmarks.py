@@ -57,7 +57,7 @@ def test_every_case_measures_millstream_and_its_bounds(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_breakdown_names_every_stage(workers: int, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, reading, each operation and the rest have their share, also where a filter makes a second phase.
+    """Keys, reading, each operation and the rest have their share, also where a filter makes a second stage.
 
     Workers run beside the trainer: of its time in `next` their stages are no part.
     """

@@ -73,7 +73,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     return said
 
 
-def survivors(told: list[list[Any]], number: int) -> list[dict[str, Any]]:
+def surviving_keys(told: list[list[Any]], number: int) -> list[dict[str, Any]]:
     """Returns what those processes of a life say that were not killed."""
     return [process for index, process in enumerate(told[number]) if index != LIVES[number].killed]
 
@@ -90,10 +90,10 @@ def expected_weights(steps: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 def test_every_group_goes_on_where_the_one_before_saved(told: list[list[Any]], number: int) -> None:
     """Saved by n processes, in the background and beside a sharded model, a place is that of m processes too."""
     life = LIVES[number]
-    assert [process["begin"] for process in survivors(told, number)] == [number * STEPS_PER_LIFE] * (
+    assert [process["begin"] for process in surviving_keys(told, number)] == [number * STEPS_PER_LIFE] * (
         life.processes - (life.killed is not None)
     )
-    assert {process["devices"] for process in survivors(told, number)} == {life.processes * life.devices}
+    assert {process["devices"] for process in surviving_keys(told, number)} == {life.processes * life.devices}
 
 
 @each_life
@@ -101,7 +101,7 @@ def test_global_arrays_are_those_of_a_single_process(told: list[list[Any]], numb
     """Byte for byte, for every number of processes, devices and workers; every process sees all of it."""
     begin, end = number * STEPS_PER_LIFE, (number + 1) * STEPS_PER_LIFE + STEPS_TOO_FAR
     lost = LIVES[number].killed is not None
-    for process in survivors(told, number):
+    for process in surviving_keys(told, number):
         assert equal_streams(expected()[begin : end - lost], process["global"])
 
 
@@ -109,7 +109,7 @@ def test_global_arrays_are_those_of_a_single_process(told: list[list[Any]], numb
 def test_local_batches_laid_end_to_end_are_the_global_one(told: list[list[Any]], number: int) -> None:
     """Process k has the k-th run of each global batch, and nothing else."""
     share = GLOBAL_BATCH // LIVES[number].processes
-    for process in survivors(told, number):
+    for process in surviving_keys(told, number):
         rows = slice(process["process"] * share, (process["process"] + 1) * share)
         for local, whole in zip(process["local"], process["global"], strict=True):
             assert equal_streams([jax.tree.map(lambda leaf, rows=rows: leaf[rows], whole)], [local])
@@ -132,4 +132,4 @@ def test_who_survives_a_killed_process_can_close_at_once(told: list[list[Any]]) 
     killed = [number for number, life in enumerate(LIVES) if life.killed is not None]
     assert killed
     for number in killed:
-        assert [process["left"] for process in survivors(told, number)] == [[]] * (LIVES[number].processes - 1)
+        assert [process["left"] for process in surviving_keys(told, number)] == [[]] * (LIVES[number].processes - 1)

@@ -12,7 +12,7 @@ from jax_programs import GLOBAL_BATCH, SEED, SIZE, Noise, NotThird, restore_each
 from oracle import oracle
 from streams import equal_streams
 
-from millstream.loader.state import LoaderState
+from millstream.loader.checkpoints.state import LoaderState
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Transformation

@@ -31,7 +31,8 @@ from worker_pools import at_most, environment, in_background
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
-from millstream.loader import device_iterator, executors
+from millstream.loader import device_iterator
+from millstream.loader.threads import threaded_calls
 from millstream.transforms import Batch
 
 pytestmark = pytest.mark.third_party
@@ -69,7 +70,7 @@ def on_host(batch: Any) -> Any:
 def settle(iterator: millstream.DeviceIterator) -> None:
     """Waits until the thread has done all that it may do now: its jobs are done in order, and this is one more."""
     done = threading.Event()
-    iterator._crew.submit(done.set)
+    iterator._readers.submit(done.set)
     assert done.wait(WAIT_SECONDS)
 
 
@@ -186,7 +187,7 @@ def test_no_more_is_staged_than_was_said(steps: list[int], buffer_size: int) -> 
     # One batch a call: what the loader itself makes ahead is not what is counted here.
     loader = loader_of(Counts(), data_source=range(400), sampler=millstream.SequentialSampler(400))
     beneath = iter(loader)
-    beneath._plan.units_are_batches = True
+    beneath._plan.blocks_are_batches = True
     with millstream.device_put(beneath, buffer_size=buffer_size) as iterator:
         assert drawn == []
         for count in steps:
@@ -393,7 +394,7 @@ class Stuck:
 @pytest.fixture
 def short_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets the end of an iterator wait less long for user code."""
-    for module in (device_iterator, executors):
+    for module in (device_iterator, threaded_calls):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
 
 

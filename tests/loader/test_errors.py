@@ -11,14 +11,14 @@ import pytest
 
 import millstream
 from millstream.errors import CheckpointError, DataSourceError, StackError
-from millstream.loader import executors
+from millstream.loader.threads import thread_executor
 from millstream.transforms import Batch, Filter, FlatMap, Map
 
 
 @pytest.fixture(params=["inline", "threads"])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> millstream.ReadOptions:
     """Returns options under which the consumer makes every block, and ones under which threads make them all."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
     return millstream.ReadOptions(num_threads=0 if request.param == "inline" else 3)
 
 
@@ -135,7 +135,7 @@ def test_a_wrong_number_of_records_is_refused(surplus: int, reading: millstream.
     ]
 
 
-class Broken(Together):
+class PipelineFailed(Together):
     """A source of which one record cannot be read, alone or with others."""
 
     def __init__(self, bad: int) -> None:
@@ -157,18 +157,18 @@ def test_a_damaged_record_in_a_batched_read_is_found(
 ) -> None:
     """Where a read of many fails, the records before the damaged one are delivered, and the error names that one."""
     order = order_of(10)
-    error = first_error(loader_of(reading, Broken(order[8]), *operations), DataSourceError, step=8)
+    error = first_error(loader_of(reading, PipelineFailed(order[8]), *operations), DataSourceError, step=8)
 
     assert str(error) == f"record {order[8]} is damaged"
-    assert error.__notes__ == [f"millstream: in reading from Broken, at record key {order[8]} (position 8)."]
+    assert error.__notes__ == [f"millstream: in reading from PipelineFailed, at record key {order[8]} (position 8)."]
 
 
 def test_a_damaged_record_within_a_batch_is_found(reading: millstream.ReadOptions) -> None:
     """In a batch, too, the error names the damaged record, not the batch's first."""
     order = order_of(10)
-    error = first_error(loader_of(reading, Broken(order[8]), Batch(3)), DataSourceError, step=2)
+    error = first_error(loader_of(reading, PipelineFailed(order[8]), Batch(3)), DataSourceError, step=2)
 
-    assert error.__notes__ == [f"millstream: in reading from Broken, at record key {order[8]} (position 8)."]
+    assert error.__notes__ == [f"millstream: in reading from PipelineFailed, at record key {order[8]} (position 8)."]
 
 
 class FailsAtItsSampler:
@@ -191,7 +191,7 @@ def test_an_error_of_the_sampler_comes_at_its_turn(reading: millstream.ReadOptio
     iterator.seek(7)
 
     assert "FailsAtItsSampler raised this at position 6" in error.__notes__[0]
-    assert error.__notes__[1] == "millstream: in the sampler, asked for the records of unit 6."
+    assert error.__notes__[1] == "millstream: in the sampler, asked for the records of block 6."
     assert list(iterator) == [7, 8, 9]
 
 

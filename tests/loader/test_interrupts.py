@@ -120,7 +120,7 @@ def test_a_first_next_that_is_interrupted_loses_nothing(
         step, batches = rest_of(iterator)
         assert step <= 1
         assert batches == expected[step:]
-        assert not hasattr(iterator, "_crew") or len(iterator._crew._working) <= 1
+        assert not hasattr(iterator, "_readers") or len(iterator._readers._working) <= 1
         iterator.close()
 
 
@@ -305,9 +305,9 @@ def test_threads_of_a_dropped_iterator_end_whatever_interrupts_its_end(num_threa
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_a_crew_of_one_has_one_thread_at_work_whatever_hides_the_first() -> None:
+def test_a_readers_of_one_has_one_thread_at_work_whatever_hides_the_first() -> None:
     """Jobs submitted under interruptions run one at a time, in order, and all of them but those that were refused."""
-    from millstream.loader.crew import Crew
+    from millstream.loader.threads.reader_threads import ReaderThreads
 
     chance = random.Random(7)
     at_work = most = 0
@@ -323,19 +323,19 @@ def test_a_crew_of_one_has_one_thread_at_work_whatever_hides_the_first() -> None
     sys.setswitchinterval(1e-6)
     try:
         for trial in range(TRIALS):
-            crew, finished = Crew(1), threading.Event()
+            readers, finished = ReaderThreads(1), threading.Event()
             done.clear()
             for number in range(3):
                 interrupt(
-                    lambda number=number: crew.submit(lambda: job(number)),  # type: ignore[misc]  # noqa: B023
+                    lambda number=number: readers.submit(lambda: job(number)),  # type: ignore[misc]  # noqa: B023
                     chance.uniform(1e-6, 3e-4),
                     1 + trial % 3,
                 )
-            crew.submit(finished.set)
+            readers.submit(finished.set)
             assert finished.wait(WAIT_SECONDS)
             assert done == sorted(done)
             assert most == 1
-            crew.stop()
-            crew.join(WAIT_SECONDS)
+            readers.stop()
+            readers.join(WAIT_SECONDS)
     finally:
         sys.setswitchinterval(0.005)

@@ -16,7 +16,7 @@ from streams import comparable
 
 import millstream
 from millstream.errors import CheckpointError
-from millstream.loader import executors
+from millstream.loader.threads import thread_executor, threaded_calls
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 
@@ -27,7 +27,7 @@ WAIT_SECONDS = 20.0
 @pytest.fixture(params=["inline", "threads"])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> millstream.ReadOptions:
     """Returns options under which the consumer makes every block, and ones under which threads make them all."""
-    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
     return millstream.ReadOptions(num_threads=0 if request.param == "inline" else 3)
 
 
@@ -487,7 +487,7 @@ def test_stopping_ends_the_wait_of_another_thread(
     stop: Callable[[millstream.DataLoaderIterator], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`next` that waits for threads is an error as soon as another thread has closed or interrupted the iterator."""
-    monkeypatch.setattr(executors, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(threaded_calls, "CLOSE_SECONDS", 0.1)
     is_read, goes_on = threading.Event(), threading.Event()
 
     def read(key: int) -> int:

@@ -26,7 +26,7 @@ from strategies import (
 from streams import comparable, drain
 
 import millstream
-from millstream.loader import executors
+from millstream.loader.threads import thread_executor
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Map, Transformation
@@ -69,7 +69,7 @@ def test_threads_equal_oracle(
 ) -> None:
     """Threads give the same stream, whether they make every block or leave the short ones to the consumer."""
     with pytest.MonkeyPatch.context() as patch, loader_iterator(pipeline, num_threads, prefetch_buffer_size) as stream:
-        patch.setattr(executors, "HAND_OVER_SECONDS", hand_over)
+        patch.setattr(thread_executor, "HAND_OVER_SECONDS", hand_over)
         assert expected_of(pipeline) == drain(stream)
 
 

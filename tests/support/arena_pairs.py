@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.loader import pool
-from millstream.loader.arena import Allocator, ArenaView, create_arena_file
+from millstream.loader.processes import pool
+from millstream.loader.transport.arena import Allocator, ArenaView, create_arena_file
 
 
 @contextlib.contextmanager

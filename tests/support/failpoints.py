@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream.loader import worker
-from millstream.loader.arena import Allocator
-from millstream.loader.channel import Channel
+from millstream.loader.processes import worker
+from millstream.loader.processes.channel import Channel
+from millstream.loader.transport.arena import Allocator
 from millstream.transforms import Map
 
 EDGES = (

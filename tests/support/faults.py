@@ -124,7 +124,7 @@ def stop() -> None:
 
 
 def end_parent() -> None:
-    """Kills the process that forked this one: the zygote, for a worker."""
+    """Kills the process that forked this one: the fork server, for a worker."""
     os.kill(os.getppid(), signal.SIGKILL)
     hang()
 

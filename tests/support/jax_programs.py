@@ -25,7 +25,7 @@ from streams import equal_streams
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
-from millstream.loader.state_files import read_state, write_state
+from millstream.loader.checkpoints.state_files import read_state, write_state
 
 SIZE = 100
 GLOBAL_BATCH = 12

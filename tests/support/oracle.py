@@ -21,7 +21,7 @@ def oracle(
     operations: Sequence[Transformation],
     shard: ShardOptions | None = None,
 ) -> Iterator[Any]:
-    """Yields the stream of one shard, in the order of design: shuffle, deal, read, operate."""
+    """Yields the stream of one shard, in the order of design: shuffle, partition, read, operate."""
     positions, template = dealt(len(sampler), operations, shard or NoSharding())
     elements: Iterator[Element] = ((position, position, source[sampler[position].record_key]) for position in positions)
     random_number = 0
@@ -32,7 +32,7 @@ def oracle(
 
 
 def dealt(length: int, operations: Sequence[Transformation], shard: ShardOptions) -> tuple[list[int], int | None]:
-    """Returns the positions of one shard: global batches of whole units, and an evenly split tail.
+    """Returns the positions of one shard: global batches of whole blocks, and an evenly split tail.
 
     A padded tail is not split: each shard has its place in it. The second value is the position that a shard without
     one there reads all the same, to pad what it cannot know the structure of otherwise.
@@ -43,14 +43,14 @@ def dealt(length: int, operations: Sequence[Transformation], shard: ShardOptions
         if isinstance(operation, Batch)
     ]
     first = next((operation.batch_size for operation in operations if isinstance(operation, Batch)), 1)
-    unit = int(np.prod([batch.batch_size for batch in leading])) if leading else first
-    whole = length // (unit * shard.shard_count) * unit * shard.shard_count
+    block = int(np.prod([batch.batch_size for batch in leading])) if leading else first
+    whole = length // (block * shard.shard_count) * block * shard.shard_count
     rest = list(range(whole, length))
     if shard.drop_remainder or any(batch.drop_remainder for batch in leading):
         rest = rest[: len(rest) // shard.shard_count * shard.shard_count]
-    mine = [p for p in range(whole) if p // unit % shard.shard_count == shard.shard_index]
+    mine = [p for p in range(whole) if p // block % shard.shard_count == shard.shard_index]
     if any(batch.pad_remainder for batch in leading):
-        own = [p for p in rest if p // unit % shard.shard_count == shard.shard_index]
+        own = [p for p in rest if p // block % shard.shard_count == shard.shard_index]
         template = rest[-1] if rest and not own else None
         return mine + (own or rest[-1:]), template
     tail = [int(p) for p in np.array_split(rest, shard.shard_count)[shard.shard_index]]

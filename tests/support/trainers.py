@@ -20,7 +20,7 @@ iterator = iter(worker_pools.loader_of(
     faults.At(worker_pools.EXPECTED[5][2], faults.ReportThen(there, fault, children=2))
 ))
 next(iterator)
-faults.report(ready, worker_pools.zygote_of(iterator), *worker_pools.pids_of(iterator))
+faults.report(ready, worker_pools.fork_server_of(iterator), *worker_pools.pids_of(iterator))
 {then}
 """
 THEN = {

@@ -15,8 +15,8 @@ from typing import Any
 from faults import WAIT_SECONDS
 
 import millstream
-from millstream.loader.pool import Pool, Worker
-from millstream.loader.pool_executor import PoolExecutor
+from millstream.loader.processes.pool import Pool, Worker
+from millstream.loader.processes.pool_executor import PoolExecutor
 
 SUPPORT = Path(__file__).parent
 BATCH = 4
@@ -77,11 +77,11 @@ def expect_stalls(iterator: millstream.DataLoaderIterator, seconds: float) -> No
     executor._options = dataclasses.replace(executor._options, stall_timeout=seconds)
 
 
-def zygote_of(iterator: millstream.DataLoaderIterator) -> int:
-    """Returns the process number of the zygote of an iterator."""
-    zygote = pool_of(iterator)._state.zygote
-    assert zygote is not None
-    return zygote.pid
+def fork_server_of(iterator: millstream.DataLoaderIterator) -> int:
+    """Returns the process number of the fork server of an iterator."""
+    fork_server = pool_of(iterator)._state.fork_server
+    assert fork_server is not None
+    return fork_server.pid
 
 
 def made_all(iterator: millstream.DataLoaderIterator) -> list[int]:

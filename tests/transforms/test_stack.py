@@ -273,7 +273,7 @@ def test_views_of_a_source_are_copied() -> None:
     st.sampled_from(["u1", ">i2", "f4", "c16", "O"]),
     st.sampled_from([(), (3,)]),
     st.integers(1, 6),
-    st.lists(st.sampled_from(["plain", "mirrored", "upside down", "turned", "channels reversed"]), min_size=1),
+    st.lists(st.sampled_from(["plain", "flipped", "upside down", "turned", "channels reversed"]), min_size=1),
 )
 def test_images_of_all_kinds_of_views_stack(
     dtype: str, leading: tuple[int, ...], channels: int, views: list[str]
@@ -282,7 +282,7 @@ def test_images_of_all_kinds_of_views_stack(
     numbers = np.random.default_rng(len(views)).integers(0, 250, (len(views), *leading, 72, 72, channels)).astype(dtype)
     look: dict[str, Callable[[Array], Array]] = {
         "plain": lambda image: image[..., 2:66, 5:69, :],
-        "mirrored": lambda image: image[..., 2:66, 68:4:-1, :],
+        "flipped": lambda image: image[..., 2:66, 68:4:-1, :],
         "upside down": lambda image: image[..., 65:1:-1, 68:4:-1, :],
         "turned": lambda image: np.swapaxes(image[..., 2:66, 68:4:-1, :], -2, -3),
         "channels reversed": lambda image: image[..., 2:66, 68:4:-1, ::-1],
@@ -295,7 +295,7 @@ MIRRORED = np.zeros((64, 64, 3), np.uint8)[:, ::-1]
 
 
 @pytest.mark.parametrize("other", [MIRRORED[0], MIRRORED[:, 1:], MIRRORED.astype("i1"), MIRRORED[..., 0], np.array(0)])
-def test_a_mirrored_image_among_others_is_refused(other: Array) -> None:
+def test_a_flipped_image_among_others_is_refused(other: Array) -> None:
     """Arrays that differ are told of, wherever the one is that makes the others be copied in another way."""
     for elements in ([MIRRORED, other], [MIRRORED[:, ::-1], MIRRORED, other]):
         with pytest.raises(StackError, match=r"agree in (shape|dtype)") as caught:

@@ -161,7 +161,7 @@ class OneByOne:
 
 
 def _contiguous(value: Any) -> Any:
-    """Returns the value without mirrored arrays, of which PyTorch makes no tensors."""
+    """Returns the value without flipped arrays, of which PyTorch makes no tensors."""
     if isinstance(value, dict):
         return {name: _contiguous(member) for name, member in value.items()}
     return np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value

@@ -1,0 +1,181 @@
+"""Whether a loader can resume from a state, and where: the one place that compares two streams.
+
+Of a 1:1 pipeline any shard resumes where any other stopped, while the global batch is the same. A pipeline that is not
+1:1 resumes only on the shard that saved, because what the others skipped is not in its state. The number of epochs is
+free: what the saved stream has delivered is then also what this one begins with, or it is an error.
+"""
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.state import LoaderState, Stream
+
+ALLOWABLE = ("global_batch", "operations", "sampler", "source")
+"""The differences that `resumption` accepts when asked to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumption:
+    """How a loader resumes from a state.
+
+    Attributes:
+        block: the first block that is not used up.
+        skip: what is used up of it, one number per stage.
+        changes: what has changed in the code since the state was saved, in words.
+    """
+
+    block: int
+    skip: tuple[int, ...]
+    changes: tuple[str, ...]
+
+
+def resumption(
+    saved: LoaderState, here: LoaderState, allow: Collection[str] = (), *, strict: bool = False
+) -> Resumption:
+    """Returns where a loader resumes from `saved` and yields exactly the batches that would have followed.
+
+    Args:
+        saved: the state to resume from.
+        here: any state of the loader that is to resume, for what it says about its stream and shard.
+        allow: differences to accept on purpose, out of `ALLOWABLE`. A new global batch must divide the saved position.
+        strict: whether changed code is a difference, too.
+
+    Raises:
+        CheckpointError: the streams differ; names every difference, what was saved, what is here and what to do.
+        ValueError: `allow` names something else.
+    """
+    if isinstance(allow, str) or not set(allow) <= set(ALLOWABLE):
+        raise ValueError(f"allow must be a collection of names out of {', '.join(ALLOWABLE)}; got {allow!r}.")
+    changes = [change for change in _code_changes(saved.stream, here.stream) if change.part not in allow]
+    differences = [*_differences(saved, here), *(changes if strict else [])]
+    refused = [difference for difference in differences if difference.part not in allow]
+    if refused:
+        listed = "".join(f"\n  {difference.text}" for difference in refused)
+        raise CheckpointError(f"The state belongs to another stream:{listed}\n{_advice(refused, allow)}")
+    # Rounded up: a position that is not a multiple is the end of the order here.
+    block = -(-saved.position // here.stream.global_batch)
+    skip = (0,) * len(here.skip) if saved.stream.one_to_one else saved.skip
+    return Resumption(block, skip, tuple(change.text for change in changes))
+
+
+def warn_of_changes(changes: Collection[str]) -> None:
+    """Logs what has changed in the code of a pipeline that resumes all the same."""
+    import logging  # noqa: PLC0415  (takes long to import)
+
+    logging.getLogger("millstream").warning(
+        "millstream: the loader resumes, although its code is not the code that saved the state:\n  %s\nThe batches "
+        "are those that would have followed only if it computes the same. With strict=True this is an error.",
+        "\n  ".join(changes),
+    )
+
+
+class _Difference(NamedTuple):
+    """One difference between two states: in words, and the name in ALLOWABLE that accepts it (None: nothing does)."""
+
+    part: str | None
+    text: str
+
+
+def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]:
+    """Yields every difference that keeps `here` from resuming from `saved`, but for that of code."""
+    then, now = saved.stream, here.stream
+    yield from _word_differences(then, now)
+    if min(then.shard_count, now.shard_count) > 1:  # A single shard has no remainder to drop.
+        yield from _unequal("sampler", "shard_options.drop_remainder", then.drop_remainder, now.drop_remainder)
+    if then.one_to_one and now.one_to_one:
+        yield from _unequal("global_batch", "global_batch", then.global_batch, now.global_batch)
+    else:
+        reason = ", and a pipeline with a Filter or FlatMap resumes only on the shard that saved it"
+        for name in ("shard_index", "shard_count", "global_batch"):
+            yield from _unequal(None, name, getattr(then, name), getattr(now, name), reason)
+        # With nothing to skip, any pipeline can begin at the saved position: that is the user's choice of operations.
+        part = "operations" if then.one_to_one else None
+        yield from _unequal(part, "one_to_one", then.one_to_one, now.one_to_one)
+        if not then.one_to_one:
+            yield from _unequal(None, "the number of stages that regroup elements", len(saved.skip), len(here.skip))
+    yield from _position_differences(saved, now)
+
+
+def _word_differences(then: Stream, now: Stream) -> Iterator[_Difference]:
+    """Yields the differences of the fingerprints; of a value that is another one as a whole, not those of its parts."""
+    before, after = then.fingerprint.words, now.fingerprint.words
+    reported: list[str] = []
+    for path in sorted(before.keys() | after.keys(), key=_natural_order):
+        is_known = any(path.startswith(parent) and path[len(parent)] in ".[(" for parent in reported)
+        if before.get(path) != after.get(path) and not is_known:
+            reported.append(path)
+            yield from _unequal(_part_of(path), path, before.get(path), after.get(path))
+
+
+def _position_differences(saved: LoaderState, now: Stream) -> Iterator[_Difference]:
+    """Yields what keeps a stream of another length, or with another global batch, from resuming at this position."""
+    length, size = now.length, now.global_batch
+    step, rest = divmod(saved.position, size)
+    if length is not None and saved.position > length:
+        yield _Difference(
+            None,
+            f"position: saved {saved.position}, but here the sampler ends at {length}: give it as many epochs as "
+            "it had",
+        )
+    elif saved.is_final and saved.stream.length != length:
+        yield _Difference(
+            None,
+            f"length: saved at the end of {saved.stream.length} positions, where the last batch was short or padded; "
+            f"here the sampler has {'no end' if length is None else f'{length} positions'}, and that batch is a whole "
+            f"one. To get it as a whole, which repeats its records, call seek({saved.step - 1})",
+        )
+    elif rest and saved.position != length:
+        yield _Difference(
+            None,
+            f"position: saved {saved.position}, which is not a multiple of the global_batch {size} here; the nearest "
+            f"are {saved.position - rest}, which is seek({step}), and {saved.position - rest + size}, which is "
+            f"seek({step + 1})",
+        )
+
+
+def _code_changes(then: Stream, now: Stream) -> Iterator[_Difference]:
+    """Yields which part of the pipeline runs other code, where its words are the same."""
+    before, after = then.fingerprint, now.fingerprint
+    for path in sorted(before.code.keys() & after.code.keys(), key=_natural_order):
+        old, new = before.code[path], after.code[path]
+        names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+        if not names:
+            continue
+        what = f"{path}, {after.words[path]}: the code of {', '.join(names)} has changed"
+        if before.python != after.python:
+            what = (
+                f"{path}, {after.words[path]}: the code of {', '.join(names)} cannot be compared, because Python "
+                f"{before.python} saved it, and the bytecode of Python {after.python} differs"
+            )
+        yield _Difference(_part_of(path), what)
+
+
+def _unequal(part: str | None, label: str, saved: object, here: object, reason: str = "") -> Iterator[_Difference]:
+    """Yields the difference between two values unless they are equal; None stands for no such thing."""
+    if saved != here:
+        before, now = ("nothing" if value is None else value for value in (saved, here))
+        yield _Difference(part, f"{label}: saved {before}, here {now}{reason}")
+
+
+def _advice(refused: Iterable[_Difference], allow: Collection[str]) -> str:
+    """Returns what a user can do about the refused differences."""
+    advice = "Build the loader as it was when the state was saved"
+    parts = {difference.part for difference in refused}
+    if None in parts:
+        return f"{advice}: there is no allow={{...}} for this."
+    names = sorted({*allow, *(part for part in parts if part is not None)})
+    quoted = ", ".join(f'"{name}"' for name in names)
+    return f"{advice}, or resume with these differences on purpose: set_state(state, allow={{{quoted}}})."
+
+
+def _part_of(path: str) -> str:
+    """Returns the name in ALLOWABLE that a path of a fingerprint belongs to."""
+    return re.split(r"[.\[(]", path, maxsplit=1)[0]
+
+
+def _natural_order(path: str) -> list[tuple[int, str]]:
+    """Returns a key that sorts paths with their numbers as numbers."""
+    return [(int(text), "") if text.isdecimal() else (-1, text) for text in re.split(r"(\d+)", path)]

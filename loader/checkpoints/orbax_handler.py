@@ -1,0 +1,165 @@
+"""Saving and restoring a loader's position with Orbax, beside the model and in the same step.
+
+    manager.save(step, args=ocp.args.Composite(
+        model=ocp.args.StandardSave(model), loader=millstream.checkpoint.CheckpointSave(iterator)))
+    manager.restore(step, args=ocp.args.Composite(
+        model=ocp.args.StandardRestore(model), loader=millstream.checkpoint.CheckpointRestore(iterator)))
+
+The only module that imports Orbax.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection
+from typing import Any, final
+
+import orbax.checkpoint as ocp
+
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.resumable import ResumableIterator
+from millstream.loader.checkpoints.state_files import read_state, write_state
+
+
+@final
+class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orbax's classes are untyped
+    """Orbax's way to a loader's iterator; `CheckpointSave` and `CheckpointRestore` are what users pass."""
+
+    async def async_save(
+        self, directory: Any, item: ResumableIterator | None = None, args: Any = None
+    ) -> list[ocp.future.Future]:
+        """Takes the iterator's state as it is at this moment, and returns the writing of it.
+
+        Training waits for this function, but neither for the folder to be made nor for the writing.
+
+        Args:
+            directory: the folder that Orbax is making for this item.
+            item: the iterator, where the caller uses Orbax's older interface.
+            args: a `CheckpointSave`.
+        """
+        state = _iterator(item, args).get_state()
+
+        async def write() -> None:
+            write_state(directory, state)
+
+        return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="millstream_save")]
+
+    def save(self, directory: Any, item: ResumableIterator | None = None, args: Any = None) -> None:
+        """Writes the iterator's state into the folder, at once; the arguments are those of `async_save`."""
+        write_state(directory, _iterator(item, args).get_state())
+
+    def restore(self, directory: Any, item: ResumableIterator | None = None, args: Any = None) -> ResumableIterator:
+        """Returns the iterator, set to the position that was saved and already reading ahead.
+
+        Raises:
+            CheckpointError: the state is missing, unreadable or of another stream. The iterator is as it was.
+        """
+        iterator = _iterator(item, args)
+        state = read_state(directory)
+        if args is None:
+            iterator.set_state(state)
+        else:
+            iterator.set_state(state, allow=args.allow, strict=args.strict)
+        iterator.start_prefetch()
+        return iterator
+
+    def metadata(self, directory: Any) -> None:
+        """Returns nothing: a position has no shapes."""
+        del directory
+
+    def finalize(self, directory: Any) -> None:
+        """Does nothing: `save` has written everything."""
+        del directory
+
+    def close(self) -> None:
+        """Does nothing: the iterator is its user's."""
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_save=True)
+@dataclasses.dataclass
+class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
+    """Says to Orbax: save the position of this iterator.
+
+    Attributes:
+        item: the iterator.
+
+    Raises:
+        TypeError: it is something else.
+    """
+
+    item: ResumableIterator
+
+    def __post_init__(self) -> None:
+        _check_iterator(self.item)
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
+@dataclasses.dataclass
+class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
+    """Says to Orbax: set this iterator to the position that was saved.
+
+    A checkpoint without such an item is a CheckpointError, in place of Orbax's KeyError.
+
+    Attributes:
+        item: the iterator; it is changed, and is also what `restore` returns.
+        allow: differences to accept on purpose, as in `DataLoaderIterator.set_state`.
+        strict: whether to refuse code that has changed, as there.
+
+    Raises:
+        TypeError: the item is something else.
+    """
+
+    item: ResumableIterator
+    allow: Collection[str] = ()
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        _check_iterator(self.item)
+        _name_missing_items()
+
+
+@functools.cache
+def _name_missing_items() -> None:
+    """Has Orbax raise a CheckpointError where a checkpoint lacks the item of a `CheckpointRestore`.
+
+    Orbax looks for the items itself, and asks the handler of a missing one nothing: there is no other place to catch
+    its KeyError than around its own method. Whatever else that does or raises is left as it is.
+    """
+    restore = ocp.CompositeCheckpointHandler.restore
+
+    @functools.wraps(restore)
+    def restore_or_name(self: Any, directory: Any, *positional: Any, **named: Any) -> Any:
+        try:
+            return restore(self, directory, *positional, **named)
+        except KeyError as error:
+            for args in (*positional, *named.values()):
+                if isinstance(args, ocp.args.Composite):
+                    _check_items(directory, args, error)
+            raise
+
+    ocp.CompositeCheckpointHandler.restore = restore_or_name
+
+
+def _check_items(directory: Any, args: Any, error: KeyError) -> None:
+    """Raises a CheckpointError if a checkpoint lacks an item that a `CheckpointRestore` asks for."""
+    held = sorted(path.name for path in directory.iterdir() if path.is_dir())
+    missing = [name for name, arg in args.items() if isinstance(arg, CheckpointRestore) and name not in held]
+    if missing:
+        raise CheckpointError(
+            f'The checkpoint {directory} holds no item "{missing[0]}": it holds {", ".join(held) or "nothing"}. It was '
+            "saved without the loader, or with it under another name. Restore the other items alone, and go to the "
+            "step with iterator.seek(step)."
+        ) from error
+
+
+def _iterator(item: ResumableIterator | None, args: Any) -> ResumableIterator:
+    """Returns the iterator, which Orbax's older interface hands over as it is and the newer one inside `args`."""
+    return _check_iterator(getattr(args, "item", None) if item is None else item)
+
+
+def _check_iterator(item: Any) -> ResumableIterator:
+    if not isinstance(item, ResumableIterator):
+        raise TypeError(
+            f"millstream.checkpoint saves and restores iterators, got {type(item).__name__}: pass iter(loader), "
+            "or what device_put made of it: the iterator that the training loop draws from."
+        )
+    return item

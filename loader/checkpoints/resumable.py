@@ -1,0 +1,121 @@
+"""What every iterator of a loader offers, wherever its batches lie: a position that can be told, saved and sought."""
+
+import abc
+import threading
+from collections.abc import Awaitable, Collection
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+
+class ResumableIterator(abc.ABC):
+    """Yields batches, and knows its position among them: just after the last batch that it delivered."""
+
+    @property
+    @abc.abstractmethod
+    def step(self) -> int:
+        """The number of batches delivered since the beginning of the stream."""
+
+    @property
+    @abc.abstractmethod
+    def epoch(self) -> int | None:
+        """The epoch that the next batch begins in, from 0; None where the sampler has no epochs."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns how many batches are left; TypeError where that is not known."""
+
+    def __bool__(self) -> bool:
+        """Returns True: an iterator is one even where nothing is left, or nobody knows how much."""
+        return True
+
+    @abc.abstractmethod
+    def __next__(self) -> Any: ...
+
+    @abc.abstractmethod
+    def start_prefetch(self) -> None:
+        """Begins to work ahead in the background and returns at once."""
+
+    @abc.abstractmethod
+    def get_state(self) -> bytes:
+        """Returns the position as a few hundred bytes of JSON, at once."""
+
+    @abc.abstractmethod
+    def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in a state."""
+
+    @abc.abstractmethod
+    def seek(self, step: int) -> None:
+        """Moves to the position after the first `step` batches."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stops working ahead and frees what was made. Idempotent."""
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Saves the position as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
+
+        Args:
+            directory: the folder that Orbax is making; awaited before it is written to.
+
+        Returns:
+            The writing, which Orbax awaits in the background.
+        """
+        from millstream.loader.checkpoints.state_files import write_state  # noqa: PLC0415  (takes long to import)
+
+        state = self.get_state()
+
+        async def write() -> None:
+            write_state(await directory.await_creation(), state)
+
+        return write()
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Moves to the position saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
+
+        Returns:
+            The beginning of read-ahead, which Orbax awaits in the background.
+
+        Raises:
+            CheckpointError: as `set_state`.
+        """
+        from millstream.loader.checkpoints.state_files import read_state  # noqa: PLC0415  (as above)
+
+        # Here, not in the background: there Orbax would turn a CheckpointError into one of its own about handlers.
+        self.set_state(read_state(directory))
+
+        async def read_ahead() -> None:
+            self.start_prefetch()
+
+        return read_ahead()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses `copy`, `deepcopy` and `pickle`: two copies would share what works ahead, and so the batches."""
+        raise TypeError(
+            f"A {type(self).__name__} cannot be copied or pickled: its threads and processes work for one consumer. "
+            "For another iterator at the same position: other = iter(loader); other.set_state(iterator.get_state())."
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_unused(in_use: threading.Lock) -> None:
+    """Raises a ValueError where another call holds the lock of an iterator.
+
+    One may take it between this look and the caller's turn. Then the caller waits until that one is done, and is
+    right. Only in its own thread would it wait for ever, and there the other one, in a handler, has ended before.
+    """
+    if in_use.locked():
+        raise ValueError(
+            "This iterator is in use: another thread, or the code that a signal's handler interrupted, is fetching its "
+            "next batch. Use it in one thread at a time: take a lock around next(iterator), or give each thread an "
+            "iter(loader) of its own, of a shard of its own."
+        )

@@ -1,0 +1,131 @@
+"""A checkpoint: which stream, and where in it, as some hundred bytes of JSON.
+
+The text is canonical (sorted keys, no white space) and carries a CRC of itself. It may come back with other white space
+or another order of keys, because users keep it inside JSON of their own; whatever says anything else than what was
+saved is refused. Nothing here depends on workers, threads or buffers: a state speaks of batches that were delivered.
+"""
+
+import dataclasses
+import functools
+import json
+import zlib
+from typing import Any, Self, final
+
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.fingerprint import Fingerprint
+
+FORMAT = "millstream"
+VERSION = 2
+
+_ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Which stream a state belongs to, and which part of it: what stays the same from its first batch to its last.
+
+    Attributes:
+        shard_index: which shard, 0 … shard_count - 1.
+        shard_count: how many shards share each step.
+        drop_remainder: `ShardOptions.drop_remainder`, which decides about the last global batch.
+        global_batch: records per step over all shards.
+        one_to_one: whether every record becomes exactly one element before it is batched.
+        length: how many positions the sampler's order has, over all epochs; None where it is endless.
+        fingerprint: source, sampler and operations.
+    """
+
+    shard_index: int
+    shard_count: int
+    drop_remainder: bool
+    global_batch: int
+    one_to_one: bool
+    length: int | None
+    fingerprint: Fingerprint
+
+    @functools.cached_property
+    def encoded(self) -> str:
+        """The stream as canonical JSON."""
+        return _ENCODER.encode(vars(self) | {"fingerprint": vars(self.fingerprint)})
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Returns the stream with the fields that `encoded` wrote."""
+        return cls(**{**fields, "fingerprint": Fingerprint(**fields["fingerprint"])})
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LoaderState:
+    """Where a stream stands for one shard, between two batches.
+
+    Attributes:
+        step: the number of batches that this shard has delivered.
+        position: the first position, over all shards, that no delivered batch has used. Where the pipeline is 1:1, it
+            is a multiple of `global_batch`, or the end of the order.
+        skip: what a pipeline that is not 1:1 must skip at `position`, one number per stage; zeros where it is 1:1.
+        is_final: whether the last batch delivered is what it is because the order ends: short, or padded. A longer
+            order has another batch there.
+        stream: which stream this is.
+    """
+
+    step: int
+    position: int
+    skip: tuple[int, ...]
+    is_final: bool
+    stream: Stream
+
+    def encode(self) -> bytes:
+        """Returns the state as canonical JSON, some hundred bytes."""
+        # The stream is encoded once, however many states are taken of it. "stream" and "version" come last in the
+        # order of the alphabet, and "crc32" first.
+        place = _ENCODER.encode({name: value for name, value in vars(self).items() if name != "stream"})
+        text = f'{{"format":"{FORMAT}",{place[1:-1]},"stream":{self.stream.encoded},"version":{VERSION}}}'.encode()
+        return b'{"crc32":%d,%b' % (zlib.crc32(text), text[1:])
+
+    @staticmethod
+    def decode(raw: bytes | bytearray | memoryview) -> "LoaderState":
+        """Returns the state that `encode` wrote, from its bytes or from the same JSON written differently.
+
+        Raises:
+            CheckpointError: whatever else `raw` is.
+        """
+        try:
+            fields = _checked_fields(raw)
+            stream = Stream.from_fields(fields.pop("stream"))
+            return LoaderState(**{**fields, "skip": tuple(fields["skip"]), "stream": stream})
+        except CheckpointError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise CheckpointError(
+                f"The state cannot be read: {error or type(error).__name__}. "
+                "Give the bytes that get_state() returned, unchanged."
+            ) from error
+
+
+def _checked_fields(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """Returns the fields of the state itself, once format, version and CRC are found right and taken off."""
+    # The annotation is the contract, but callers read states from anywhere.
+    if not isinstance(raw, (bytes, bytearray, memoryview)):
+        raise TypeError(f"it must be bytes, got {type(raw).__name__}")
+    try:
+        fields = json.loads(bytes(raw).decode())
+    except ValueError as error:
+        raise ValueError(f"it is not valid JSON in UTF-8 ({error})") from error
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise ValueError(f'it has no "format": "{FORMAT}"')
+    version = fields.get("version")
+    if not isinstance(version, int):
+        raise TypeError("it has no version")
+    if version != VERSION:
+        is_older = version < VERSION
+        advice = "Seek to the step instead: seek(step)." if is_older else "Upgrade millstream to read it."
+        raise CheckpointError(
+            f"The state has version {version}, and this millstream reads version {VERSION} only: it was written by "
+            f"{'an earlier' if is_older else 'a newer'} millstream. {advice}"
+        )
+    crc = fields.pop("crc32", None)
+    if zlib.crc32(_ENCODER.encode(fields).encode()) != crc:
+        raise ValueError("its crc32 does not match, so it was damaged or edited")
+    del fields["format"], fields["version"]
+    return fields

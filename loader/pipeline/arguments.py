@@ -1,0 +1,168 @@
+"""What a DataLoader accepts: each mistake is an error, or a warning, at construction."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millstream.descriptions import described
+from millstream.loader.pipeline.random_streams import has_randomness
+from millstream.samplers import Sampler
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
+from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
+from millstream.sources import DataSource
+from millstream.sources.lookalikes import advice_for
+from millstream.transforms import Batch, RandomMap, Transformation
+from millstream.transforms.base import as_transformation
+from millstream.warn import warn
+
+Operations = Sequence[Transformation | Callable[[Any], Any]]
+
+
+def source_name(source: DataSource[Any]) -> str:
+    """Returns what to call a source in texts for people, without reading a record."""
+    if type(source) is range or type(source).__module__.startswith("millstream."):
+        return described(source)
+    return f"{type(source).__name__} of {len(source)} records"
+
+
+def check_source(source: DataSource[Any]) -> None:
+    """Refuses what is not a source, and a source without records."""
+    if advice := advice_for(source):
+        raise TypeError(f"data_source must be a source of records, got {type(source).__name__}: {advice}")
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"data_source must have len(source) and source[key], got {type(source).__name__}. "
+            "A list of records is a source; so is any class with __len__ and __getitem__."
+        )
+    if len(source) == 0:
+        raise ValueError(f"data_source must have at least one record, got an empty {type(source).__name__}.")
+
+
+def check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:
+    """Returns the sampler as one that answers for whole blocks; refuses one for more records than the source has."""
+    ready = vectorised(sampler)
+    largest = largest_key(sampler)
+    if largest is not None and largest >= len(source):
+        raise ValueError(
+            f"The sampler asks for record keys up to {largest}, but data_source has {len(source)} records, with the "
+            f"keys 0 to {len(source) - 1}. Use num_records=len(source), or keys that were made for this source."
+        )
+    return ready
+
+
+def check_operations(operations: Operations) -> list[Transformation]:
+    """Returns the operations, with functions made into Maps; a note on each error says which operation it is."""
+    check_list(operations, "operations")
+    checked = []
+    for number, operation in enumerate(operations):
+        try:
+            checked.append(as_transformation(operation))
+        except (TypeError, ValueError) as error:
+            error.add_note(f"millstream: operations[{number}].")
+            raise
+    return checked
+
+
+def check_list(value: object, name: str) -> None:
+    """Refuses what is not a list: a single function, a string."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list, got {value!r} of type {type(value).__name__}: write {name}=[...].")
+
+
+def check_kind(value: object, name: str, kind: type) -> None:
+    """Refuses what is not an instance of the kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r} of type {type(value).__name__}.")
+
+
+def resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> ShardOptions:
+    """Returns the loader's shard, else the sampler's, else NoSharding; refuses two that differ."""
+    carried = getattr(sampler, "shard_options", None)
+    if not isinstance(carried, ShardOptions) or isinstance(carried, NoSharding):
+        carried = None
+    if shard_options is None:
+        if carried is None:
+            warn_if_unsharded()
+            return NoSharding()
+        return carried
+    check_kind(shard_options, "shard_options", ShardOptions)
+    if carried is not None and _same(carried) != _same(shard_options):
+        raise ValueError(
+            f"shard_options={shard_options} differs from the sampler's {carried}. "
+            "Give shard_options to the DataLoader only, or the same to both."
+        )
+    return shard_options
+
+
+def _same(shard: ShardOptions) -> tuple[int, int, bool]:
+    return shard.shard_index, shard.shard_count, shard.drop_remainder
+
+
+def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
+    """Refuses random operations where there is nothing to draw from; warns where two things compete."""
+    random = [number for number, operation in enumerate(operations) if isinstance(operation, RandomMap)]
+    if not random:
+        return
+    name = f"operations[{random[0]}], {described(operations[random[0]])},"
+    if not has_randomness(sampler):
+        raise ValueError(
+            f"{name} needs randomness, but the sampler has no seed: give the sampler one, for instance "
+            "IndexSampler(..., seed=0)."
+        )
+    if has_unread_generators(sampler):
+        warn(
+            f"{name} draws from the sampler's seed, not from the rng that its __getitem__ returns: a sampler with "
+            "record_keys and a seed has the randomness of an IndexSampler. To draw from that rng, let the sampler's "
+            "seed be None."
+        )
+
+
+def check_padding(operations: Sequence[Transformation], shard: ShardOptions) -> None:
+    """Refuses what does not go with `Batch(..., pad_remainder=True)`."""
+    batches = {number: operation for number, operation in enumerate(operations) if isinstance(operation, Batch)}
+    if not any(batch.pad_remainder for batch in batches.values()):
+        return
+    if len(batches) > 1:
+        raise ValueError(
+            f"A Batch with pad_remainder=True must be the only Batch of the pipeline, but operations{list(batches)} "
+            "are Batches: make one batch of the final size, and reshape it in a Map after it."
+        )
+    if shard.drop_remainder:
+        (number,) = batches
+        raise ValueError(
+            f"operations[{number}] has pad_remainder=True, which keeps the last records, and {shard} has "
+            "drop_remainder=True, which leaves some out: choose one."
+        )
+
+
+def check_ends(
+    operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler, shard: ShardOptions
+) -> None:
+    """Warns where shards may yield different numbers of batches whatever is dropped or padded at the end."""
+    number = _first_that_changes_the_count(operations)
+    if number is not None and shard.shard_count > 1 and sampler.length is not None:
+        warn(
+            f"operations[{number}], {described(operations[number])}, drops or adds elements on each of the "
+            f"{shard.shard_count} shards independently, so shards may end at different steps, and a JAX collective "
+            "would then hang. Filter ahead with millstream.surviving_keys and give the keys to "
+            "IndexSampler(len(keys), keys=keys), or read endlessly (num_epochs=None) and count the steps."
+        )
+
+
+def warn_checkpoints_need_same_shards(operations: Sequence[Transformation], shard: ShardOptions) -> None:
+    """Logs, before training starts, where checkpoints can be resumed only with as many shards as there are now."""
+    number = _first_that_changes_the_count(operations)
+    if number is not None and shard.shard_count > 1:
+        import logging  # noqa: PLC0415  (takes long to import)
+
+        logging.getLogger("millstream").warning(
+            "millstream: checkpoints of this DataLoader can be resumed with exactly %d shards only: operations[%d], "
+            "%s, makes each shard advance at its own pace. With keys filtered ahead (millstream.surviving_keys) "
+            "instead of a Filter, any number of shards can resume.",
+            shard.shard_count,
+            number,
+            described(operations[number]),
+        )
+
+
+def _first_that_changes_the_count(operations: Sequence[Transformation]) -> int | None:
+    return next((number for number, operation in enumerate(operations) if not operation.keeps_count), None)

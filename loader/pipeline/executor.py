@@ -1,0 +1,58 @@
+"""What runs the calls of a plan: the one loop that all executors share."""
+
+import abc
+
+from millstream.loader.pipeline.outputs import Cursor, Outputs
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.schedule import Schedule
+
+
+class Executor(abc.ABC):
+    """Runs the calls of one pass over a stream. Used by one thread, but for `close`.
+
+    Args:
+        plan: what makes the outputs.
+        cursor: where the pass begins.
+    """
+
+    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+        self._plan = plan
+        self._schedule = Schedule(plan, cursor)
+
+    def next_outputs(self) -> Outputs | None:
+        """Returns the next outputs in order, None at the end.
+
+        What is raised here is about this moment, and not about a record, whose error comes with its outputs. The
+        executor is of no use then: its owner closes it.
+        """
+        self._begin()
+        while (outputs := self._schedule.pop()) is None:
+            if self._schedule.exhausted:
+                return None
+            self._advance()
+        self._end()
+        return outputs
+
+    def start(self) -> None:
+        """Begins to work ahead, where the executor can: by default, it cannot."""
+        return
+
+    def pause(self) -> None:
+        """Stops working for this iterator, but keeps what can serve the next one: by default, nothing can."""
+        self.close()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stops all work. Idempotent; any thread may call it."""
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Gets ready for the consumer's question, without waiting."""
+
+    @abc.abstractmethod
+    def _advance(self) -> None:
+        """Completes a call, or waits for a bounded time for one to be completed elsewhere."""
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """Sees to it that work goes on while the consumer is away, without waiting."""

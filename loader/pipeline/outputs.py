@@ -1,0 +1,91 @@
+"""The outputs of one call, and the position after each of them."""
+
+import abc
+import dataclasses
+
+import numpy as np
+
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cursor:
+    """A position between two outputs of a stream.
+
+    Attributes:
+        block: the first block that is not used up.
+        skip: what is used up of it, one number per stage: skip[0] elements of stage 0, then skip[1] outputs of the
+            group that begins there, and so on. All zero between the outputs of a 1:1 pipeline.
+        is_final: whether an output before this position is what it is because the order ends: made of a short group,
+            or of a tail that is divided in another way than whole blocks. Not set in 1:1 pipelines, whose block says
+            it.
+    """
+
+    block: int
+    skip: tuple[int, ...]
+    is_final: bool = False
+
+
+class Outputs(abc.ABC):
+    """The outputs of one call, in order.
+
+    Attributes:
+        values: the outputs; the consumer clears what it has taken.
+        origins: where each came from.
+        error: what was raised instead of the next output.
+        first: how many outputs at the start were already used before the schedule began.
+        num_records: how many records, or elements of the stage before, they were made of.
+    """
+
+    def __init__(self, elements: Elements, first: int, num_records: int) -> None:
+        self.values = list(elements.values)
+        self.origins = elements.origins
+        self.error = elements.error
+        self.first = min(first, len(elements.values))
+        self.num_records = num_records
+
+    @abc.abstractmethod
+    def after(self, row: int) -> Cursor:
+        """Returns the position after output `row`."""
+
+
+class BlockOutputs(Outputs):
+    """Outputs of stage 0."""
+
+    def __init__(self, elements: Elements, first: int, num_records: int, plan: Plan, stop: int) -> None:
+        super().__init__(elements, first, num_records)
+        self._plan = plan
+        self._stop = stop
+
+    def after(self, row: int) -> Cursor:
+        """Returns the position after output `row`: the next block, if this output is the last of its own."""
+        if self._plan.one_to_one and row + 1 == len(self.values) and self.error is None:
+            return Cursor(self._stop, (0,))
+        blocks = self.origins.block
+        block = int(blocks[row])
+        is_last = row + 1 == len(blocks) or blocks[row + 1] != block
+        # Where an error follows, its record may be of the same block: to leave the block would be to skip the error.
+        error_may_follow = row + 1 == len(blocks) and self.error is not None and not self._plan.one_to_one
+        is_tail = block == self._plan.partition.whole_blocks
+        # The tail of a single shard grows with the order, so that to leave it would be to skip what may be added.
+        grows = is_tail and self._plan.tail_grows
+        is_final = is_tail and not grows
+        if is_last and not error_may_follow and not grows:
+            return Cursor(block + 1, (0,), is_final)
+        return Cursor(block, (row - int(np.searchsorted(blocks, block)) + 1,), is_final)
+
+
+class GroupOutputs(Outputs):
+    """Outputs of a later stage, made of one group."""
+
+    def __init__(self, elements: Elements, first: int, num_records: int, start: Cursor, end: Cursor) -> None:
+        super().__init__(elements, first, num_records)
+        self._start = start
+        self._end = end
+
+    def after(self, row: int) -> Cursor:
+        """Returns the position after output `row`: that after the whole group, if this output is the last."""
+        if row + 1 == len(self.values) and self.error is None:
+            return Cursor(self._end.block, (*self._end.skip, 0), self._end.is_final)
+        return Cursor(self._start.block, (*self._start.skip, row + 1), self._end.is_final)

@@ -1,0 +1,93 @@
+"""What a loader runs: source, sampler, operations and shard, checked, named and described in one place."""
+
+import dataclasses
+import functools
+from typing import Any, Self
+
+from millstream.descriptions import described
+from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
+from millstream.loader.pipeline.arguments import (
+    Operations,
+    check_ends,
+    check_operations,
+    check_padding,
+    check_randomness,
+    check_sampler,
+    check_source,
+    resolve_shard,
+    warn_checkpoints_need_same_shards,
+)
+from millstream.samplers import Sampler
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.sharding import ShardOptions
+from millstream.sources import DataSource
+from millstream.transforms import Transformation
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pipeline:
+    """A pipeline of one shard. `Pipeline.of` makes it of what a user gives, and checks that.
+
+    Attributes:
+        source: where records come from.
+        sampler: their order, as it was given.
+        order: the same, as a sampler that answers for whole blocks.
+        operations: what to do with each record, in order.
+        shard: which part of every global batch is made.
+    """
+
+    source: DataSource[Any]
+    sampler: Sampler
+    order: VectorisedSampler | AdaptedSampler
+    operations: tuple[Transformation, ...]
+    shard: ShardOptions
+
+    @classmethod
+    def of(
+        cls, source: DataSource[Any], sampler: Sampler, operations: Operations, shard_options: ShardOptions | None
+    ) -> Self:
+        """Returns the pipeline of what a user gives.
+
+        Args:
+            source: anything with `len` and `source[key]`.
+            sampler: which record at which position.
+            operations: what to do with each record; a bare function is a `Map`.
+            shard_options: which shard to read; None for the sampler's own, or all of it.
+
+        Raises:
+            TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
+        """
+        check_source(source)
+        order = check_sampler(sampler, source)
+        checked = tuple(check_operations(operations))
+        shard = resolve_shard(shard_options, sampler)
+        check_randomness(checked, order)
+        check_padding(checked, shard)
+        check_ends(checked, order, shard)
+        warn_checkpoints_need_same_shards(checked, shard)
+        return cls(source, sampler, order, checked, shard)
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """What to call each operation."""
+        return tuple(map(described, self.operations))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What to call each operation where the whole pipeline is looked at."""
+        return tuple(f"operations[{number}], {name}" for number, name in enumerate(self.names))
+
+    @property
+    def parts(self) -> list[tuple[str, Any]]:
+        """What the pipeline consists of, with what to call each part in texts for people."""
+        operations = zip(self.labels, self.operations, strict=True)
+        return [("data_source", self.source), ("sampler", self.sampler), *operations]
+
+    @functools.cached_property
+    def fingerprint(self) -> Fingerprint:
+        """Which stream this is, in words.
+
+        Made once: the words must not follow what user code does later. So it should be asked for before any operation
+        runs.
+        """
+        return fingerprint_of(self.source, self.sampler, self.operations)

@@ -1,0 +1,241 @@
+"""The one home of all meaning: source, sampler, shard and operations compiled into pure functions.
+
+A plan is a list of *stages*. Stage 0 turns a run of blocks (see `partition`) into elements: it reads the records and
+runs the operations up to the first Batch that must regroup, which is the first one after a Filter or FlatMap. That
+Batch begins stage 1, which turns one group of stage 0's elements into outputs; and so on. A pipeline whose operations
+are 1:1 before its first Batch has stage 0 alone, and one block of it is one final batch.
+
+Nothing here knows of threads, processes or time: an executor decides who calls the plan, and when.
+
+The user's code runs in an empty `contextvars.Context`, a new one for each call of a method below. So the precision of
+`decimal`, NumPy's `errstate` and the user's own variables are at their defaults there, whoever calls, and what one
+call sets is gone with it.
+"""
+
+import contextvars
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from millstream.columnar import Allocate
+from millstream.interruptions import cannot_wait, is_from_signal_handler
+from millstream.loader.pipeline.elements import Elements, Origins, describe_records
+from millstream.loader.pipeline.first_look import FirstLook
+from millstream.loader.pipeline.partition import Partition, Tail
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.reading import reader_of
+from millstream.loader.pipeline.requests import Group, Request
+from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
+from millstream.loader.pipeline.steps import Step, annotated
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, Transformation
+
+Result = TypeVar("Result")
+
+KEYS = "keys"
+"""What finding out which records a call is about is called, where time is measured."""
+
+READ = "read"
+"""What reading them is called there."""
+
+LOOK_AHEAD_KEYS = 15_360
+"""Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
+
+Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries ask the system for fresh pages.
+"""
+
+
+class Plan:
+    """A pipeline of one shard, compiled.
+
+    Attributes:
+        pipeline: what it is compiled from.
+        partition: which positions make up which block.
+        stages: the compiled operations.
+        one_to_one: whether step k is block k: no Filter and no FlatMap anywhere.
+        batched_source: whether the source reads many records in one call.
+        tail_records: how many records of this shard's tail get into an output, as far as stage 0's batches decide it.
+            A template is none of them.
+        num_blocks: how many blocks have outputs; None when the order is endless.
+        block_limit: how many blocks can be asked for: num_blocks, and fewer than would have positions from 2**63 on.
+        blocks_are_batches: whether a block is a batch, which is worth a call; else it is some records.
+        tail_grows: whether the outputs of the tail are the first ones of the block that a longer order has there.
+
+    Args:
+        pipeline: what to compile.
+        watch: wraps each function that does a part of the work, given the name of that part: to measure it, say.
+    """
+
+    def __init__(self, pipeline: Pipeline, watch: Watch = lambda _, function: function) -> None:
+        self.pipeline = pipeline
+        source, order, operations, shard = pipeline.source, pipeline.order, pipeline.operations, pipeline.shard
+        groups = split_stages(operations)
+        leading = [operation for operation in groups[0] if isinstance(operation, Batch)]
+        self.one_to_one = all(operation.keeps_count for operation in operations)
+        self.batched_source = hasattr(source, "__getitems__")
+        self.partition = Partition(
+            block=_records_per_block(leading, groups),
+            shard=shard,
+            length=order.length,
+            tail_rule=_tail_rule(leading, shard),
+        )
+        self.tail_records = _tail_records(self.partition.tail_share, leading)
+        has_tail = self.tail_records or self.partition.tail_rule is Tail.PADDED
+        self.num_blocks = self.partition.num_blocks if has_tail else self.partition.whole_blocks
+        limit = self.partition.block_limit
+        self.block_limit = limit if self.num_blocks is None else min(limit, self.num_blocks)
+        self.blocks_are_batches = bool(leading)
+        self.tail_grows = not self.one_to_one and not leading and shard.shard_count == 1
+        self._first_look = FirstLook(source.__getitem__, pipeline.labels)
+        self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
+        self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
+        # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
+        self._locate: Callable[[int, int], Origins] = watch(KEYS, functools.partial(_locate, self.partition, order))
+        look_ahead = watch(KEYS, functools.partial(_locate_chunk, self.partition, order))
+        self._look_ahead: Callable[[int, int], Origins] = functools.lru_cache(maxsize=4)(look_ahead)
+
+    @functools.cached_property
+    def blocks_per_epoch(self) -> int:
+        """How many blocks this shard reads in an epoch; without epochs, in as many records as the source has."""
+        num_records = self.pipeline.order.num_records or len(self.pipeline.source)
+        blocks = max(1, math.ceil(num_records / self.partition.global_block))
+        return blocks if self.num_blocks is None else min(blocks, self.num_blocks)
+
+    def locate(self, start: int, stop: int) -> Origins:
+        """Returns the origins of the records of blocks start … stop - 1."""
+        if isinstance(self.pipeline.order, AdaptedSampler):
+            # The user's own code: it is asked for what is needed, when it is needed.
+            return _isolated(self._locate, start, stop)
+        chunk = max(1, LOOK_AHEAD_KEYS // self.partition.block)
+        if start // chunk != (stop - 1) // chunk:
+            middle = (start // chunk + 1) * chunk
+            return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])
+        try:
+            # Several threads may make the same keys at once, which is cheaper than a lock that one of them might keep.
+            ahead = _isolated(self._look_ahead, start // chunk, chunk)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            # Whatever a user's sampler raises about other blocks is raised at their turn.
+            return _isolated(self._locate, start, stop)
+        first = (start // chunk) * chunk
+        return ahead.take(slice((start - first) * self.partition.block, (stop - first) * self.partition.block))
+
+    def make(
+        self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int], Elements] | None = None
+    ) -> Elements:
+        """Returns the outputs that are asked for, batches in memory from `allocate`.
+
+        The records of blocks are read by `prepare_blocks`, by default the method of this name.
+        """
+        if isinstance(request, Group):
+            return self.follow(request.stage, request.elements, allocate)
+        return self.finish((prepare_blocks or self.prepare_blocks)(*request), allocate)
+
+    def describe(self, request: Request) -> str:
+        """Returns which records a request is about."""
+        if isinstance(request, Group):
+            return describe_records(request.elements.origins)
+        try:
+            return describe_records(self.locate(*request))
+        except Exception:  # noqa: BLE001  (the user's sampler may raise; what is described must be told all the same)
+            return f"the blocks {request.start} to {request.stop - 1}"
+
+    def prepare_blocks(self, start: int, stop: int) -> Elements:
+        """Returns the prepared elements of blocks start … stop - 1; an error of the sampler comes at its block."""
+        try:
+            origins = self.locate(start, stop)
+        except BaseException as error:
+            if cannot_wait(error):
+                raise
+            if stop - start == 1:
+                return Elements.failed(annotated(error, f"the sampler, asked for the records of block {start}"))
+            run = Elements.concatenate([self.prepare_blocks(block, block + 1) for block in range(start, stop)])
+            if run.error is None:
+                # Each alone can be had: the error of all of them stands.
+                whole = f"the sampler, asked for the records of blocks {start} to {stop - 1}"
+                run = Elements.failed(annotated(error, whole))
+            return run
+        return self.prepare(origins)
+
+    def prepare(self, origins: Origins) -> Elements:
+        """Returns the elements of some records, as they are before the first Batch of stage 0."""
+        return _isolated(self._prepare, origins)
+
+    def finish(self, run: Elements, allocate: Allocate) -> Elements:
+        """Returns the outputs of stage 0, given the prepared elements of whole blocks."""
+        stage = self.stages[0]
+        run = _isolated(_run_steps, stage.steps[stage.num_record_steps :], run, allocate)
+        self._first_look.at_batches(run, last=len(stage.steps) - 1)
+        return run
+
+    def follow(self, stage: int, group: Elements, allocate: Allocate) -> Elements:
+        """Returns the outputs of a later stage, given the elements of one group."""
+        return _isolated(_run_steps, self.stages[stage].steps, group, allocate)
+
+    def _prepare(self, origins: Origins) -> Elements:
+        run = self._read(origins)
+        watched = self._first_look.at_records(run)
+        for number, step in enumerate(self.stages[0].steps[: self.stages[0].num_record_steps]):
+            run = step(run, np.empty)
+            if watched is not None:
+                watched.after(number)
+        return run
+
+
+def _isolated(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Returns what a function returns in a context of its own, in which no context variable is set."""
+    return contextvars.Context().run(function, *arguments)
+
+
+def _run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
+    for step in steps:
+        run = step(run, allocate)
+    return run
+
+
+def _locate(partition: Partition, order: VectorisedSampler | AdaptedSampler, start: int, stop: int) -> Origins:
+    # User code may see these, and other batches share them: nobody can write to them.
+    positions = partition.positions(start, stop)
+    positions.flags.writeable = False
+    table = np.empty((5, len(positions)), dtype=np.int64)
+    table[0] = table[2] = positions
+    table[1] = checked_keys_at(order, positions)
+    table[3] = partition.blocks_of(positions)
+    table[4] = 0
+    table.flags.writeable = False
+    return Origins(table)
+
+
+def _locate_chunk(partition: Partition, order: VectorisedSampler | AdaptedSampler, number: int, chunk: int) -> Origins:
+    return _locate(partition, order, number * chunk, min((number + 1) * chunk, partition.block_limit))
+
+
+def _records_per_block(leading: Sequence[Batch], groups: Sequence[Sequence[Transformation]]) -> int:
+    if leading:
+        return math.prod(batch.batch_size for batch in leading)
+    regrouping = groups[1][0] if len(groups) > 1 else None
+    return regrouping.batch_size if isinstance(regrouping, Batch) else 1
+
+
+def _tail_rule(leading: Sequence[Batch], shard: ShardOptions) -> Tail:
+    if any(batch.pad_remainder for batch in leading):
+        return Tail.PADDED
+    return Tail.TRIMMED if shard.drop_remainder or any(batch.drop_remainder for batch in leading) else Tail.SPREAD
+
+
+def _tail_records(count: int, leading: Sequence[Batch]) -> int:
+    """Returns how many of the tail's records are left when each Batch has dropped its remainder."""
+    elements, size, kept = count, 1, count
+    for batch in leading:
+        size *= batch.batch_size
+        if batch.drop_remainder:
+            elements //= batch.batch_size
+            kept = min(kept, elements * size)
+        else:
+            elements = math.ceil(elements / batch.batch_size)
+    return kept

@@ -1,0 +1,60 @@
+"""Reading records from a source: many in one call where the source can."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from millstream.columnar import ColumnarRecords
+from millstream.interruptions import cannot_wait
+from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.steps import annotated, collect, describe_origin
+from millstream.sources import DataSource
+from millstream.sources.base import HeldRecords, items_at
+
+
+def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
+    """Returns the function that reads records: in one call where the source can."""
+    # In a worker, another object may stand in for a list.
+    stand_in: Any = source
+    kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
+    where = f"reading from {kind.__name__}"
+    read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
+    read_one: Callable[[int], Any] = source.__getitem__
+    if kind is not type(source):
+        # It makes each record anew: there is nothing to copy.
+        read_many = functools.partial(items_at, stand_in)
+    elif kind in {list, tuple}:
+        held = HeldRecords(cast("Sequence[Any]", source))
+        read_one, read_many = held.__getitem__, held.__getitems__
+    takes_arrays = bool(getattr(source, "takes_key_arrays", False))
+
+    def read_singly(origins: Origins) -> Elements:
+        keys = origins.record_key.tolist()
+        values, error = collect(map(read_one, keys), origins, where, len(keys))
+        return Elements(values, origins.take(slice(len(values))), error)
+
+    def read(origins: Origins) -> Elements:
+        if read_many is None:
+            return read_singly(origins)
+        # An array of the source's own: it may sort it, or hand it to a library that wants to write to it.
+        keys = origins.record_key.copy() if takes_arrays else origins.record_key.tolist()
+        try:
+            records = read_many(keys)
+            values = records if isinstance(records, ColumnarRecords) else list(records)
+            if len(values) != len(keys):
+                raise ValueError(  # noqa: TRY301  (handled as any other failure of the source's method)
+                    f"__getitems__ of {type(source).__name__} was asked for {len(keys)} records and gave {len(values)}."
+                )
+        except BaseException as error:
+            if cannot_wait(error):
+                raise
+            # One by one, to deliver what comes before the bad record and to say which it is.
+            run = read_singly(origins)
+            if run.error is None:
+                # The source can read each record, but not all at once: the error of the whole read stands.
+                whole = f"{where}, {len(keys)} records at once, the first at {describe_origin(origins, 0)}"
+                run = Elements.failed(annotated(error, whole))
+            return run
+        return Elements(values, origins)
+
+    return read

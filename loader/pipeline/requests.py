@@ -1,0 +1,22 @@
+"""What can be asked of a plan: values that travel to whoever makes the outputs."""
+
+from typing import NamedTuple, TypeAlias
+
+from millstream.loader.pipeline.elements import Elements
+
+
+class Blocks(NamedTuple):
+    """The outputs of blocks `start … stop - 1` of stage 0."""
+
+    start: int
+    stop: int
+
+
+class Group(NamedTuple):
+    """The outputs of a later stage, made of the elements of one group."""
+
+    stage: int
+    elements: Elements
+
+
+Request: TypeAlias = Blocks | Group

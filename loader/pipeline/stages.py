@@ -1,0 +1,101 @@
+"""The stages of a pipeline: operations that run without regrouping, compiled into steps."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from millstream.loader.pipeline.groupings import Grouping, grouping_of
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.random_streams import streams_of
+from millstream.loader.pipeline.steps import Step, compile_step
+from millstream.transforms import Batch, Filter, RandomMap, Transformation
+
+Watch: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Returns a function that does the same as one given, which does the part of the work that has this name."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """Operations that run without regrouping.
+
+    Attributes:
+        steps: the compiled operations, the one that regroups first in every stage but stage 0.
+        grouping: how the elements of the stage before are grouped; None in stage 0, which reads blocks.
+        num_record_steps: how many of the steps come before the first Batch: these work element by element, so a block
+            may be cut anywhere between them.
+        filters: what to call those operations that may drop elements.
+        runs_user_code: whether more is done than to stack elements.
+    """
+
+    steps: tuple[Step, ...]
+    grouping: Grouping | None
+    num_record_steps: int
+    filters: tuple[str, ...]
+    runs_user_code: bool
+
+
+def split_stages(operations: Sequence[Transformation]) -> list[list[Transformation]]:
+    """Returns the operations of each stage; every stage but the first begins with the Batch that regroups."""
+    groups: list[list[Transformation]] = [[]]
+    whole_blocks = True
+    for operation in operations:
+        if isinstance(operation, Batch) and not whole_blocks:
+            groups.append([])
+        whole_blocks = whole_blocks and operation.keeps_count
+        groups[-1].append(operation)
+    return groups
+
+
+def compile_stages(
+    pipeline: Pipeline,
+    groups: Sequence[Sequence[Transformation]],
+    *,
+    is_template: Callable[[int], bool],
+    watch: Watch,
+) -> tuple[Stage, ...]:
+    """Returns the stages.
+
+    Args:
+        pipeline: whose they are.
+        groups: the operations of each stage.
+        is_template: says of a block whether its record is read as a template only.
+        watch: wraps each step, given what the operation is called.
+    """
+    stages: list[Stage] = []
+    streams = functools.partial(streams_of, pipeline.order)
+    labels, number, random_number = pipeline.labels, 0, 0
+    maker: str | None = None
+    for group in groups:
+        steps, filters = [], []
+        for operation in group:
+            if not operation.keeps_count:
+                filters.append(labels[number])
+            step = compile_step(
+                operation,
+                number,
+                pipeline.names[number],
+                maker=maker,
+                streams=streams,
+                random_number=random_number,
+                is_template=is_template,
+            )
+            steps.append(watch(labels[number], step))
+            maker = maker if isinstance(operation, Filter) else labels[number]
+            number += 1
+            random_number += isinstance(operation, RandomMap)
+        batches = [row for row, operation in enumerate(group) if isinstance(operation, Batch)]
+        stages.append(
+            Stage(
+                steps=tuple(steps),
+                grouping=grouping_of(group[0]) if stages else None,
+                num_record_steps=batches[0] if batches else len(group),
+                filters=tuple(filters),
+                runs_user_code=not (stages and len(group) == 1 and _only_stacks(group[0])),
+            )
+        )
+    return tuple(stages)
+
+
+def _only_stacks(operation: Transformation) -> bool:
+    return isinstance(operation, Batch) and operation.batch_fn is None

@@ -1,0 +1,225 @@
+"""Operations as functions from a run of elements to a run of elements.
+
+Each step handles a whole run at once: the user's function is the only thing that is called once per element. A step
+that fails at one element passes on the elements before it, so a chain of steps gives what it would give element by
+element, only faster.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.columnar import Allocate
+from millstream.errors import StackError
+from millstream.interruptions import cannot_wait
+from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms.pad import pad
+from millstream.transforms.stack import stack
+
+Step = Callable[[Elements, Allocate], Elements]
+Streams = Callable[[Origins, int], "Iterator[np.random.Generator]"]
+"""Gives one generator per element: from their origins and the number of the random operation."""
+
+
+def compile_step(
+    operation: Transformation,
+    number: int,
+    name: str,
+    *,
+    maker: str | None,
+    streams: Streams,
+    random_number: int,
+    is_template: Callable[[int], bool],
+) -> Step:
+    """Returns the step of one operation.
+
+    Args:
+        operation: what to do.
+        number: its place in the list of operations, from 0: for error texts.
+        name: what to call it in error texts.
+        maker: what the operation that made its input is called in error texts; None for the source.
+        streams: where random operations get their generators.
+        random_number: how many random operations come before this one.
+        is_template: whether the record of a block is there for its structure only (see `partition`).
+    """
+    where = f"operation {number}, {name}"
+    match operation:
+        case Map():
+            return _map_step(lambda run: map(operation.map, run.values), where, maker)
+        case MapWithIndex():
+            return _map_step(
+                lambda run: map(operation.map_with_index, run.origins.index.tolist(), run.values), where, maker
+            )
+        case RandomMap():
+            return _map_step(
+                lambda run: map(operation.random_map, run.values, streams(run.origins, random_number)), where, maker
+            )
+        case Filter():
+            return _filter_step(operation, where, maker)
+        case FlatMap():
+            return _flat_map_step(operation, where, maker)
+        case Batch():
+            return _batch_step(operation, where, maker, is_template)
+    raise TypeError(f"{operation!r} is of a kind that has no step.")
+
+
+def _map_step(results: Callable[[Elements], Iterator[Any]], where: str, maker: str | None) -> Step:
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        values, error = collect(results(run), run.origins, where, len(run.values))
+        _explain_none(error, run.values, len(values), maker)
+        return _cut(run, values, error)
+
+    return step
+
+
+def _filter_step(operation: Filter, where: str, maker: str | None) -> Step:
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        values = list(run.values)
+        verdicts = map(bool, map(operation.filter, values))
+        keep, error = collect(verdicts, run.origins, where, len(run.values))
+        _explain_none(error, values, len(keep), maker)
+        mask = np.zeros(len(run.values), dtype=np.bool_)
+        mask[: len(keep)] = keep
+        return Elements(
+            list(itertools.compress(values, keep)), run.origins.take(mask), run.error if error is None else error
+        )
+
+    return step
+
+
+def _flat_map_step(operation: FlatMap, where: str, maker: str | None) -> Step:
+    limit = operation.max_fan_out
+
+    def split(element: Any) -> list[Any]:
+        # No more than it takes to see that they are too many: a generator may have no end.
+        children = list(itertools.islice(operation.flat_map(element), limit + 1))
+        if len(children) > limit:
+            raise ValueError(
+                f"flat_map gave more than {limit} elements for one, and max_fan_out is {limit}. Set max_fan_out to the "
+                "most that an element can split into."
+            )
+        return children
+
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        families, error = collect(map(split, run.values), run.origins, where, len(run.values))
+        _explain_none(error, run.values, len(families), maker)
+        parents = run.origins.take(slice(len(families)))
+        return Elements(
+            list(itertools.chain.from_iterable(families)),
+            parents.fan_out([len(family) for family in families], limit),
+            run.error if error is None else error,
+        )
+
+    return step
+
+
+def _batch_step(operation: Batch, where: str, maker: str | None, is_template: Callable[[int], bool]) -> Step:
+    size = operation.batch_size
+
+    def make(run: Elements, start: int, allocate: Allocate) -> Any:
+        values = run.values[start : start + size]
+        batch = _make_batch(operation, values, run.origins.record_key[start:], allocate, maker)
+        if not operation.pad_remainder:
+            return batch
+        num_real = 0 if is_template(int(run.origins.block[start])) else len(values)
+        return pad(batch, num_real, size, allocate)
+
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        # A group that the error cuts short is not a batch: the error comes instead of it.
+        short_is_whole = run.error is None and not operation.drop_remainder
+        starts = range(0, len(run.values) if short_is_whole else len(run.values) - size + 1, size)
+        firsts = run.origins.take(slice(0, None, size))
+        batches, error = collect((make(run, start, allocate) for start in starts), firsts, where, len(starts))
+        return Elements(batches, firsts.take(slice(len(batches))), run.error if error is None else error)
+
+    return step
+
+
+def _make_batch(
+    operation: Batch, values: Sequence[Any], record_keys: NDArray[np.int64], allocate: Allocate, maker: str | None
+) -> Any:
+    """Returns one batch of the values, in memory from `allocate` unless the user's `batch_fn` makes it.
+
+    Raises:
+        StackError: the values do not stack, or an operation has made nothing but None of several records; a note gives
+            the record keys of the elements at fault.
+    """
+    if operation.batch_fn is not None:
+        return operation.batch_fn(list(values))
+    try:
+        if maker is not None and len(values) > 1 and all(value is None for value in values):
+            raise StackError(  # noqa: TRY301  (it gets the note of all others)
+                f"Every element of this batch is None: did {maker}, or one before it, forget `return`?", rows=(0, 1)
+            )
+        return stack(values, allocate)
+    except StackError as error:
+        if error.rows:
+            keys = ", ".join(str(record_keys[row]) for row in error.rows)
+            error.add_note(f"millstream: the record keys of these elements: {keys}.")
+        raise
+
+
+def collect(
+    results: Iterator[Any], origins: Origins, where: str, expected: int
+) -> tuple[list[Any], BaseException | None]:
+    """Returns the results up to the first error, and that error with a note of where it happened.
+
+    `list.extend` runs the iterator without a Python frame of ours and keeps what came before an exception: the length
+    then says which element failed.
+    """
+    values: list[Any] = []
+    try:
+        values.extend(results)
+        if len(values) < expected:
+            # A StopIteration from the user's function ends the iterator quietly: data would be lost.
+            raise StopIteration  # noqa: TRY301  (handled as one that arrives here)
+    except BaseException as error:
+        # All results may be there: then a signal's handler raised it, as it may anywhere.
+        place = f", at {describe_origin(origins, len(values))}" if len(values) < expected else ""
+        annotation = annotated(error, where + place)
+        if cannot_wait(error):
+            raise
+        return values, annotation
+    return values, None
+
+
+def _explain_none(error: BaseException | None, inputs: Sequence[Any], row: int, maker: str | None) -> None:
+    """Notes on the error of an operation that the element it got is None, which a forgotten `return` makes of it."""
+    if error is not None and maker is not None and row < len(inputs) and inputs[row] is None:
+        with contextlib.suppress(Exception):
+            error.add_note(
+                f"millstream: the element that it got is None: did {maker}, or one before it, forget `return`?"
+            )
+
+
+def annotated(error: BaseException, where: str) -> BaseException:
+    """Returns the error with a note of where it happened.
+
+    A StopIteration becomes a RuntimeError: raised from `next`, it would pass for the end of the stream.
+    """
+    if isinstance(error, StopIteration):
+        error = RuntimeError("StopIteration was raised where a result was due.")
+    # An exception may be of any class, and so refuse the note.
+    with contextlib.suppress(Exception):
+        error.add_note(f"millstream: in {where}.")
+    return error
+
+
+def describe_origin(origins: Origins, row: int) -> str:
+    """Returns which record an element came from, for error texts."""
+    return f"record key {origins.record_key[row]} (position {origins.position[row]})"
+
+
+def _cut(run: Elements, values: list[Any], error: BaseException | None) -> Elements:
+    """Returns the results of a 1:1 step, the origins cut to those that there are."""
+    if error is None:
+        return Elements(values, run.origins, run.error)
+    return Elements(values, run.origins.take(slice(len(values))), error)

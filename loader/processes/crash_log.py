@@ -1,0 +1,53 @@
+"""What a worker leaves behind, however it dies: which call it had begun, and its stacks.
+
+An anonymous file that the parent makes and both hold. Its first eight bytes are the number of the call, written when
+the call begins; behind them comes what `faulthandler` writes, in a fatal signal or when asked. The worker only ever
+writes, the parent only ever reads, and neither waits for the other.
+"""
+
+import os
+import struct
+import time
+
+from millstream.loader.transport.arena import create_arena_file
+
+STACKS_SECONDS = 0.5
+"""How long to wait for a worker's stacks."""
+
+_CALL = struct.Struct("<q")
+_NO_CALL = -1
+
+
+def create_crash_log() -> int:
+    """Returns the descriptor of a file for the last words of one worker."""
+    file = os.memfd_create("millstream-words") if hasattr(os, "memfd_create") else create_arena_file(0)
+    # This moves the offset, which all who share the descriptor have in common, to where faulthandler is to write.
+    os.write(file, _CALL.pack(_NO_CALL))
+    return file
+
+
+def note_call(file: int, call: int) -> None:
+    """Notes that the worker begins a call."""
+    os.pwrite(file, _CALL.pack(call), 0)
+
+
+def read_call(file: int) -> int | None:
+    """Returns the number of the call that the worker began last, None if it has begun none."""
+    (call,) = _CALL.unpack(os.pread(file, _CALL.size, 0))
+    return None if call == _NO_CALL else int(call)
+
+
+def read_stacks(file: int) -> str:
+    """Returns the stacks that the worker has written, empty if there are none."""
+    return os.pread(file, os.fstat(file).st_size, _CALL.size).decode(errors="replace")
+
+
+def wait_for_stacks(file: int) -> str:
+    """Returns the stacks that a worker has just been asked to write, empty if it does not within STACKS_SECONDS."""
+    deadline = time.monotonic() + STACKS_SECONDS
+    before, stacks = "", read_stacks(file)
+    # They come line by line, without an end.
+    while (not stacks or stacks != before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+        before, stacks = stacks, read_stacks(file)
+    return stacks

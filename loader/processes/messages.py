@@ -1,0 +1,113 @@
+"""What the parent, the fork server and the workers say to each other.
+
+    parent → fork server   Fork, Kill            fork server → parent   Forked, NotForked, Exited
+    parent → worker        Task                  worker → parent        Ready, PipelineFailed, Result
+
+A conversation ends with the end of the socket: the parent's end closing means "stop", a worker's end closing without
+that means it died.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from millstream.loader.transport.payload import Failure, Payload
+from millstream.loader.transport.pipeline_file import PipelineFile
+
+
+class Fork(NamedTuple):
+    """Make a worker. Its channel, arena, last words and pipeline file come along as descriptors.
+
+    Attributes:
+        number: which worker, for its name and for the answer.
+        arena_bytes: the size of its arena.
+        num_threads: how many threads it may read with.
+        pipeline: where the pipeline lies in its file.
+    """
+
+    number: int
+    arena_bytes: int
+    num_threads: int
+    pipeline: PipelineFile
+
+
+class Kill(NamedTuple):
+    """Kill a worker and all that it started."""
+
+    pid: int
+
+
+class Forked(NamedTuple):
+    """A worker was made; where the system has handles of processes, one comes along as a descriptor."""
+
+    number: int
+    pid: int
+
+
+class NotForked(NamedTuple):
+    """A worker could not be made.
+
+    Attributes:
+        number: which one.
+        errno: why, as the system says.
+    """
+
+    number: int
+    errno: int
+
+
+class Exited(NamedTuple):
+    """A worker is gone.
+
+    Attributes:
+        pid: its number.
+        status: as `os.waitstatus_to_exitcode` gives it, negative for a signal.
+        peak_bytes: the most memory it ever had.
+    """
+
+    pid: int
+    status: int
+    peak_bytes: int
+
+
+class Task(NamedTuple):
+    """Make the outputs of a call.
+
+    Attributes:
+        call: the number of the call, for the answer.
+        released: chunks of the worker's arena that the parent no longer holds.
+        request: the first of its blocks and the one after the last; or a pickled `Group`.
+    """
+
+    call: int
+    released: list[int]
+    request: tuple[int, int] | bytes
+
+
+class Ready(NamedTuple):
+    """The pipeline is there: the worker waits for calls."""
+
+
+class PipelineFailed(NamedTuple):
+    """The pipeline cannot be made from its pickle in a worker."""
+
+    failure: Failure
+
+
+class Result(NamedTuple):
+    """The outputs of a call, and what was raised instead of the next one, if anything.
+
+    Attributes:
+        call: the call's number.
+        payload: the values and origins.
+        failure: the error at the end of the outputs.
+        seconds: how long it took.
+        stages: of these, how long each part of the pipeline took, in the order of the profiler.
+    """
+
+    call: int
+    payload: Payload
+    failure: Failure | None
+    seconds: float
+    stages: tuple[float, ...]
+
+
+Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Result

@@ -1,0 +1,56 @@
+"""What can be said of a process that is not ours to look into: how it ended, or what it is waiting for."""
+
+import signal
+from pathlib import Path
+
+from millstream.loader.processes.messages import Exited
+from millstream.loader.threads.memory_budget import memory_available
+
+_STATES = {
+    "R": "running",
+    "S": "waiting",
+    "D": "waiting for a device or file system, which cannot be interrupted",
+    "T": "stopped by a signal (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "X": "dead",
+}
+
+
+def describe_exit(exited: Exited | None, stacks: str) -> str:
+    """Returns how a process ended, with the likely cause, as the end of a sentence about it."""
+    if exited is None:
+        text = "died; how is not known."
+    elif exited.status == -signal.SIGKILL:
+        text = (
+            f"was killed by SIGKILL: by the system, if memory ran out, or by somebody. It had used up to "
+            f"{exited.peak_bytes >> 20} MiB; {memory_available() >> 20} MiB are available."
+        )
+    elif exited.status < 0:
+        text = f"was killed by {_signal_name(-exited.status)}."
+    else:
+        text = (
+            f"exited with status {exited.status}: an operation or the source called exit(), or something it loaded did."
+        )
+    return f"{text}\n{stacks}" if stacks else text
+
+
+def describe_process(pid: int | None) -> str:
+    """Returns what a process is doing, as far as the system tells; None is one that is still being forked."""
+    if pid is None:
+        return "not there yet"
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return "in an unknown state"
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    state = fields.get("State", "?")
+    memory = fields.get("VmRSS", "? kB").strip()
+    return f"{_STATES.get(state[:1], state)}, with {memory} of memory"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

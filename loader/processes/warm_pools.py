@@ -1,0 +1,137 @@
+"""The pools of one loader that no iterator uses at the moment: the next iterator starts at once.
+
+Guarantees:
+    * A pool serves one iterator at a time: threads that take one at once get different ones.
+    * Nothing here waits for a lock: finalizers and signal handlers may call all of it, in the middle of itself too.
+    * Idle pools end after IDLE_SECONDS, with the loader, or when it is closed, whichever comes first, and the memory of
+      their arenas with them, but for what arrays of the user's still hold.
+    * No thread and no finalizer holds a pool. It holds the user's classes, they perhaps the loader, as globals of their
+      module, and so none of them would ever end.
+"""
+
+import contextlib
+import threading
+import weakref
+from typing import NamedTuple, final
+
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.processes.interpreter import Surroundings
+from millstream.loader.processes.pool import Pool
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+
+IDLE_SECONDS = 60.0
+"""How long worker processes stay when no iterator uses them."""
+
+
+class _Retirement:
+    """The end of an idle pool, unless it is cancelled before."""
+
+    def __init__(self, pools: "weakref.ref[WarmPools]", pool: Pool) -> None:
+        self._pools = pools
+        # Held until it is cancelled. To release it never waits.
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        # The pool may end with the loader: there is nothing left to wait for, then.
+        self._ending = weakref.finalize(pool, self._release)
+
+    def begin(self) -> None:
+        """Starts the thread that waits; without threads to be had, the pool stays as long as the loader."""
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=self._run, name="millstream-idle", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Lets the pool live. Idempotent."""
+        self._ending.detach()
+        self._release()
+
+    def _release(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def _run(self) -> None:
+        if self._lock.acquire(timeout=IDLE_SECONDS):
+            return
+        if (pools := self._pools()) is not None:
+            pools.retire(self)
+
+
+class _Idle(NamedTuple):
+    """A pool that no iterator uses."""
+
+    pool: Pool
+    retirement: _Retirement
+
+
+@final
+class WarmPools:
+    """Keeps a pool for the next iterator.
+
+    Args:
+        surroundings: where the processes of new pools are to run.
+    """
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+        self._idle: list[_Idle] = []
+        self._closed = False
+
+    @property
+    def idle(self) -> list[Pool]:
+        """The pools that no iterator uses."""
+        return [idle.pool for idle in list(self._idle)]
+
+    def take(self, pipeline: Pipeline, workers: MultiprocessingOptions, reading: ReadOptions) -> Pool:
+        """Returns a pool: a warm one if there is one."""
+        for idle in list(self._idle):
+            if idle.pool.is_usable and _remove(self._idle, idle):
+                idle.retirement.cancel()
+                return idle.pool
+        return Pool(pipeline, workers, reading, self._surroundings)
+
+    def give_back(self, pool: Pool) -> None:
+        """Keeps a pool for the next iterator; one is enough."""
+        if not pool.is_usable or any(idle.is_ours for idle in self.idle):
+            pool.stop()
+            return
+        retirement = _Retirement(weakref.ref(self), pool)
+        # Before its thread can run.
+        self._idle.append(_Idle(pool, retirement))
+        retirement.begin()
+        if self._closed:
+            # Before, or just now by another thread, which did not see this pool.
+            self.stop_idle()
+
+    def retire(self, retirement: _Retirement) -> None:
+        """Stops the pool whose time has come, if it is still idle."""
+        for idle in list(self._idle):
+            if idle.retirement is retirement and _remove(self._idle, idle):
+                idle.pool.stop()
+
+    def stop_idle(self) -> None:
+        """Stops the pools that no iterator uses."""
+        for idle in list(self._idle):
+            idle.retirement.cancel()
+            # Removed when it has ended: an interrupt leaves it to the next call, or to the end of the loader.
+            idle.pool.stop()
+            _remove(self._idle, idle)
+
+    def close(self) -> None:
+        """Stops the pools that no iterator uses, now and from now on."""
+        self._closed = True
+        self.stop_idle()
+
+
+def _remove(pools: list[_Idle], idle: _Idle) -> bool:
+    """Removes an idle pool from the list; says whether it was this call that did: several may try at once."""
+    try:
+        pools.remove(idle)
+    except ValueError:
+        return False
+    return True
+
+
+def give_back(pools: "weakref.ref[WarmPools]", pool: "weakref.ref[Pool]") -> None:
+    """Keeps the pool of an iterator that is gone, if its loader is still there: called by the iterator's end."""
+    keeper, kept = pools(), pool()
+    if keeper is not None and kept is not None:
+        keeper.give_back(kept)

@@ -1,0 +1,34 @@
+"""How many small blocks a call makes: enough to pay for what a call costs, few enough to wait for."""
+
+from typing import final
+
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.schedule import Call
+
+CALL_SECONDS = 0.01
+"""A call of several small blocks grows until it takes this long: worth its overhead, and short enough to wait for."""
+
+RECORDS_PER_CALL = 256
+"""Such a call has this many records at most, where nothing else is said."""
+
+
+@final
+class CallSize:
+    """Begins with one block, and doubles as long as calls are short. A block that is a batch is a call of its own.
+
+    Args:
+        plan: whose calls these are.
+        most_records: how many records a call of several blocks may have.
+
+    Attributes:
+        blocks: how many blocks the next call should make.
+    """
+
+    def __init__(self, plan: Plan, most_records: int = RECORDS_PER_CALL) -> None:
+        self.blocks = 1
+        self._most = 1 if plan.blocks_are_batches else max(1, most_records // plan.partition.block)
+
+    def note(self, call: Call, seconds: float) -> None:
+        """Takes note of how long a call took."""
+        if seconds * 2 < CALL_SECONDS and call.num_blocks == self.blocks:
+            self.blocks = min(self.blocks * 2, self._most)

@@ -1,0 +1,74 @@
+"""The executor that works when the consumer asks, in its thread.
+
+Guarantees:
+    * The user's code never sees settings that the consumer's thread alone has: where it has any, a thread of the
+      library makes the calls (see `thread_settings`).
+    * What a signal's handler raises in the consumer's thread leaves `next_outputs` at once, as it is.
+"""
+
+import time
+from typing import final
+
+from millstream.columnar import Allocate
+from millstream.interruptions import is_from_signal_handler
+from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.pipeline.schedule import Call, Schedule
+from millstream.loader.threads.call_size import CallSize
+from millstream.loader.threads.thread_settings import ThreadSettings
+from millstream.loader.threads.threaded_calls import ThreadedCalls
+
+
+def run_here(plan: Plan, schedule: Schedule, call: Call, allocate: Allocate) -> float:
+    """Runs a call in this thread, completes it and returns the seconds it took.
+
+    Raises:
+        Exception: what a signal's handler raised meanwhile. It is about this moment, not about a record, whose error
+            would come at its turn.
+    """
+    start = time.perf_counter()
+    elements = plan.make(call.request, allocate)
+    seconds = time.perf_counter() - start
+    if elements.error is not None and is_from_signal_handler(elements.error):
+        raise elements.error
+    schedule.complete(call, elements)
+    return seconds
+
+
+@final
+class InlineExecutor(Executor):
+    """Everything happens when the consumer asks: in its thread, or in one other where its settings would be seen."""
+
+    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+        super().__init__(plan, cursor)
+        self._memory = RecycledMemory()
+        self._size = CallSize(plan)
+        self._settings = ThreadSettings()
+        self._may_work_here = True
+        self._thread = ThreadedCalls(plan, 1, self._memory.allocate, self)
+
+    def close(self) -> None:
+        """Stops the thread, if there is one, waiting at most CLOSE_SECONDS for it if it is inside user code."""
+        self._thread.close()
+
+    def _begin(self) -> None:
+        self._thread.check_process()
+        self._may_work_here = self._settings.are_neutral()
+
+    def _advance(self) -> None:
+        stage = self._schedule.next_stage
+        call = None if stage is None else self._schedule.take(stage, self._size.blocks)
+        if call is None:
+            return
+        if self._may_work_here:
+            seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
+        else:
+            self._thread.hand_out(call)
+            _, elements, seconds = self._thread.receive()
+            self._schedule.complete(call, elements)
+        self._size.note(call, seconds)
+
+    def _end(self) -> None:
+        """Does nothing: nobody works ahead."""

@@ -1,0 +1,91 @@
+"""How a loader runs: settings for speed and memory, none of which changes what it yields."""
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from millstream.checks import as_integer, as_seconds, named_fields
+from millstream.loader.threads import control_groups
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def available_cores(root: "str | Path" = control_groups.ROOT) -> int:
+    """Returns how many cores this process may use, at least 1.
+
+    Its affinity counts (and from Python 3.13 on `PYTHON_CPU_COUNT`), and the quotas of its control groups: a container
+    that may use 2 cores of 64 has 2. A quota that is not a whole number is rounded up.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    if hasattr(os, "process_cpu_count"):
+        cores = os.process_cpu_count()
+    elif hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count()
+    return max(1, min(cores or 1, control_groups.cores(root)))
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class ReadOptions:
+    """Read-ahead by threads, in this process or in each worker process.
+
+    The threads read records and run the operations of coming blocks while the consumer works. They help where a read
+    waits (disks, networks) or an operation leaves the interpreter's lock (decoding, NumPy on large arrays), and cost
+    memory for what is ready early. A block that takes less than a millisecond is not worth handing over: the
+    consumer's own thread makes it, so the default suits data in memory as well.
+
+    The default is that of Grain: enough threads for a remote disk. They read further ahead only while the consumer
+    has to wait, and only as many run at once as shorten its waits.
+
+    Attributes:
+        num_threads: how many threads at most, 0 for none: the consumer's thread then does everything, when it asks.
+        prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole
+            blocks (a block is one batch), and two blocks in any case, so that one is made while another waits. Example:
+            batches of 64 images of 200 KB, and the default of 500 records, need at most 8 x 64 x 200 KB = 100 MB. A
+            source that reads many records at once reads this many blocks at the same time: for one with a long way to
+            its data, make it as many batches as should be on their way. With 0, nothing is read ahead, as without
+            threads.
+    """
+
+    num_threads: int = 16
+    prefetch_buffer_size: int = 500
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_threads", as_integer(self.num_threads, "num_threads", 0))
+        object.__setattr__(
+            self, "prefetch_buffer_size", as_integer(self.prefetch_buffer_size, "prefetch_buffer_size", 0)
+        )
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether anything happens before the consumer asks for it."""
+        return self.num_threads > 0 and self.prefetch_buffer_size > 0
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True)
+class MultiprocessingOptions:
+    """Worker processes.
+
+    Attributes:
+        num_workers: how many processes, 0 for none.
+        per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1.
+        stall_timeout: how many seconds the consumer waits for a worker that is busy with one block before that is an
+            error.
+    """
+
+    num_workers: int = 0
+    per_worker_buffer_size: int = 1
+    stall_timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_workers", as_integer(self.num_workers, "num_workers", 0))
+        object.__setattr__(
+            self, "per_worker_buffer_size", as_integer(self.per_worker_buffer_size, "per_worker_buffer_size", 1)
+        )
+        object.__setattr__(self, "stall_timeout", as_seconds(self.stall_timeout, "stall_timeout"))

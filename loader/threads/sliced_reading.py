@@ -1,0 +1,85 @@
+"""The records of one call, read one by one, in slices that several threads share.
+
+Guarantees:
+    * A thread that makes a call waits only for slices that other threads are reading now: what nobody has begun it
+      reads itself. So threads that make calls never wait for each other in a circle.
+    * Slices are put together in order, up to and including the first error.
+"""
+
+import functools
+import itertools
+import math
+import os
+import queue
+from collections import deque
+from collections.abc import Iterator
+from typing import final
+
+from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.threads.reader_threads import ReaderThreads
+
+SLICE_SECONDS = 0.002
+"""A slice should take at least this long: sharing less would cost more than it gains."""
+
+
+@final
+class SlicedReading:
+    """Prepares the blocks of one call, with the help of other threads.
+
+    Args:
+        plan: what prepares the records.
+        readers: who helps.
+
+    Attributes:
+        seconds_of_others: how long the other threads have worked for this call.
+    """
+
+    def __init__(self, plan: Plan, readers: ReaderThreads) -> None:
+        self.seconds_of_others = 0.0
+        self._plan = plan
+        self._readers = readers
+        self._process = os.getpid()
+        self._slices: deque[tuple[int, Origins]] = deque()
+        self._read: queue.SimpleQueue[tuple[int, Elements, float]] = queue.SimpleQueue()
+
+    def prepare_blocks(self, start: int, stop: int) -> Elements:
+        """Returns what `Plan.prepare_blocks` does. The first record tells what the rest will take."""
+        try:
+            origins = self._plan.locate(start, stop)
+        except BaseException:  # noqa: BLE001  (the plan finds out at which block, and makes it the outcome)
+            return self._plan.prepare_blocks(start, stop)
+        first, seconds = self._readers.timed(lambda: self._plan.prepare(origins.take(slice(1))))
+        rest = 0 if first.error is not None else len(origins) - 1
+        count = min(self._readers.size, rest, max(1, math.ceil(seconds * rest / SLICE_SECONDS)))
+        if not count:
+            return first
+        bounds = [1 + rest * number // count for number in range(count + 1)]
+        slices = [origins.take(slice(*pair)) for pair in itertools.pairwise(bounds)]
+        self._slices.extend(enumerate(slices))
+        for _ in slices[1:]:
+            self._readers.submit(self._help)
+        outcomes: list[Elements | None] = [None] * count
+        for number, prepared, _ in self._work_off():
+            outcomes[number] = prepared
+        while None in outcomes:
+            number, outcomes[number], spent = self._read.get()
+            self.seconds_of_others += spent
+        return Elements.concatenate([first, *(prepared for prepared in outcomes if prepared is not None)])
+
+    def _help(self) -> None:
+        for outcome in self._work_off():
+            self._read.put(outcome)
+
+    def _work_off(self) -> Iterator[tuple[int, Elements, float]]:
+        """Reads slices that nobody has begun, and yields the number of each, its elements and the seconds it took."""
+        while True:
+            try:
+                number, origins = self._slices.popleft()
+            except IndexError:
+                return
+            prepared, seconds = self._readers.timed(functools.partial(self._plan.prepare, origins))
+            if os.getpid() != self._process:
+                # Forked by the user's code, and back from it: nobody here waits for the outcome.
+                os._exit(0)
+            yield number, prepared, seconds

@@ -1,0 +1,151 @@
+"""The executor whose threads work ahead of the consumer.
+
+Guarantees:
+    * Outputs leave in the order of the schedule, whatever finishes first; an error leaves at its turn.
+    * The schedule and everything else of an executor is touched by the consumer's thread only (see `threaded_calls`).
+    * The user's code never sees settings that the consumer's thread alone has: where it has any, the threads make every
+      call (see `thread_settings`).
+    * What a signal's handler raises in the consumer's thread leaves `next_outputs` at once, as it is.
+"""
+
+import math
+import time
+from typing import final
+
+from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.pipeline.schedule import Call
+from millstream.loader.threads.call_size import CallSize
+from millstream.loader.threads.concurrency import Concurrency
+from millstream.loader.threads.inline_executor import run_here
+from millstream.loader.threads.memory_budget import affordable_threads
+from millstream.loader.threads.options import ReadOptions
+from millstream.loader.threads.thread_settings import ThreadSettings
+from millstream.loader.threads.threaded_calls import ThreadedCalls
+
+HAND_OVER_SECONDS = 0.001
+"""A call that takes less is made by the consumer's thread: handing it over would cost a tenth of it or more."""
+
+SOLO_CALLS = 3
+"""How many calls are made one at a time, to learn what one takes: side by side, threads wait for each other, too."""
+
+SOLO_SECONDS = 0.004
+"""A call that takes longer is worth handing over for certain: no more has to be learned."""
+
+LEAST_AHEAD = 2
+"""How many blocks may be ready or in work, however large: with one alone, nobody works while it waits to be taken."""
+
+
+@final
+class ThreadExecutor(Executor):
+    """Threads run the calls to come while the consumer works."""
+
+    def __init__(self, plan: Plan, cursor: Cursor, options: ReadOptions) -> None:
+        super().__init__(plan, cursor)
+        self._options = options
+        self._memory = RecycledMemory()
+        self._size = CallSize(plan)
+        num_threads = affordable_threads(options.num_threads)
+        self._threads = ThreadedCalls(plan, num_threads, self._memory.allocate, self)
+        self._concurrency = Concurrency(num_threads)
+        self._settings = ThreadSettings()
+        self._may_work_here = True
+        self._solo_calls = SOLO_CALLS
+        self._calls_ahead = 1
+        self._most_calls = max(options.prefetch_buffer_size, LEAST_AHEAD)
+        self._seconds = [math.inf for _ in plan.stages]
+        self._waited = 0.0
+
+    def start(self) -> None:
+        """Hands out calls, as far ahead as the options and the consumer's waiting allow."""
+        self._threads.check_process()
+        self._hand_out()
+
+    def close(self) -> None:
+        """Stops the threads, waiting at most CLOSE_SECONDS for those inside user code."""
+        self._threads.close()
+
+    def _begin(self) -> None:
+        self._threads.check_process()
+        self._may_work_here = self._settings.are_neutral()
+        self._receive_finished()
+        self._waited = 0.0
+
+    def _advance(self) -> None:
+        stage = self._schedule.next_stage
+        if stage is not None and self._may_begin(stage) and self._is_cheap(stage):
+            self._run_one_here(stage)
+            return
+        self._hand_out()
+        start = time.perf_counter()
+        self._receive_next()
+        self._waited += time.perf_counter() - start
+        # The consumer waited: more has to be in work at once.
+        if self._solo_calls <= 0:
+            self._calls_ahead = min(4 * self._calls_ahead, self._most_calls)
+        self._receive_finished()
+
+    def _end(self) -> None:
+        if self._calls_ahead == self._most_calls:
+            self._concurrency.delivered(time.perf_counter(), self._waited)
+            self._threads.resize(self._concurrency.level)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        # A later stage may have a cheap call ready, for the consumer to make when its turn comes. What must be read
+        # for those after it does not wait for that.
+        for stage in reversed(range(len(self._plan.stages))):
+            while not self._is_cheap(stage) and self._may_begin(stage) and (call := self._take(stage)):
+                self._threads.hand_out(call)
+
+    def _is_cheap(self, stage: int) -> bool:
+        """Whether the next call of this stage is one for the consumer's thread: too short to be worth handing over."""
+        if not self._may_work_here:
+            return False
+        size = self._schedule.next_blocks(self._size.blocks) if stage == 0 else 1
+        return self._seconds[stage] * size < HAND_OVER_SECONDS
+
+    def _may_begin(self, stage: int) -> bool:
+        """Whether the next call of this stage may begin: later stages only use up what is there already."""
+        if stage > 0:
+            return True
+        begun = self._schedule.backlog
+        if begun >= self._calls_ahead:
+            return False
+        return begun < LEAST_AHEAD or self._schedule.records_ahead < self._options.prefetch_buffer_size
+
+    def _take(self, stage: int) -> Call | None:
+        return self._schedule.take(stage, self._size.blocks)
+
+    def _run_one_here(self, stage: int) -> None:
+        call = self._take(stage)
+        if call is not None:
+            seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
+            self._note_seconds(call, seconds, made_here=True)
+
+    def _receive_finished(self) -> None:
+        while self._threads.any_finished:
+            self._receive_next()
+
+    def _receive_next(self) -> None:
+        call, elements, seconds = self._threads.receive()
+        self._note_seconds(call, seconds, made_here=False)
+        self._schedule.complete(call, elements)
+
+    def _note_seconds(self, call: Call, seconds: float, *, made_here: bool) -> None:
+        """Keeps an estimate of the seconds that a block or group of each stage takes.
+
+        It follows slowly, so that one late block does not change who works. What a thread measures can only be too
+        long, by its waits for the lock and for a core: there, short times count for more than long ones.
+        """
+        self._size.note(call, seconds)
+        latest, known = seconds / (call.num_blocks or 1), self._seconds[call.stage]
+        if self._solo_calls > 0 or math.isinf(known):
+            self._seconds[call.stage] = min(known, latest)
+            # The first calls find nothing ready, so they take longer than most. But what takes that long is not cheap.
+            self._solo_calls = 0 if seconds > SOLO_SECONDS else self._solo_calls - 1
+            return
+        weight = 0.1 if made_here else 0.25 if latest < known else 0.05
+        self._seconds[call.stage] = known + weight * (min(latest, known + HAND_OVER_SECONDS) - known)

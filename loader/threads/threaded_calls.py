@@ -1,0 +1,94 @@
+"""Calls that threads of the library make for the thread that consumes their outputs.
+
+Guarantees:
+    * The consumer's thread alone hands calls out and receives what came of them. The threads get closures through one
+      queue and hand results back through another; they share nothing else.
+    * The threads end with their owner: by `close()`, or at the end of the owner's life (see `reader_threads`).
+"""
+
+import functools
+import queue
+from typing import Any, NamedTuple, final
+
+from millstream.columnar import Allocate
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.schedule import Call
+from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
+from millstream.loader.threads.sliced_reading import SlicedReading
+
+
+class Finished(NamedTuple):
+    """What came of a call.
+
+    Attributes:
+        call: which one.
+        elements: its outputs.
+        seconds: how long one thread alone would have worked for them.
+    """
+
+    call: Call
+    elements: Elements
+    seconds: float
+
+
+@final
+class ThreadedCalls:
+    """Hands out calls of one plan.
+
+    Args:
+        plan: what makes the outputs.
+        num_threads: how many threads may work at once.
+        allocate: where batches are made.
+        owner: with whom the threads end.
+    """
+
+    def __init__(self, plan: Plan, num_threads: int, allocate: Allocate, owner: Any) -> None:
+        self._plan = plan
+        self._allocate = allocate
+        self._readers = ReaderThreads(num_threads)
+        self._readers.end_with(owner)
+        self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
+
+    @property
+    def any_finished(self) -> bool:
+        """Whether `receive` would not wait."""
+        return not self._finished.empty()
+
+    def check_process(self) -> None:
+        """Raises a RuntimeError in a process that was forked since: the threads are not there."""
+        self._readers.check_process()
+
+    def resize(self, num_threads: int) -> None:
+        """Sets how many threads may work at once."""
+        self._readers.resize(num_threads)
+
+    def hand_out(self, call: Call) -> None:
+        """Has a thread make a call; where the source reads record by record, the others may help it."""
+        reading = SlicedReading(self._plan, self._readers)
+        prepare_blocks = None if self._plan.batched_source else reading.prepare_blocks
+
+        def job() -> None:
+            make = functools.partial(self._plan.make, call.request, self._allocate, prepare_blocks)
+            elements, seconds = self._readers.timed(make)
+            self._finished.put(Finished(call, elements, seconds + reading.seconds_of_others))
+
+        self._readers.submit(job)
+
+    def receive(self) -> Finished:
+        """Returns what came of a call, having waited for it.
+
+        Raises:
+            ValueError: the iterator was closed meanwhile.
+        """
+        finished = self._finished.get()
+        if finished is None:
+            raise ValueError("The read-ahead threads were stopped: the iterator was closed, perhaps by another thread.")
+        return finished
+
+    def close(self) -> None:
+        """Stops the threads, waiting at most CLOSE_SECONDS for those inside user code."""
+        self._readers.stop()
+        # Another thread may wait for what is dropped now.
+        self._finished.put(None)
+        self._readers.join(CLOSE_SECONDS)

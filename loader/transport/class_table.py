@@ -1,0 +1,80 @@
+"""Classes that cross by value cross once.
+
+cloudpickle pickles a class of `__main__`, of a notebook or of a function by value, with its code. The pipeline needs
+that. In an output it would be slow, and wrong: with each of them, the consumer's class would get the worker's copies
+of its methods and class attributes in place of its own. So the classes that cross with the pipeline are numbered, and
+whatever is pickled later, in either direction, names them by their numbers.
+"""
+
+import io
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from millstream.columnar import Allocate
+from millstream.loader.transport.value_pickler import BufferCallback, ValuePickler
+
+
+@final
+class ClassTable:
+    """The classes that crossed by value with a pipeline: the same ones, in the same order, in every process."""
+
+    def __init__(self, classes: Sequence[type] = ()) -> None:
+        self._classes = tuple(classes)
+        # By identity: a metaclass may define equality as it likes.
+        self._numbers = {id(kind): number for number, kind in enumerate(self._classes)}
+
+    def dumps(self, value: Any, buffer_callback: BufferCallback | None = None, allocate: Allocate = np.empty) -> bytes:
+        """Returns the pickle of a value, in which the table's classes are numbers.
+
+        Args:
+            value: what to pickle.
+            buffer_callback: what to do with the memory of arrays; by default it stays in the pickle.
+            allocate: gives the memory for arrays that are not contiguous, which have to be copied.
+
+        Raises:
+            Exception: the value cannot be pickled.
+        """
+        file = io.BytesIO()
+        _NumberingPickler(file, self._numbers, buffer_callback, allocate).dump(value)
+        return file.getvalue()
+
+    def loads(self, data: Any, buffers: Iterable[Any] = ()) -> Any:
+        """Returns the value of a pickle from `dumps`, of this table or of its twin in another process.
+
+        Raises:
+            Exception: whatever the classes in it raise when unpickled.
+        """
+        return _NumberedUnpickler(io.BytesIO(data), self._classes, buffers).load()
+
+
+def class_of_number(number: int) -> type:
+    """Stands in a pickle for one of the table's classes: `ClassTable.loads` looks it up instead of calling this."""
+    raise pickle.UnpicklingError(f"Class {number} of the pipeline is known to a ClassTable only.")
+
+
+@final
+class _NumberingPickler(ValuePickler):
+    def __init__(
+        self, file: io.BytesIO, numbers: dict[int, int], buffer_callback: BufferCallback | None, allocate: Allocate
+    ) -> None:
+        super().__init__(file, buffer_callback, allocate)
+        self._numbers = numbers
+
+    def reducer_override(self, value: Any) -> Any:
+        number = self._numbers.get(id(value)) if isinstance(value, type) else None
+        return super().reducer_override(value) if number is None else (class_of_number, (number,))
+
+
+@final
+class _NumberedUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, classes: tuple[type, ...], buffers: Iterable[Any]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._classes = classes
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__ and name == class_of_number.__name__:
+            return self._classes.__getitem__
+        return super().find_class(module, name)

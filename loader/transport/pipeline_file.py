@@ -1,0 +1,93 @@
+"""The file that all workers read the pipeline from: written once by the parent, mapped by each worker."""
+
+import contextlib
+import dataclasses
+import io
+import mmap
+import os
+import pickle
+from typing import Any, NamedTuple
+
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.transport.arena import create_arena_file
+from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.pipeline_parts import tell_of_private_memory, unpicklable_part
+from millstream.loader.transport.pipeline_pickler import dump_with_classes
+from millstream.loader.transport.shared_records import share
+
+LARGE_BUFFER_BYTES = 1 << 16
+"""Arrays of the pipeline from this size on lie in the pipeline file as they are, and all workers share their pages."""
+
+
+class PipelineFile(NamedTuple):
+    """Where the pipeline lies in the file that all workers read it from.
+
+    Attributes:
+        num_bytes: the length of the pickle, at the beginning of the file.
+        buffers: offset and length of each large array that the pickle left out.
+        file_bytes: the length of the whole file.
+    """
+
+    num_bytes: int
+    buffers: tuple[tuple[int, int], ...]
+    file_bytes: int
+
+
+def write_pipeline(pipeline: Pipeline) -> tuple[int, PipelineFile, ClassTable]:
+    """Returns an anonymous file with the pipeline, where things are in it, and the classes in it by value.
+
+    Raises:
+        TypeError: something in it cannot be pickled; the text names the operation and the attribute.
+    """
+    taken_out: list[memoryview] = []
+
+    def take_out(buffer: Any) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= LARGE_BUFFER_BYTES:
+            taken_out.append(raw)
+        return bool(raw.nbytes < LARGE_BUFFER_BYTES)
+
+    file = io.BytesIO()
+    try:
+        classes = dump_with_classes(with_shared_records(pipeline), file, take_out)
+    except Exception as error:
+        raise TypeError(
+            f"worker_count: {unpicklable_part(pipeline)} cannot be sent to worker processes: {error}\n"
+            "Make it when it is first used, in a function with functools.cache for instance; or leave it out in "
+            "__getstate__ and make it in __setstate__; or use worker_count=0."
+        ) from error
+    tell_of_private_memory(pipeline, file.getbuffer().nbytes)
+    pieces, buffers, end = [file.getbuffer()], [], file.getbuffer().nbytes
+    for raw in taken_out:
+        start = -(-end // 64) * 64
+        pieces += [memoryview(bytes(start - end)), raw]
+        buffers.append((start, raw.nbytes))
+        end = start + raw.nbytes
+    num_bytes = len(pieces[0])
+    descriptor = create_arena_file(end)
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, descriptor)
+        with os.fdopen(descriptor, "wb", closefd=False) as target:
+            for piece in pieces:
+                target.write(piece)
+        undo.pop_all()
+    return descriptor, PipelineFile(num_bytes, tuple(buffers), end), classes
+
+
+def read_pipeline(descriptor: int, file: PipelineFile) -> tuple[Pipeline, ClassTable]:
+    """Returns the pipeline that the parent has written, and the classes that came along by value.
+
+    Its large arrays are private views of pages that all workers share.
+
+    Raises:
+        Exception: whatever the user's classes raise when unpickled.
+    """
+    whole = memoryview(mmap.mmap(descriptor, file.file_bytes, access=mmap.ACCESS_COPY))
+    buffers = [whole[offset : offset + length] for offset, length in file.buffers]
+    pipeline, classes = pickle.loads(whole[: file.num_bytes], buffers=buffers)  # noqa: S301  (written by the parent)
+    return pipeline, ClassTable(classes)
+
+
+def with_shared_records(pipeline: Pipeline) -> Pipeline:
+    """Returns a pipeline whose records, where they are a list, lie in memory that can be shared."""
+    return dataclasses.replace(pipeline, source=share(pipeline.source))

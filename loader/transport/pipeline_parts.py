@@ -1,0 +1,91 @@
+"""What in a pipeline cannot cross to workers, or costs each of them memory of its own."""
+
+import inspect
+import io
+import logging
+import weakref
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.transport.pipeline_pickler import PipelinePickler
+from millstream.loader.transport.shared_records import share
+
+PRIVATE_BYTES = 1 << 26
+"""What each worker has for itself of a pipeline is told in the log from this size on."""
+
+logger = logging.getLogger("millstream")
+
+_told: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+"""The pipelines whose size was told: once is enough, however often workers are started."""
+
+
+def unpicklable_part(pipeline: Pipeline) -> str:
+    """Returns what in a pipeline cannot be pickled: the source, the sampler or an operation, and what in it."""
+    for name, part in pipeline.parts:
+        if _num_bytes(part) is None:
+            culprits = ", ".join(word for word, value in _members(part) if _num_bytes(value) is None)
+            return f"{name} ({culprits})" if culprits else name
+    return "the pipeline"
+
+
+def tell_of_private_memory(pipeline: Pipeline, num_bytes: int) -> None:
+    """Logs, once for each pipeline, what of it each worker has to keep for itself, if that is much.
+
+    Args:
+        pipeline: what was pickled.
+        num_bytes: how much of its pickle cannot be shared.
+    """
+    if num_bytes < PRIVATE_BYTES or pipeline in _told:
+        return
+    _told.add(pipeline)
+    sizes = {name: _num_bytes(share(part)) or 0 for name, part in pipeline.parts}
+    name, part = max(pipeline.parts, key=lambda named: sizes[named[0]])
+    members = {word: _num_bytes(value) or 0 for word, value in _members(part)}
+    culprit = max(members, key=lambda word: members[word], default="")
+    logger.warning(
+        "millstream: each worker needs at least %d MB of its own for %s, since it cannot be shared. NumPy arrays, "
+        "memory-mapped ones too, are shared, and so is a list of records that is the data_source or in an "
+        "InMemoryDataSource: hold the data in one of these, or read it from files when it is needed.",
+        sizes[name] >> 20,
+        f"{name} ({culprit})" if culprit else name,
+    )
+
+
+def _members(part: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what a part of a pipeline refers to: its attributes, and the variables of functions among them."""
+    for name, value in getattr(part, "__dict__", {}).items():
+        if not isinstance(value, FunctionType):
+            yield f"attribute {name}", value
+            continue
+        variables = inspect.getclosurevars(value)
+        for variable, content in {**variables.globals, **variables.nonlocals}.items():
+            yield f"variable {variable} of {value.__qualname__}", content
+
+
+class _Counter(io.RawIOBase):
+    """A file that keeps nothing of what is written to it but its length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def writable(self) -> bool:
+        """Returns that it can be written to."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """Counts some bytes."""
+        self.num_bytes += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+
+def _num_bytes(value: Any) -> int | None:
+    """Returns how long the pickle of a value is, what can be shared not counted; None if it cannot be pickled."""
+    file = _Counter()
+    try:
+        PipelinePickler(file, lambda _: False).dump(value)
+    except Exception:  # noqa: BLE001  (whatever pickling raises means no)
+        return None
+    return file.num_bytes

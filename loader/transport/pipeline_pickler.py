@@ -1,0 +1,71 @@
+"""How a pipeline is pickled: with the classes in it, its files mapped, and its lists of records shared."""
+
+from typing import Any, final
+
+from numpy.typing import NDArray
+
+from millstream.loader.transport.array_pickles import Reduced
+from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.mapped_arrays import MappedFiles
+from millstream.loader.transport.shared_records import share
+from millstream.loader.transport.value_pickler import BinaryFile, BufferCallback, ValuePickler
+from millstream.sources import InMemoryDataSource
+from millstream.sources.base import HeldRecords
+
+
+def dump_with_classes(value: Any, file: BinaryFile, buffer_callback: BufferCallback) -> ClassTable:
+    """Writes the pickle of a value and, behind it, the list of the classes that are in it by value; returns these.
+
+    Raises:
+        Exception: the value cannot be pickled.
+    """
+    pickler = PipelinePickler(file, buffer_callback)
+    # In this order: the list is pickled when it is complete, and then refers to what the value's pickle has defined.
+    pickler.dump((value, pickler.classes))
+    return ClassTable(pickler.classes)
+
+
+@final
+class PipelinePickler(ValuePickler):
+    """A pickler of pipelines, or of parts of them.
+
+    Attributes:
+        classes: those that were pickled by value.
+    """
+
+    def __init__(self, file: BinaryFile, buffer_callback: BufferCallback) -> None:
+        super().__init__(file, buffer_callback)
+        self.classes: list[type] = []
+        self._files = MappedFiles()
+
+    def reduce_array(self, array: NDArray[Any]) -> Reduced:
+        """Returns how to pickle an array: by its place in a file, or by its bytes."""
+        return self.in_file(array) or super().reduce_array(array)
+
+    def in_file(self, array: NDArray[Any]) -> Reduced | None:
+        """Returns how to pickle an array by its place in a file, None where it is in none."""
+        return self._files.reduce(array)
+
+    def reducer_override(self, value: Any) -> Any:
+        """Returns how to pickle a value, and takes note of classes that cross by value."""
+        if type(value) is InMemoryDataSource:
+            return rebuild_source, (InMemoryDataSource, {**vars(value), "_records": _shared(vars(value)["_records"])})
+        reduced = super().reducer_override(value)
+        if isinstance(value, type) and reduced is not NotImplemented:
+            self.classes.append(value)
+        return reduced
+
+
+def _shared(records: Any) -> Any:
+    """Returns what an `InMemoryDataSource` holds, shared by all workers where that pays: each read then copies."""
+    if not isinstance(records, HeldRecords):
+        return records
+    shared = share(records.records)
+    return records if shared is records.records else shared
+
+
+def rebuild_source(kind: type, state: dict[str, Any]) -> Any:
+    """Returns a source that has the attributes of another, which was checked when it was made."""
+    made: Any = object.__new__(kind)
+    vars(made).update(state)
+    return made

@@ -1,0 +1,187 @@
+"""Two streams are compared in one place: each difference is named, and what the error advises works."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.compatibility import ALLOWABLE, Resumption, resumption
+from millstream.loader.checkpoints.fingerprint import Fingerprint
+from millstream.loader.checkpoints.state import LoaderState, Stream
+
+FINGERPRINT = Fingerprint(words={}, code={"operations[0]": {"crop": "1a2b3c4d"}}, python="3.11")
+STREAM = Stream(
+    shard_index=1,
+    shard_count=2,
+    drop_remainder=False,
+    global_batch=32,
+    one_to_one=True,
+    length=None,
+    fingerprint=FINGERPRINT,
+)
+STATE = LoaderState(step=5, position=160, skip=(0,), is_final=False, stream=STREAM)
+FILTERED = dataclasses.replace(STATE, skip=(3, 0), stream=dataclasses.replace(STREAM, one_to_one=False))
+WORDS = {
+    "operations[0]": "Map Crop",
+    "operations[0]._sizes": "[1, 2]",
+    "operations[1]": "Batch",
+    "sampler": "IndexSampler",
+    "sampler.seed": "7",
+    "source": "100 records of list #47fe23d2",
+}
+
+
+def with_stream(state: LoaderState, **changes: Any) -> LoaderState:
+    """Returns a state of another stream."""
+    return dataclasses.replace(state, stream=dataclasses.replace(state.stream, **changes))
+
+
+def with_words(changes: dict[str, str | None], **others: Any) -> LoaderState:
+    """Returns the state of a stream with some other words; None takes them away."""
+    words = {path: text for path, text in (WORDS | changes).items() if text is not None}
+    return with_stream(STATE, fingerprint=dataclasses.replace(FINGERPRINT, words=words, **others))
+
+
+SAVED = with_words({})
+
+
+def mismatch(saved: LoaderState, here: LoaderState, *allow: str, strict: bool = False) -> str:
+    """Returns the text of the CheckpointError that comparing must end in."""
+    with pytest.raises(CheckpointError) as caught:
+        resumption(saved, here, allow, strict=strict)
+    return str(caught.value)
+
+
+WORD_DIFFERENCES: list[tuple[str, dict[str, str | None], list[str]]] = [
+    ("sampler", {"sampler.seed": "8"}, ["sampler.seed: saved 7, here 8"]),
+    (
+        "sampler",
+        {"sampler": "Mine", "sampler.seed": None, "sampler.weights": "[1]"},
+        ["sampler: saved IndexSampler, here Mine"],
+    ),
+    ("source", {"source": "9 files"}, ["source: saved 100 records of list #47fe23d2, here 9 files"]),
+    ("operations", {"operations[0]._sizes": "[1, 3]"}, ["operations[0]._sizes: saved [1, 2], here [1, 3]"]),
+    ("operations", {"operations[0]._sizes": None}, ["operations[0]._sizes: saved [1, 2], here nothing"]),
+    ("operations", {"operations[1]": None}, ["operations[1]: saved Batch, here nothing"]),
+    ("operations", {"operations[10]": "Map", "operations[2]": "Map"}, ["operations[2]: saved nothing, here Map"]),
+    ("operations", {"operations[0]": "Filter Crop"}, ["operations[0]: saved Map Crop, here Filter Crop"]),
+]
+
+
+@pytest.mark.parametrize(("part", "changes", "texts"), WORD_DIFFERENCES)
+def test_a_difference_in_words_is_named_and_can_be_allowed(
+    part: str, changes: dict[str, str | None], texts: list[str]
+) -> None:
+    """Each difference is shown by the part that differs, and refused unless its own part is allowed."""
+    here = with_words(changes)
+    for saved, other in ((SAVED, here), (here, SAVED)):
+        message = mismatch(saved, other, *(set(ALLOWABLE) - {part}))
+        assert part in message.splitlines()[-1]
+        assert resumption(saved, other, {part}).block == STATE.position // STREAM.global_batch
+    lines = mismatch(SAVED, here).splitlines()
+    assert [line.strip() for line in lines[1 : 1 + len(texts)]] == texts
+
+
+def test_equal_streams_are_compatible_wherever_they_stand() -> None:
+    """Step, position and what is skipped are where the stream stands, not which stream it is."""
+    assert resumption(STATE, dataclasses.replace(STATE, step=0, position=0)) == Resumption(5, (0,), ())
+    assert resumption(FILTERED, dataclasses.replace(FILTERED, position=0, skip=(0, 0))) == Resumption(5, (3, 0), ())
+
+
+def test_every_difference_is_named_at_once() -> None:
+    """A message lists all that differs, and the advice allows all of it together with what was allowed before."""
+    here = with_stream(with_words({"sampler.seed": "8", "source": "x", "operations[0]": "Map"}), global_batch=16)
+    message = mismatch(SAVED, here, "source")
+    for text in ("sampler.seed", "operations[0]", "global_batch: saved 32, here 16"):
+        assert text in message
+    assert "source:" not in message
+    assert 'allow={"global_batch", "operations", "sampler", "source"}' in message
+    assert resumption(SAVED, here, ALLOWABLE).block == 10
+
+
+def test_only_several_shards_have_a_remainder_to_drop() -> None:
+    """Number and index of shards are free at one global batch; what several drop counts between several."""
+    dropping = with_stream(STATE, drop_remainder=True)
+    assert "drop_remainder: saved False, here True" in mismatch(STATE, dropping)
+    resumption(STATE, dropping, {"sampler"})
+    for count in (1, 4, 32):
+        resumption(STATE, with_stream(STATE, shard_index=count - 1, shard_count=count))
+    resumption(with_stream(STATE, shard_count=1, shard_index=0), dropping)
+
+
+def test_another_global_batch_needs_leave_and_a_position_that_it_divides() -> None:
+    """Another global batch is refused; allowed, it must divide the saved position, or the nearest steps are told."""
+    for size in (16, 64, 80, 160, 33, 100, 1000):
+        here = with_stream(STATE, global_batch=size)
+        message = mismatch(STATE, here)
+        assert f"global_batch: saved 32, here {size}" in message
+        if STATE.position % size == 0:
+            assert 'allow={"global_batch"}' in message
+            assert resumption(STATE, here, ["global_batch"]).block == STATE.position // size
+        else:
+            assert "allow={}" not in message
+            below = STATE.position // size
+            for text in (f"{below * size}, which is seek({below})", f"seek({below + 1})"):
+                assert text in mismatch(STATE, here, "global_batch")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"shard_index": 0}, {"shard_count": 4}, {"global_batch": 16}, {"shard_count": 8, "shard_index": 5}]
+)
+def test_a_filtered_pipeline_resumes_only_on_its_shard(changes: dict[str, Any]) -> None:
+    """Of a pipeline that is not 1:1, shard and global batch must be those that saved; nothing allows otherwise."""
+    message = mismatch(FILTERED, with_stream(FILTERED, **changes), *ALLOWABLE)
+    for name, value in changes.items():
+        assert f"{name}: saved {getattr(FILTERED.stream, name)}, here {value}" in message
+    assert "resumes only on the shard" in message
+    assert "there is no allow" in message
+
+
+def test_what_was_skipped_must_mean_something_here() -> None:
+    """A position within a filtered stream fits no pipeline of other stages; a 1:1 position fits any, if allowed."""
+    assert "one_to_one: saved False, here True" in mismatch(FILTERED, STATE, *ALLOWABLE)
+    other = dataclasses.replace(FILTERED, skip=(0,))
+    assert "regroup elements: saved 2, here 1" in mismatch(FILTERED, other, *ALLOWABLE)
+    assert "one_to_one: saved True, here False" in mismatch(STATE, FILTERED)
+    assert resumption(STATE, FILTERED, {"operations"}) == Resumption(5, (0, 0), ())
+
+
+ENDED = with_stream(dataclasses.replace(STATE, position=170, is_final=True), length=170)
+
+
+def test_the_end_of_one_order_is_no_position_of_a_longer_one() -> None:
+    """After a short last batch a state fits the same length only; it, and one beyond the end, say what to do."""
+    assert resumption(ENDED, ENDED).block == 6
+    for length in (340, None):
+        message = mismatch(ENDED, with_stream(STATE, length=length))
+        assert "end of 170 positions" in message
+        assert "call seek(4)" in message
+    assert "here the sampler ends at 100" in mismatch(STATE, with_stream(STATE, length=100))
+    assert resumption(STATE, with_stream(STATE, length=160)).block == 5
+    filtered = dataclasses.replace(FILTERED, is_final=True)
+    assert "seek(4)" in mismatch(filtered, with_stream(filtered, length=320))
+
+
+CHANGED = with_words({}, code={"operations[0]": {"crop": "ffffffff", "flip": "00000000"}})
+
+
+def test_changed_code_is_told_and_refused_only_if_asked_for() -> None:
+    """A changed mark names part and functions; strict makes it a difference like any other."""
+    (change,) = resumption(SAVED, CHANGED).changes
+    assert change == "operations[0], Map Crop: the code of crop, flip has changed"
+    assert resumption(SAVED, SAVED, strict=True).changes == ()
+    assert resumption(SAVED, CHANGED, {"operations"}, strict=True).changes == ()
+    message = mismatch(SAVED, CHANGED, strict=True)
+    assert change in message
+    assert 'allow={"operations"}' in message
+    (change,) = resumption(SAVED, with_words({}, code=CHANGED.stream.fingerprint.code, python="3.12")).changes
+    assert "Python 3.11 saved it, and the bytecode of Python 3.12 differs" in change
+
+
+@pytest.mark.parametrize("allow", [{"seed"}, ["operations", "shards"], "operations", {"Sampler"}, {""}])
+def test_an_unknown_name_in_allow_is_an_error(allow: Any) -> None:
+    """A misspelt name does not pass in silence, be there a difference or not: the valid ones are listed."""
+    with pytest.raises(ValueError, match="global_batch, operations, sampler, source") as caught:
+        resumption(STATE, STATE, allow)
+    assert not isinstance(caught.value, CheckpointError)

@@ -1,0 +1,214 @@
+"""A fingerprint has all that decides the stream, under paths that a person understands."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millstream.loader.checkpoints.fingerprint import OWN_WORDS_LIMIT, SOURCE_RECORDS, Fingerprint, fingerprint_of
+from millstream.record import RecordMetadata
+from millstream.samplers import IndexSampler, SequentialSampler
+from millstream.transforms import Batch, Filter, FlatMap, Map
+from millstream.transforms.base import as_transformation
+
+SAMPLER = IndexSampler(7)
+
+
+def words(source: Any = range(7), sampler: Any = SAMPLER, operations: Any = ()) -> dict[str, str]:
+    """Returns the words of a pipeline."""
+    checked = [as_transformation(operation) for operation in operations]
+    return dict(fingerprint_of(source, sampler, checked).words)
+
+
+def source_words(source: Any) -> dict[str, str]:
+    """Returns the words of a source."""
+    return {path: text for path, text in words(source).items() if path.startswith("source")}
+
+
+def sampler_words(sampler: Any) -> dict[str, str]:
+    """Returns the words of a sampler."""
+    return {path: text for path, text in words(sampler=sampler).items() if path.startswith("sampler")}
+
+
+@dataclasses.dataclass
+class Folder:
+    """A source whose records are slow to read: here, reading is an error."""
+
+    path: str
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: int) -> Any:
+        raise AssertionError(key)
+
+
+class Signed(Folder):
+    """A source that knows what it is."""
+
+    def fingerprint(self) -> Any:
+        """Returns what it was told to."""
+        return self.path
+
+
+def test_a_source_is_its_length_and_its_attributes() -> None:
+    """A custom source is described without reading a record; its parameters and length count."""
+    assert source_words(Folder("train", 7)) == {
+        "source": "7 records of Folder",
+        "source.path": "'train'",
+        "source.size": "7",
+    }
+
+
+def test_sources_and_samplers_may_say_what_they_are() -> None:
+    """`fingerprint()` is what counts, made printable and never too long; it must be a string."""
+    assert source_words(Signed("corpus v1", 7)) == {"source": "corpus v1"}
+    assert source_words(Signed("é\n", 7)) == {"source": "\\xe9\\n"}
+    assert sampler_words(Signed("mixture 3", 7)) == {"sampler": "mixture 3"}
+    long, other = (source_words(Signed("a" * size, 7))["source"] for size in (2000, 2001))
+    assert long != other
+    assert len(long) < OWN_WORDS_LIMIT + 20
+    for broken in ({"source": Signed(b"corpus", 7)}, {"sampler": Signed(b"corpus", 7)}):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"Signed\.fingerprint\(\) must return a str, got bytes"):
+            words(**broken)
+
+
+def test_a_plain_sequence_is_its_length_and_some_records() -> None:
+    """Of a list, tuple or array, the length, the type and evenly spread records count; a range may be vast."""
+    every = []
+    for build in (list, tuple, np.array, lambda keys: [{"image": np.full(9, key)} for key in keys]):
+        texts = [source_words(build(keys))["source"] for keys in (range(1000), range(999), range(1, 1001), range(5))]
+        assert texts == [
+            source_words(build(keys))["source"] for keys in (range(1000), range(999), range(1, 1001), range(5))
+        ]
+        assert texts[0].startswith("1000 records of ")
+        every += texts
+    assert len({*every}) == len(every)
+    assert source_words(range(10**12))["source"] == "1000000000000 records of range"
+    assert source_words(range(10**12)) != source_words(range(1, 10**12 + 1))
+    records = list(range(100))
+    looked_at = [
+        key for key in records if source_words([*records[:key], -1, *records[key + 1 :]]) != source_words(records)
+    ]
+    assert len(looked_at) == SOURCE_RECORDS
+    assert {0, 99} <= {*looked_at}
+
+
+class Backwards(IndexSampler):
+    """An IndexSampler with another order."""
+
+    def record_keys_at(self, positions: Any) -> Any:
+        """Returns the keys from the last on."""
+        return self.num_records - 1 - super().record_keys_at(positions)
+
+
+@dataclasses.dataclass
+class Weighted:
+    """A custom sampler with parameters."""
+
+    weights: list[float]
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        return RecordMetadata(position, 0)
+
+
+def test_an_index_sampler_is_its_order_whatever_its_epochs_and_shards() -> None:
+    """Records, shuffle, seed and keys count; epochs and shards do not; a subclass is a class of its own."""
+    shuffled = IndexSampler(7, shuffle=True, seed=3)
+    assert sampler_words(shuffled) == {
+        "sampler": "IndexSampler",
+        "sampler.num_records": "7",
+        "sampler.seed": "3",
+        "sampler.shuffle": "True",
+    }
+    assert sampler_words(IndexSampler(7, num_epochs=1)) == sampler_words(SequentialSampler(7))
+    assert sampler_words(IndexSampler(7, num_epochs=1)) == sampler_words(IndexSampler(7))
+    keyed = [sampler_words(IndexSampler(2, keys=keys)) for keys in ([0, 1], [1, 0], np.array([0, 1]))]
+    assert keyed[0] == keyed[2] != keyed[1]
+    assert sampler_words(Backwards(7))["sampler"] == "Backwards"
+    assert sampler_words(Backwards(7, num_epochs=1)) == sampler_words(Backwards(7, num_epochs=2))
+    assert sampler_words(Backwards(7)) != sampler_words(Backwards(8))
+    assert sampler_words(Weighted([0.3, 0.7])) == {"sampler": "Weighted", "sampler.weights": "[0.3, 0.7]"}
+
+
+class Even(Filter):
+    """Keeps the even elements."""
+
+    def filter(self, element: int) -> bool:
+        """Says whether the element is even."""
+        return element % 2 == 0
+
+
+def same(element: Any) -> Any:
+    """Returns the element."""
+    return element
+
+
+def test_operations_are_their_kinds_and_parameters() -> None:
+    """Kinds and classes are named; of a Batch what is unusual, and its size unless it is the first."""
+    operations = [same, Even(), FlatMap(same, max_fan_out=2), Batch(4), Batch(2, True, batch_fn=same)]
+    assert {path: text for path, text in words(operations=operations).items() if path.startswith("operations")} == {
+        "operations[0]": "Map",
+        "operations[0].map": "same",
+        "operations[1]": "Filter Even",
+        "operations[2]": "FlatMap",
+        "operations[2].flat_map": "same",
+        "operations[2].max_fan_out": "2",
+        "operations[3]": "Batch",
+        "operations[4]": "Batch",
+        "operations[4].batch_fn": "same",
+        "operations[4].batch_size": "2",
+        "operations[4].drop_remainder": "True",
+    }
+
+
+def test_code_is_marked_by_part_and_function_but_not_millstreams_own() -> None:
+    """Marks name the part of the pipeline and the function; an update of millstream changes none."""
+    fingerprint = fingerprint_of(range(7), Backwards(7), [Map(same), Even(), Batch(4)])
+    assert {path: list(marks) for path, marks in fingerprint.code.items()} == {
+        "sampler": ["Backwards.record_keys_at"],
+        "operations[0]": ["same"],
+        "operations[1]": ["Even.filter"],
+    }
+    assert fingerprint.python == f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+PIPELINE = """
+import dataclasses, sys
+import numpy as np
+import millstream
+from millstream.loader.checkpoints.fingerprint import fingerprint_of
+from millstream.transforms import Batch, Map
+
+class Crop(Map):
+    def __init__(self, size):
+        self._size, self._names = (size, size), {"left", "right", "up", "down"}
+        self._mean = np.full(99, 0.5)
+    def map(self, element):
+        return element
+
+def main():
+    operations = [Crop(224), Map(lambda x, k={"a", "b", "c"}: x), Batch(4)]
+    print(ascii(dataclasses.asdict(fingerprint_of(list("abc"), millstream.IndexSampler(3, seed=1), operations))))
+
+main()
+"""
+
+
+def test_equal_pipelines_have_equal_fingerprints_in_all_processes(tmp_path: Path) -> None:
+    """Another process, folder and hash seed describe the same pipeline with the same words and marks."""
+    printed = []
+    for number in (1, 2):
+        file = tmp_path / str(number) / "train.py"
+        file.parent.mkdir()
+        file.write_text("#\n" * number + PIPELINE)
+        command = [sys.executable, str(file)]
+        environment = {"PYTHONHASHSEED": str(number)}
+        printed.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert printed[0] == printed[1]
+    assert isinstance(Fingerprint(**eval(printed[0])), Fingerprint)

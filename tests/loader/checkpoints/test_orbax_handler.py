@@ -1,0 +1,460 @@
+"""A loader's place goes through Orbax, by every way that Orbax offers, and comes back exactly or is refused."""
+
+import dataclasses
+import operator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, SupportsIndex
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import orbax.checkpoint.experimental.v1 as ocp_v1
+import pytest
+from streams import equal_streams
+
+import millstream
+from millstream.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
+from millstream.errors import CheckpointError
+from millstream.loader import DataLoader, DataLoaderIterator, ReadOptions
+from millstream.loader.checkpoints.state_files import read_state, write_state
+from millstream.samplers import IndexSampler
+from millstream.sources import DataSource
+from millstream.transforms import Batch, Filter, RandomMap, Transformation
+
+pytestmark = pytest.mark.third_party
+
+SAVED_STEP = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Jitter(RandomMap):
+    """Adds a random number below `size`."""
+
+    size: int
+
+    def random_map(self, element: int, rng: np.random.Generator) -> int:
+        """Returns the element plus a draw."""
+        return element + int(rng.integers(self.size))
+
+
+@dataclasses.dataclass(frozen=True)
+class DropMultiples(Filter):
+    """Drops the multiples of a number."""
+
+    of: int
+
+    def filter(self, element: int) -> bool:
+        """Says whether the element stays."""
+        return element % self.of != 0
+
+
+def loader(
+    *,
+    source: DataSource[Any] = range(40),
+    seed: int = 1,
+    size: int = 1000,
+    drop: int | None = None,
+    batch_size: int = 4,
+    threads: int = 0,
+) -> DataLoader:
+    """Returns a loader of two epochs: twenty batches, or fewer where multiples are dropped."""
+    operations: list[Transformation] = [Jitter(size), Batch(batch_size)]
+    return DataLoader(
+        data_source=source,
+        sampler=IndexSampler(len(source), shuffle=True, seed=seed, num_epochs=2),
+        operations=operations if drop is None else [DropMultiples(drop), *operations],
+        read_options=ReadOptions(num_threads=threads),
+    )
+
+
+def at_step(step: int, of: DataLoader) -> DataLoaderIterator:
+    """Returns an iterator that has delivered `step` batches."""
+    iterator = iter(of)
+    for _ in range(step):
+        next(iterator)
+    return iterator
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """One of Orbax's ways to save and to restore.
+
+    Attributes:
+        save: saves an iterator below a new folder, and calls the function given as soon as Orbax returns, before
+            anything has been waited for.
+        restore: sets the iterator to the place saved below the folder.
+    """
+
+    name: str
+    save: Callable[[Path, DataLoaderIterator, Callable[[], object]], None]
+    restore: Callable[[Path, DataLoaderIterator], object]
+
+
+def save_with_manager(folder: Path, iterator: DataLoaderIterator, meanwhile: Callable[[], object]) -> None:
+    """Saves with a CheckpointManager that has nothing else to save."""
+    with ocp.CheckpointManager(folder) as manager:
+        manager.save(iterator.step, args=CheckpointSave(iterator))
+        meanwhile()
+
+
+def restore_with_manager(folder: Path, iterator: DataLoaderIterator) -> object:
+    """Restores with a new CheckpointManager."""
+    with ocp.CheckpointManager(folder) as manager:
+        return manager.restore(manager.latest_step(), args=CheckpointRestore(iterator))
+
+
+def model() -> dict[str, jax.Array]:
+    """Returns what is saved beside the iterator."""
+    return {"weights": jnp.arange(6.0).reshape(2, 3)}
+
+
+def save_in_composite(folder: Path, iterator: DataLoaderIterator, meanwhile: Callable[[], object]) -> None:
+    """Saves beside a model."""
+    with ocp.CheckpointManager(folder) as manager:
+        args = ocp.args.Composite(model=ocp.args.StandardSave(model()), loader=CheckpointSave(iterator))
+        manager.save(iterator.step, args=args)
+        meanwhile()
+
+
+def restore_in_composite(folder: Path, iterator: DataLoaderIterator) -> object:
+    """Restores beside a model, and checks that."""
+    with ocp.CheckpointManager(folder) as manager:
+        empty = jax.tree.map(jnp.zeros_like, model())
+        args = ocp.args.Composite(model=ocp.args.StandardRestore(empty), loader=CheckpointRestore(iterator))
+        restored = manager.restore(manager.latest_step(), args=args)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, restored.model, model()))
+    return restored.loader
+
+
+def save_with_checkpointer(folder: Path, iterator: DataLoaderIterator, meanwhile: Callable[[], object]) -> None:
+    """Saves with Orbax's oldest class, which waits until all is written."""
+    with ocp.Checkpointer(CheckpointHandler()) as checkpointer:
+        checkpointer.save(folder / "loader", iterator)
+        meanwhile()
+
+
+def restore_with_checkpointer(folder: Path, iterator: DataLoaderIterator) -> object:
+    """Restores with Orbax's oldest class."""
+    with ocp.Checkpointer(CheckpointHandler()) as checkpointer:
+        return checkpointer.restore(folder / "loader", iterator)
+
+
+def save_checkpointables(folder: Path, iterator: DataLoaderIterator, meanwhile: Callable[[], object]) -> None:
+    """Saves beside a model with the newer interface."""
+    ocp_v1.save_checkpointables(folder / "new", {"model": model(), "loader": iterator})
+    meanwhile()
+
+
+def save_checkpointables_async(folder: Path, iterator: DataLoaderIterator, meanwhile: Callable[[], object]) -> None:
+    """Saves beside a model with the newer interface, in the background."""
+    response = ocp_v1.save_checkpointables_async(folder / "new", {"model": model(), "loader": iterator})
+    meanwhile()
+    response.result()
+
+
+def load_checkpointables(folder: Path, iterator: DataLoaderIterator) -> object:
+    """Restores with the newer interface; without the model, as Orbax forgets to await it where the loader fails."""
+    return ocp_v1.load_checkpointables(folder / "new", {"loader": iterator})["loader"]
+
+
+def save_with_training_checkpointer(
+    folder: Path, iterator: DataLoaderIterator, meanwhile: Callable[[], object]
+) -> None:
+    """Saves a step with the newer interface's manager of steps, in the background."""
+    with ocp_v1.training.Checkpointer(folder) as checkpointer:
+        response = checkpointer.save_checkpointables_async(iterator.step, {"model": model(), "loader": iterator})
+        meanwhile()
+        response.result()
+
+
+def load_with_training_checkpointer(folder: Path, iterator: DataLoaderIterator) -> object:
+    """Restores the newest step with the newer interface's manager of steps."""
+    with ocp_v1.training.Checkpointer(folder) as checkpointer:
+        return checkpointer.load_checkpointables(checkpointer.latest, {"loader": iterator})["loader"]
+
+
+INTERFACES = [
+    Interface("manager", save_with_manager, restore_with_manager),
+    Interface("composite", save_in_composite, restore_in_composite),
+    Interface("checkpointer", save_with_checkpointer, restore_with_checkpointer),
+    Interface("v1", save_checkpointables, load_checkpointables),
+    Interface("v1-async", save_checkpointables_async, load_checkpointables),
+    Interface("v1-training", save_with_training_checkpointer, load_with_training_checkpointer),
+]
+each_interface = pytest.mark.parametrize("interface", INTERFACES, ids=lambda interface: interface.name)
+each_pipeline = pytest.mark.parametrize("drop", [None, 3], ids=["one_to_one", "filtered"])
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an error, what caused it, what caused that, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def state_file(folder: Path) -> Path:
+    """Returns the only state below a folder."""
+    (found,) = folder.rglob("process_*-of-*.json")
+    return found
+
+
+def assert_refused(interface: Interface, folder: Path, iterator: DataLoaderIterator) -> CheckpointError:
+    """Returns the CheckpointError with which a restore fails, having seen that it changes nothing."""
+    before = iterator.get_state()
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (Orbax wraps what a handler raises)
+        interface.restore(folder, iterator)
+    assert iterator.get_state() == before
+    return next(error for error in causes(caught.value) if isinstance(error, CheckpointError))
+
+
+@each_interface
+@each_pipeline
+@pytest.mark.parametrize("used", [0, 2, SAVED_STEP, 9, None], ids="into_step_{}".format)
+def test_a_restored_iterator_goes_on_exactly(
+    interface: Interface, drop: int | None, used: int | None, tmp_path: Path
+) -> None:
+    """What is saved is the place at the call of save; any iterator restored to it yields the exact rest."""
+    whole = list(loader(drop=drop))
+    with at_step(SAVED_STEP, loader(drop=drop)) as saved:
+        interface.save(tmp_path, saved, lambda: [next(saved), next(saved)])
+        assert equal_streams(list(saved), whole[SAVED_STEP + 2 :])
+    with at_step(len(whole) if used is None else used, loader(drop=drop)) as restored:
+        assert interface.restore(tmp_path, restored) is restored
+        assert restored.step == SAVED_STEP
+        assert equal_streams(list(restored), whole[SAVED_STEP:])
+
+
+@each_interface
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 2}, "seed"),
+        ({"size": 999}, "operations[0]"),
+        ({"drop": 3}, "operations"),
+        ({"source": range(41)}, "41"),
+    ],
+    ids=["seed", "parameter", "operation", "source"],
+)
+def test_a_state_of_another_pipeline_is_refused(
+    interface: Interface, change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    """A changed seed, operation, parameter or source ends in a CheckpointError that names it; nothing has changed."""
+    with at_step(SAVED_STEP, loader()) as saved:
+        interface.save(tmp_path, saved, lambda: None)
+    with at_step(2, loader(**change)) as other:
+        assert named in str(assert_refused(interface, tmp_path, other))
+        assert equal_streams(list(other), list(loader(**change))[2:])
+
+
+@each_interface
+def test_a_damaged_state_is_refused(interface: Interface, tmp_path: Path) -> None:
+    """A state file that is cut short, empty, not text, a folder or gone ends in a CheckpointError."""
+    with at_step(SAVED_STEP, loader()) as saved, at_step(2, loader()) as iterator:
+        interface.save(tmp_path, saved, lambda: None)
+        file = state_file(tmp_path)
+        whole = file.read_bytes()
+        for damaged in (whole[:-1], whole[: len(whole) // 2], b"", b"\xff\xfe\x00", whole.replace(b"step", b"stop")):
+            file.write_bytes(damaged)
+            assert_refused(interface, tmp_path, iterator)
+        file.unlink()
+        assert "holds no loader state" in str(assert_refused(interface, tmp_path, iterator))
+        file.mkdir()
+        assert "cannot be read" in str(assert_refused(interface, tmp_path, iterator))
+        file.rmdir()
+        file.write_bytes(whole)
+        interface.restore(tmp_path, iterator)
+        assert equal_streams(list(iterator), list(loader())[SAVED_STEP:])
+
+
+@each_interface
+@pytest.mark.parametrize("count", [2, 4, 128])
+def test_a_state_of_another_number_of_processes_restores(interface: Interface, count: int, tmp_path: Path) -> None:
+    """Processes of a 1:1 pipeline are all at the same place, so that of any of them will do, once all are there."""
+    with at_step(SAVED_STEP, loader()) as saved:
+        interface.save(tmp_path, saved, lambda: None)
+    file = state_file(tmp_path)
+    whole = file.read_bytes()
+    file.unlink()
+    with iter(loader()) as restored:
+        for index in range(1, count):
+            file.with_name(f"process_{index}-of-{count}.json").write_bytes(whole)
+        assert f"process_0-of-{count}.json is missing" in str(assert_refused(interface, tmp_path, restored))
+        file.with_name(f"process_0-of-{count}.json").write_bytes(whole)
+        interface.restore(tmp_path, restored)
+        assert equal_streams(list(restored), list(loader())[SAVED_STEP:])
+
+
+def test_a_process_with_a_disk_of_its_own_needs_no_other_state(tmp_path: Path) -> None:
+    """Where each host saves to its own disk, a process finds its own state alone; another's alone is not enough."""
+    with at_step(SAVED_STEP, loader()) as saved:
+        save_with_manager(tmp_path, saved, lambda: None)
+    folder = state_file(tmp_path).parent
+    own = read_state(folder)
+    state_file(tmp_path).rename(folder / "process_1-of-2.json")
+    with pytest.raises(CheckpointError, match=r"saved by 2 processes and holds 1 .* process_0-of-2.json is missing"):
+        read_state(folder)
+    assert own == (folder / "process_1-of-2.json").read_bytes()
+
+
+def test_files_that_are_no_states_do_not_matter(tmp_path: Path) -> None:
+    """Only names that `write_state` gives count; a number that no group has is never counted up to."""
+    with iter(loader()) as saved:
+        write_state(tmp_path, saved.get_state())
+        for name in ("process_0-of-0.json", "process_00-of-1.json", "process_x-of-y.json", "process_0-of-9.json.part"):
+            (tmp_path / name).write_bytes(b"")
+        assert read_state(tmp_path) == saved.get_state()
+        (tmp_path / "process_0-of-999999999.json").write_bytes(b"")
+        with pytest.raises(CheckpointError, match="states of 1 and 999999999 processes"):
+            read_state(tmp_path)
+        (tmp_path / "process_0-of-1.json").unlink()
+        with pytest.raises(CheckpointError, match=r"process_1-of-999999999\.json is missing"):
+            read_state(tmp_path)
+
+
+def test_every_step_of_a_run_restores(tmp_path: Path) -> None:
+    """A manager that keeps everything keeps every place, and each of them is that of its step."""
+    whole = list(loader())
+    with ocp.CheckpointManager(tmp_path, options=ocp.CheckpointManagerOptions(max_to_keep=None)) as manager:
+        with iter(loader()) as saved:
+            for _ in saved:
+                manager.save(saved.step, args=CheckpointSave(saved))
+        manager.wait_until_finished()
+        assert manager.all_steps() == list(range(1, len(whole) + 1))
+        with iter(loader()) as restored:
+            for step in reversed(manager.all_steps()):
+                manager.restore(step, args=CheckpointRestore(restored))
+                assert equal_streams(list(restored), whole[step:])
+
+
+def test_differences_can_be_allowed(tmp_path: Path) -> None:
+    """`allow` accepts a difference that is refused without it: here another batch size, and another seed."""
+    with at_step(4, loader()) as saved:
+        save_with_manager(tmp_path, saved, lambda: None)
+    with ocp.CheckpointManager(tmp_path) as manager, iter(loader(batch_size=8, seed=2)) as other:
+        with pytest.raises(CheckpointError, match="global_batch"):
+            manager.restore(4, args=CheckpointRestore(other, allow=["sampler"]))
+        manager.restore(4, args=CheckpointRestore(other, allow=["sampler", "global_batch"]))
+        assert equal_streams(list(other), list(loader(batch_size=8, seed=2))[2:])
+        with pytest.raises(ValueError, match="allow must be"):
+            manager.restore(4, args=CheckpointRestore(other, allow=["everything"]))
+
+
+@pytest.mark.parametrize("wrong", [loader(), [1, 2], None], ids=["loader", "list", "none"])
+def test_what_is_no_iterator_is_refused_at_once(wrong: Any) -> None:
+    """Passing the loader in place of its iterator fails where that is written, with what to pass."""
+    with pytest.raises(TypeError, match=r"pass iter\(loader\)"):
+        CheckpointSave(wrong)
+    with pytest.raises(TypeError, match=r"pass iter\(loader\)"):
+        CheckpointRestore(wrong)
+
+
+@pytest.mark.parametrize("method", ["save", "restore"])
+def test_the_handler_refuses_to_work_on_nothing(method: str, tmp_path: Path) -> None:
+    """The handler called without an iterator says what to pass."""
+    with pytest.raises(TypeError, match=r"got NoneType: pass iter\(loader\)"):
+        getattr(CheckpointHandler(), method)(tmp_path)
+
+
+def test_an_iterator_is_a_stateful_checkpointable() -> None:
+    """Orbax's newer interface recognises an iterator by its methods, and does not take a loader for one."""
+    with iter(loader()) as iterator:
+        assert isinstance(iterator, ocp_v1.handlers.StatefulCheckpointable)
+    assert not isinstance(loader(), ocp_v1.handlers.StatefulCheckpointable)
+
+
+def test_a_model_and_a_loader_load_together(tmp_path: Path) -> None:
+    """The newer interface restores both from one call."""
+    with at_step(SAVED_STEP, loader()) as saved:
+        save_checkpointables(tmp_path, saved, lambda: None)
+    with iter(loader()) as restored:
+        wanted = {"model": jax.tree.map(jnp.zeros_like, model()), "loader": restored}
+        found = ocp_v1.load_checkpointables(tmp_path / "new", wanted)
+        assert found["loader"] is restored
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, found["model"], model()))
+        assert equal_streams(list(restored), list(loader())[SAVED_STEP:])
+
+
+def test_a_checkpoint_can_be_looked_at(tmp_path: Path) -> None:
+    """The items of a checkpoint can be listed, and a model restored without the loader that lies beside it."""
+    with at_step(SAVED_STEP, loader()) as saved:
+        save_in_composite(tmp_path, saved, lambda: None)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        assert {"model", "loader"} <= set(manager.item_metadata(SAVED_STEP).keys())
+        args = ocp.args.Composite(model=ocp.args.StandardRestore(model()))
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, manager.restore(SAVED_STEP, args=args).model, model()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """Forty numbers, and whether one of them has been read."""
+
+    was_read: threading.Event
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, key: SupportsIndex) -> int:
+        self.was_read.set()
+        return operator.index(key)
+
+
+@each_interface
+def test_a_restored_iterator_reads_ahead(interface: Interface, tmp_path: Path) -> None:
+    """While the model is being restored, the first batches are already being read, without anyone asking for them."""
+    was_read = threading.Event()
+    with at_step(SAVED_STEP, loader(source=Watched(was_read), threads=2)) as saved:
+        interface.save(tmp_path, saved, lambda: None)
+    was_read.clear()
+    with iter(loader(source=Watched(was_read), threads=2)) as restored:
+        interface.restore(tmp_path, restored)
+        assert was_read.wait(timeout=30)
+        assert equal_streams(list(restored), list(loader())[SAVED_STEP:])
+
+
+@pytest.mark.parametrize("has_model", [True, False], ids=["beside a model", "alone"])
+def test_a_checkpoint_without_the_loader_says_what_it_holds(has_model: bool, tmp_path: Path) -> None:
+    """A run that was saved without its loader is told so, by the name of the item; the iterator is as it was."""
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(3, args=ocp.args.Composite(weights=ocp.args.StandardSave(model())))
+    with at_step(2, loader()) as iterator, ocp.CheckpointManager(tmp_path) as manager:
+        wanted: dict[str, Any] = {"weights": ocp.args.StandardRestore(model())} if has_model else {}
+        with pytest.raises(CheckpointError, match=r'/3 holds no item "loader": it holds weights\.') as caught:
+            manager.restore(3, args=ocp.args.Composite(loader=CheckpointRestore(iterator), **wanted))
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert iterator.step == 2
+        assert "seek(step)" in str(caught.value)
+
+
+def test_the_errors_of_other_items_are_orbax_own(tmp_path: Path) -> None:
+    """What is missing beside the loader is Orbax's KeyError, as ever."""
+    with at_step(3, loader()) as saved:
+        save_in_composite(tmp_path, saved, lambda: None)
+    with iter(loader()) as iterator, ocp.CheckpointManager(tmp_path) as manager:
+        args = ocp.args.Composite(loader=CheckpointRestore(iterator), other=ocp.args.StandardRestore(model()))
+        with pytest.raises(KeyError, match="other"):
+            manager.restore(3, args=args)
+
+
+def test_changed_code_is_refused_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`CheckpointRestore` resumes after a repair with a warning, and refuses it with strict=True, on a device too."""
+
+    def with_code(line: str) -> DataLoader:
+        space: dict[str, Any] = {"__name__": "users_module"}
+        exec(f"def step(element):\n    {line}\n    return element", space)
+        sampler = IndexSampler(40, num_epochs=2)
+        return DataLoader(data_source=range(40), sampler=sampler, operations=[space["step"], Batch(4)])
+
+    with at_step(SAVED_STEP, with_code("print(end='')")) as saved:
+        save_with_manager(tmp_path, saved, lambda: None)
+    for make in (iter, lambda loader: millstream.device_put(iter(loader))):
+        with ocp.CheckpointManager(tmp_path) as manager, make(with_code("pass")) as here:
+            with pytest.raises(CheckpointError, match="the code of step has changed"):
+                manager.restore(SAVED_STEP, args=CheckpointRestore(here, strict=True))
+            assert here.step == 0
+            manager.restore(SAVED_STEP, args=CheckpointRestore(here))
+            assert here.step == SAVED_STEP
+    told = [record for record in caplog.records if record.name == "millstream"]
+    assert ["the code of step has changed" in record.getMessage() for record in told] == [True, True]

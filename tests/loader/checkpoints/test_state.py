@@ -1,0 +1,189 @@
+"""A state says exactly what was saved, or is refused with one clear error."""
+
+import dataclasses
+import itertools
+import json
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.fingerprint import Fingerprint
+from millstream.loader.checkpoints.state import VERSION, LoaderState, Stream
+
+FINGERPRINT = Fingerprint(
+    words={"sampler": "IndexSampler", "sampler.seed": "7", "source": "100 records of list #47fe23d2"},
+    code={"operations[0]": {"crop": "1a2b3c4d"}},
+    python="3.11",
+)
+STREAM = Stream(
+    shard_index=1,
+    shard_count=2,
+    drop_remainder=False,
+    global_batch=32,
+    one_to_one=True,
+    length=None,
+    fingerprint=FINGERPRINT,
+)
+STATE = LoaderState(step=5, position=160, skip=(0,), is_final=False, stream=STREAM)
+FILTERED = dataclasses.replace(
+    STATE, skip=(3, 0), is_final=True, stream=dataclasses.replace(STREAM, one_to_one=False, length=165)
+)
+
+texts = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.text(max_size=40), max_size=4)
+numbers = st.integers(0, 1 << 63)
+states = st.builds(
+    LoaderState,
+    step=numbers,
+    position=numbers,
+    skip=st.lists(numbers, min_size=1, max_size=4).map(tuple),
+    is_final=st.booleans(),
+    stream=st.builds(
+        Stream,
+        shard_index=numbers,
+        shard_count=numbers,
+        drop_remainder=st.booleans(),
+        global_batch=numbers,
+        one_to_one=st.booleans(),
+        length=st.none() | numbers,
+        fingerprint=st.builds(
+            Fingerprint, texts, st.dictionaries(st.text(max_size=8), texts, max_size=2), st.just("3.11")
+        ),
+    ),
+)
+
+
+def sealed(fields: dict[str, Any]) -> bytes:
+    """Returns the fields as JSON with a CRC that fits."""
+    body = {key: value for key, value in fields.items() if key != "crc32"}
+    return json.dumps(body | {"crc32": zlib.crc32(canonical(body))}).encode()
+
+
+def canonical(fields: Any) -> bytes:
+    """Returns the fields as a state writes them."""
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
+
+
+def refusal(raw: Any) -> str:
+    """Returns the text of the CheckpointError that decoding must end in."""
+    with pytest.raises(CheckpointError) as caught:
+        LoaderState.decode(raw)
+    return str(caught.value)
+
+
+@settings(deadline=None, max_examples=200)
+@given(states, st.sampled_from([None, 0, 3, "\t"]), st.booleans(), st.randoms(use_true_random=False))
+def test_round_trip_through_any_json_writer(state: LoaderState, indent: Any, ascii_only: bool, random: Any) -> None:
+    """A state comes back equal from its bytes, and from the same JSON in other white space, escapes and key order."""
+    raw = state.encode()
+    fields = json.loads(raw)
+    shuffled = dict(random.sample([*fields.items()], len(fields)))
+    rewritten = json.dumps(shuffled, indent=indent, ensure_ascii=ascii_only).encode()
+
+    assert LoaderState.decode(raw) == state
+    assert LoaderState.decode(rewritten) == state
+    assert LoaderState.decode(rewritten).encode() == raw
+
+
+def test_a_state_is_small_canonical_json_and_every_buffer_reads() -> None:
+    """A typical state takes some hundred bytes of JSON, and may come in any kind of bytes."""
+    raw = STATE.encode()
+    assert len(raw) < 600
+    assert raw == canonical(json.loads(raw))
+    spread = bytes(itertools.chain.from_iterable((byte, 0) for byte in raw))
+    for buffer in (raw, bytearray(raw), memoryview(raw), memoryview(spread)[::2]):
+        assert LoaderState.decode(buffer) == STATE
+
+
+@pytest.mark.parametrize("state", [STATE, FILTERED], ids=["typical", "filtered"])
+def test_every_damaged_byte_is_refused(state: LoaderState) -> None:
+    """No wrong bit, lost byte or added byte is accepted, and none raises anything but CheckpointError."""
+    raw = state.encode()
+    for bit in range(len(raw) * 8):
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        refusal(damaged)
+    for place in range(len(raw)):
+        refusal(raw[:place])
+        refusal(raw[place + 1 :])
+        refusal(raw[:place] + raw[place + 1 :])
+        refusal(raw[:place] + b"\0" + raw[place:])
+
+
+@settings(deadline=None, max_examples=300)
+@given(states, st.data())
+def test_damage_is_refused_or_changes_nothing(state: LoaderState, data: st.DataObject) -> None:
+    """Overwritten runs of bytes are refused, unless the JSON still says the very same."""
+    raw = bytearray(state.encode())
+    start = data.draw(st.integers(0, len(raw) - 1))
+    raw[start : start + 8] = data.draw(st.binary(max_size=8) | st.sampled_from([b" ", b"0", b"9", b'"', b",", b"}"]))
+    try:
+        read = LoaderState.decode(raw)
+    except CheckpointError:
+        return
+    assert read == state
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.binary()
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner) | st.dictionaries(st.text() | st.sampled_from([*json.loads(STATE.encode())]), inner)
+        ),
+        max_leaves=8,
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_other_bytes_and_other_json_are_refused(raw: bytes) -> None:
+    """Bytes that no `encode` wrote are refused, be they JSON or not."""
+    refusal(raw)
+
+
+def test_missing_and_extra_fields_are_refused_by_name() -> None:
+    """A state has exactly its fields, at every level."""
+    fields = json.loads(STATE.encode())
+    for name in ("position", "skip", "stream", "step"):
+        assert name in refusal(sealed({key: value for key, value in fields.items() if key != name}))
+    assert "worker_count" in refusal(sealed(fields | {"worker_count": 2}))
+    assert "worker_count" in refusal(sealed(fields | {"stream": fields["stream"] | {"worker_count": 2}}))
+    assert refusal(sealed(fields | {"stream": 5}))
+
+
+def test_another_version_is_refused_with_what_to_do() -> None:
+    """A state of a later or an earlier millstream is refused as such, whatever fields it has."""
+    for version, texts in ((VERSION + 1, ("newer", "Upgrade")), (1, ("earlier", "seek(step)"))):
+        fields = json.loads(STATE.encode()) | {"version": version, "something_else": 1}
+        message = refusal(json.dumps(fields).encode())
+        for text in (f"version {version},", f"reads version {VERSION} only", *texts):
+            assert text in message
+
+
+def test_what_is_no_state_is_refused() -> None:
+    """Whatever is given as a state, the one error is CheckpointError, with the reason and what to give."""
+    raw = STATE.encode()
+    given = {
+        b"": "JSON",
+        raw.decode().encode("utf-16"): "UTF-8",
+        raw + raw: "JSON",
+        b"[" + raw + b"]": "format",
+        raw.replace(b'"step":5', b'"step":' + b"9" * 5000): "JSON",
+        raw.replace(b'"step":5', b'"step":NaN'): "cannot be read",
+        raw.replace(b'"step":5', b'"step":5.0'): "crc32",
+        b"[" * 100_000: "cannot be read",
+        None: "bytes",
+        5: "bytes",
+        raw.decode(): "bytes",
+        STEP: "bytes",
+    }
+    for other, word in given.items():
+        message = refusal(other)
+        assert word in message
+        assert "get_state()" in message
+        assert len(message) < 600
+
+
+STEP = object()

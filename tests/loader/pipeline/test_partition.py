@@ -1,0 +1,130 @@
+"""Positions are dealt to shards as a naive list would partition them."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.loader.pipeline.partition import Partition, Tail
+from millstream.sharding import ShardOptions
+
+
+@st.composite
+def deals(draw: st.DrawFn) -> Partition:
+    """Draws one shard's partition of a short order."""
+    count = draw(st.integers(1, 9))
+    shard = ShardOptions(draw(st.integers(0, count - 1)), count)
+    return Partition(draw(st.integers(1, 12)), shard, draw(st.integers(0, 250)), draw(st.sampled_from(Tail)))
+
+
+def naive_blocks(partition: Partition) -> list[list[int]]:
+    """Returns the positions of each block, by cutting lists."""
+    count, index, blocks = partition.shard.shard_count, partition.shard.shard_index, []
+    positions = list(range(partition.length or 0))
+    for start in range(0, len(positions), partition.block * count):
+        rest = positions[start : start + partition.block * count]
+        if partition.tail_rule is Tail.PADDED:
+            blocks.append(rest[index * partition.block : (index + 1) * partition.block] or [rest[-1]])
+            continue
+        if partition.tail_rule is Tail.TRIMMED and len(rest) < partition.block * count:
+            rest = rest[: len(rest) // count * count]
+        blocks.append(np.array_split(rest, count)[index].tolist())
+    return [block for block in blocks if block]
+
+
+def shards(partition: Partition) -> list[Partition]:
+    """Returns the deals of all shards of one order."""
+    count = partition.shard.shard_count
+    return [
+        Partition(partition.block, ShardOptions(i, count), partition.length, partition.tail_rule) for i in range(count)
+    ]
+
+
+@given(deals())
+@settings(deadline=None, max_examples=300)
+def test_blocks_are_those_of_a_naive_list(partition: Partition) -> None:
+    """Number, positions and sizes of a shard's blocks are what cutting the list of all positions gives."""
+    blocks = naive_blocks(partition)
+
+    assert partition.num_blocks == len(blocks)
+    assert [partition.positions(k, k + 1).tolist() for k in range(len(blocks))] == blocks
+    assert [list(partition.tail)] == (blocks[partition.whole_blocks :] or [[]])
+    assert partition.positions(0, len(blocks)).dtype == np.int64
+
+
+@given(deals(), st.data())
+@settings(deadline=None, max_examples=200)
+def test_several_blocks_are_single_ones_laid_end_to_end(partition: Partition, data: st.DataObject) -> None:
+    """Asking for a run of blocks is asking for each of them, and every position knows its block."""
+    blocks = naive_blocks(partition)
+    start = data.draw(st.integers(0, len(blocks)))
+    stop = data.draw(st.integers(start, len(blocks)))
+    positions = partition.positions(start, stop)
+
+    assert positions.tolist() == [position for block in blocks[start:stop] for position in block]
+    assert partition.blocks_of(positions).tolist() == [k for k in range(start, stop) for _ in blocks[k]]
+
+
+@given(deals())
+@settings(deadline=None, max_examples=200)
+def test_the_shards_share_every_position_once(partition: Partition) -> None:
+    """The k-th blocks of all shards laid end to end are the next positions; an even tail leaves out fewer than shards.
+
+    Shares of the tail differ by one position at most, the larger ones first; padded ones are full before the next.
+    Templates are nobody's share.
+    """
+    everyone = shards(partition)
+    most = max(shard.num_blocks or 0 for shard in everyone)
+    rows = [[own_positions(shard, k) if k < (shard.num_blocks or 0) else [] for shard in everyone] for k in range(most)]
+    dealt = [position for row in rows for part in row for position in part]
+    left_out = (partition.length or 0) - len(dealt)
+
+    assert dealt == list(range(len(dealt)))
+    assert 0 <= left_out < (partition.shard.shard_count if partition.tail_rule is Tail.TRIMMED else 1)
+    for row in rows:
+        largest = {Tail.SPREAD: 1, Tail.TRIMMED: 0, Tail.PADDED: partition.block}[partition.tail_rule]
+        assert 0 <= len(row[0]) - len(row[-1]) <= largest
+
+
+@given(deals())
+@settings(deadline=None, max_examples=200)
+def test_padded_and_trimmed_shards_have_equally_many_blocks(partition: Partition) -> None:
+    """With a trimmed or padded tail no shard has a block more than another, and with a padded one all are equally many.
+
+    A padded shard's own positions, its `tail_share` of the tail, are those whose place in the global block is its own.
+    """
+    everyone = shards(partition)
+
+    assert partition.tail_rule is Tail.SPREAD or len({shard.num_blocks for shard in everyone}) == 1
+    assert [shard.tail_share for shard in everyone] == [
+        len(own_positions(shard, shard.whole_blocks or 0)) for shard in everyone
+    ]
+    if partition.tail_rule is Tail.PADDED:
+        for shard in everyone:
+            for block in range(shard.num_blocks or 0):
+                start = (block * partition.shard.shard_count + shard.shard.shard_index) * partition.block
+                assert all(start <= position < start + partition.block for position in own_positions(shard, block))
+
+
+def own_positions(partition: Partition, block: int) -> list[int]:
+    """Returns the positions of a block, without a template's."""
+    return [] if partition.is_template(block) else partition.positions(block, block + 1).tolist()
+
+
+@given(st.integers(1, 300), st.integers(1, 8), st.integers(0, 1 << 40))
+@settings(deadline=None, max_examples=100)
+def test_an_endless_order_has_whole_blocks_only(block: int, count: int, number: int) -> None:
+    """Without an end there is no tail, and block k of shard s starts at (k * shards + s) * block, for any k."""
+    for index in range(count):
+        partition = Partition(block, ShardOptions(index, count), None, Tail.SPREAD)
+        start = (number * count + index) * block
+
+        assert (partition.num_blocks, partition.whole_blocks, list(partition.tail)) == (None, None, [])
+        assert partition.positions(number, number + 1).tolist() == list(range(start, start + block))
+
+
+def test_a_block_larger_than_memory_is_its_tail() -> None:
+    """A batch size beyond all records means one batch of everything, and costs what everything costs."""
+    partition = Partition(1 << 62, ShardOptions(1, 2), 7, Tail.SPREAD)
+
+    assert partition.num_blocks == 1
+    assert partition.positions(0, 1).tolist() == [4, 5, 6]

@@ -1,0 +1,110 @@
+"""Memory is used again, and never while somebody looks at it."""
+
+import weakref
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream
+from millstream.loader.pipeline import recycled_memory
+from millstream.loader.pipeline.recycled_memory import ALIGNMENT, SMALLEST_BYTES, RecycledMemory, round_up
+
+
+def address_of(array: np.ndarray) -> int:
+    """Returns where an array's data begins."""
+    return int(array.__array_interface__["data"][0])
+
+
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.booleans()), max_size=40))
+@settings(deadline=None, max_examples=50)
+def test_arrays_in_use_never_share_memory(requests: list[tuple[int, bool]]) -> None:
+    """Whatever is kept and dropped in between, an array keeps what was written into it; all are aligned."""
+    memory = RecycledMemory()
+    kept: list[tuple[int, np.ndarray]] = []
+    for number, (size, keep) in enumerate(requests):
+        array = memory.allocate((size, SMALLEST_BYTES // 8), np.dtype(np.int64))
+        array[...] = number
+        assert address_of(array) % ALIGNMENT == 0
+        if keep:
+            kept.append((number, array[0, 1:]))  # A view keeps the whole.
+        del array
+        assert all((view == value).all() for value, view in kept)
+
+
+def test_dropped_memory_is_used_again() -> None:
+    """The next array of the same size lies where the last one, now gone, has been."""
+    memory = RecycledMemory()
+    array = memory.allocate((SMALLEST_BYTES,), np.dtype(np.uint8))
+    first = address_of(array)
+    del array
+
+    assert address_of(memory.allocate((SMALLEST_BYTES,), np.dtype(np.uint8))) == first
+
+
+def test_what_lies_idle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many arrays that end together, some are kept for the next; of sizes that no longer come, none for long."""
+    monkeypatch.setattr(recycled_memory, "MOST_IDLE_BYTES", 8 * SMALLEST_BYTES)
+    memory = RecycledMemory()
+    for size in (1, 2, 5, 30):
+        arrays = [memory.allocate((size, SMALLEST_BYTES), np.dtype(np.uint8)) for _ in range(20)]
+        del arrays
+        pieces = [len(piece) for idle in memory._idle.values() for piece in idle]
+        assert sum(pieces) <= 8 * SMALLEST_BYTES or len(pieces) == 1
+        assert max(pieces) >= size * SMALLEST_BYTES
+
+
+def test_idle_memory_serves_somewhat_smaller_arrays() -> None:
+    """Batches padded to their longest element differ in size: each lies where a longer one has been."""
+    memory = RecycledMemory()
+    array = memory.allocate((SMALLEST_BYTES * 3,), np.dtype(np.uint8))
+    first = address_of(array)
+    del array
+    second = memory.allocate((SMALLEST_BYTES * 2,), np.dtype(np.uint8))
+    third = memory.allocate((SMALLEST_BYTES * 2,), np.dtype(np.uint8))
+
+    assert address_of(second) == first
+    assert address_of(third) != first
+
+
+def test_an_array_that_is_kept_keeps_no_idle_memory() -> None:
+    """When an executor is gone, so is the memory that it kept for its next batches."""
+    memory = RecycledMemory()
+    kept, dropped = (memory.allocate((SMALLEST_BYTES,), np.dtype(np.uint8)) for _ in range(2))
+    del dropped
+    idle = weakref.ref(next(iter(memory._idle.values()))[0])
+    assert idle() is not None
+    del memory
+
+    assert idle() is None
+    assert len(kept) == SMALLEST_BYTES
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize("num_threads", [0, 4])
+def test_batches_on_the_device_are_never_overwritten(num_threads: int) -> None:
+    """`jax.device_put` on the CPU takes an aligned batch as it is: it still holds its own records at the end."""
+    records = np.arange(64 * 4096, dtype=np.float64).reshape(64, 4096)
+    loader = millstream.load(
+        records,
+        num_epochs=2,
+        transformations=[lambda row: row],
+        batch_size=16,
+        read_options=millstream.ReadOptions(num_threads),
+    )
+    on_device = [jax.device_put(batch) for batch in loader]
+
+    for number, batch in enumerate(on_device):
+        start = number % 4 * 16
+        assert np.array_equal(np.asarray(batch), records[start : start + 16].astype(np.float32))
+
+
+@given(st.integers(1, 1 << 40))
+def test_sizes_are_few_and_close(num_bytes: int) -> None:
+    """A size is enough, wastes at most a quarter beyond whole pages, and is its own size."""
+    size = round_up(num_bytes)
+
+    assert num_bytes <= size <= max(num_bytes * 1.25, num_bytes + 4096)
+    assert round_up(size) == size

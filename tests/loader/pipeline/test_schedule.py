@@ -1,0 +1,117 @@
+"""Calls that finish in any order give the stream, and every position between outputs is where the rest begins."""
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import oracle
+from strategies import UNEVEN_ENDS, Pipeline, pipelines
+from streams import comparable, drain
+
+import millstream
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.schedule import Call, Schedule
+from millstream.transforms import Batch, Filter, Map
+
+
+def plan_of(pipeline: Pipeline) -> Plan:
+    """Returns the compiled plan of a random pipeline."""
+    return millstream.DataLoader(
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
+    )._plan
+
+
+def work_of(plan: Plan) -> Callable[[Call], Elements]:
+    """Returns what an executor does with a call."""
+    return lambda call: plan.make(call.request, np.empty)
+
+
+def take(schedule: Schedule, most_blocks: int = 1) -> Call | None:
+    """Returns a call that may run now, of the latest stage that has one; None if there is none."""
+    stage = schedule.next_stage
+    return None if stage is None else schedule.take(stage, most_blocks)
+
+
+def run_in_any_order(schedule: Schedule, work: Callable[[Call], Elements], random: Random) -> Iterator[Any]:
+    """Yields a schedule's outputs, its calls being taken, and finished, in a random order, some at the same time."""
+    taken: list[Call] = []
+    while not schedule.exhausted:
+        while (outputs := schedule.pop()) is not None:
+            yield from outputs.values[outputs.first :]
+            if outputs.error is not None:
+                raise outputs.error
+        call = take(schedule, random.randint(1, 4)) if len(taken) < random.randint(1, 6) else None
+        if call is not None:
+            taken.append(call)
+        elif taken:
+            call = taken.pop(random.randrange(len(taken)))
+            schedule.complete(call, work(call))
+        else:
+            assert schedule.exhausted or schedule.next_stage is not None
+
+
+@UNEVEN_ENDS
+@given(pipeline=pipelines(), random=st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=300)
+def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipeline, random: Random) -> None:
+    """However many calls are under way and in which order they finish, the outputs are those of the oracle."""
+    plan = plan_of(pipeline)
+    schedule = Schedule(plan, Cursor(0, (0,) * len(plan.stages)))
+    expected = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
+
+    assert drain(run_in_any_order(schedule, work_of(plan), random)) == expected
+    assert take(schedule) is None
+
+
+@UNEVEN_ENDS
+@given(pipeline=pipelines(), random=st.randoms(use_true_random=False), data=st.data())
+@settings(deadline=None, max_examples=100)
+def test_the_position_after_each_output_is_where_the_rest_begins(
+    pipeline: Pipeline, random: Random, data: st.DataObject
+) -> None:
+    """A schedule begun at the position after output k, whoever says it, gives the outputs from k on."""
+    plan = plan_of(pipeline)
+    start = Cursor(0, (0,) * len(plan.stages))
+    cursors, outputs = [start], []
+    schedule = Schedule(plan, start)
+    while not schedule.exhausted:
+        while (run := schedule.pop()) is not None:
+            outputs += [comparable(value) for value in run.values[run.first :]]
+            cursors += [run.after(row) for row in range(run.first, len(run.values))]
+        if (call := take(schedule)) is not None:
+            schedule.complete(call, work_of(plan)(call))
+    step = data.draw(st.integers(0, len(outputs)))
+
+    rest, _ = drain(run_in_any_order(Schedule(plan, cursors[step]), work_of(plan), random))
+    assert rest == outputs[step:]
+
+
+def test_nothing_is_begun_after_an_error() -> None:
+    """Once an error has left the schedule there is nothing more to take, whatever came in while it was under way."""
+    fail = Map(lambda batch: batch / 0)
+    operations = [Filter(lambda _: True), Batch(1, batch_fn=list), fail]
+    sampler = millstream.SequentialSampler(3)
+    plan = millstream.DataLoader(data_source=range(3), sampler=sampler, operations=operations)._plan
+    schedule, work = Schedule(plan, Cursor(0, (0, 0))), work_of(plan)
+    first, second = take(schedule), take(schedule)
+    assert first is not None
+    assert second is not None
+    schedule.complete(first, work(first))
+    group = take(schedule)
+    assert group is not None
+    schedule.complete(group, work(group))
+    schedule.complete(second, work(second))
+    run = schedule.pop()
+
+    assert run is not None
+    assert isinstance(run.error, TypeError)
+    assert schedule.exhausted
+    assert take(schedule) is None

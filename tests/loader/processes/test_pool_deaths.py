@@ -1,0 +1,214 @@
+"""Worker processes that die: the stream goes on unchanged, or says which records kill."""
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import faults
+import pytest
+from faults import At, ReportThen
+from memory_limits import memory_limit
+from worker_pools import (
+    BATCH,
+    EXPECTED,
+    at_most,
+    batches,
+    expect_stalls,
+    fork_server_of,
+    in_background,
+    loader_of,
+    made_all,
+    pids_of,
+    still_there,
+)
+
+import millstream
+from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.loader.processes import pool
+
+STEP = 5
+BAD = EXPECTED[STEP][2]
+"""An element in the middle of batch STEP."""
+
+FAULTS = {
+    faults.be_killed: "was killed by SIGKILL: by the system, if memory ran out, or by somebody",
+    faults.be_terminated: "was killed by SIGTERM",
+    faults.crash: "was killed by SIGSEGV",
+    faults.exit_at_once: "exited with status 0: an operation or the source called exit()",
+    faults.leave: "exited with status 0: an operation or the source called exit()",
+    faults.leave_with_status: "exited with status 3: an operation or the source called exit()",
+    faults.leave_with_large_status: "exited with status 3: an operation or the source called exit()",
+}
+"""Ways for a worker to die, and how each is told."""
+
+
+def warnings_in(log: pytest.LogCaptureFixture) -> list[str]:
+    """Returns what the library has logged."""
+    assert {record.levelno for record in log.records} <= {logging.WARNING}
+    assert {record.name for record in log.records} <= {"millstream"}
+    return [record.getMessage() for record in log.records]
+
+
+@pytest.mark.parametrize("threads", [0, 16])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_death_changes_nothing(
+    fault: Callable[[], None], threads: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows 4 to 6: the worker is replaced, the stream is the same, and one warning says which process and why."""
+    loader = loader_of(At(BAD, fault, once=tmp_path / "once"), read_options=millstream.ReadOptions(threads))
+    with at_most(2.0):
+        assert batches(loader) == EXPECTED
+    (warning,) = warnings_in(caplog)
+    assert FAULTS[fault] in warning
+    assert "It is replaced" in warning
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_record_that_kills_is_named(fault: Callable[[], None]) -> None:
+    """Rows 4 to 6: a batch that kills twice is an error at its turn, with records and cause; the others are there."""
+    with iter(loader_of(At(BAD, fault), worker_buffer_size=3)) as iterator:
+        assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+        with pytest.raises(WorkerDiedError) as caught, at_most(2.0):
+            next(iterator)
+        assert iterator.step == STEP
+        iterator.seek(STEP + 1)
+        assert [batch.tolist() for batch in iterator] == EXPECTED[STEP + 1 :]
+    keys = ", ".join(map(str, EXPECTED[STEP]))
+    positions = f"positions {STEP * BATCH} to {STEP * BATCH + BATCH - 1}"
+    assert f"2 worker processes died while making the same outputs, from the records {keys} ({positions})." in str(
+        caught.value
+    )
+    assert FAULTS[fault] in str(caught.value)
+
+
+def test_a_crash_shows_where_it_happened() -> None:
+    """Row 6: the error of a segmentation fault has the Python stack of the worker at that moment."""
+    with iter(loader_of(At(EXPECTED[0][0], faults.crash))) as iterator, pytest.raises(WorkerDiedError) as caught:
+        next(iterator)
+
+    assert "Fatal Python error: Segmentation fault" in str(caught.value)
+    assert "in crash" in str(caught.value)
+
+
+def test_only_the_call_in_work_is_blamed(tmp_path: Path) -> None:
+    """Row 4: calls that wait in the queue of a worker that dies, again and again, are innocent."""
+    deadly = [At(EXPECTED[step][0], faults.be_killed, once=tmp_path / str(step)) for step in range(6)]
+    loader = loader_of(*deadly, worker_count=1, worker_buffer_size=8)
+
+    assert batches(loader) == EXPECTED
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_worker_killed_within_user_code(times: int, tmp_path: Path) -> None:
+    """Rows 4 and 27: `kill -9` in the middle of a call: made again, unless killed again; its children die with it."""
+    once = tmp_path / "once" if times == 1 else None
+    with faults.Pipe(tmp_path / "there") as there:
+        killed: list[list[int]] = []
+
+        def kill() -> None:
+            for _ in range(times):
+                killed.append(there.take_numbers())
+                os.kill(killed[-1][0], signal.SIGKILL)
+
+        with (
+            in_background(kill),
+            iter(loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c, children=2), once))) as iterator,
+        ):
+            assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+            with contextlib.nullcontext() if times == 1 else pytest.raises(WorkerDiedError, match="SIGKILL"):
+                assert next(iterator).tolist() == EXPECTED[STEP]
+            assert still_there([pid for family in killed for pid in family]) == []
+    assert [len(family) for family in killed] == [3] * times
+
+
+def test_idle_workers_killed_all_at_once_are_replaced() -> None:
+    """Row 4: workers that wait, their batches made, leave these behind; then new ones go on."""
+    with iter(loader_of(worker_count=3)) as iterator:
+        assert next(iterator).tolist() == EXPECTED[0]
+        pids = pids_of(iterator)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert still_there(pids) == []
+        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+
+
+def test_workers_killed_at_every_step_blame_nobody() -> None:
+    """Row 4: a call that a dead worker had not begun is innocent, however often that happens to it."""
+    with iter(loader_of(worker_count=3, worker_buffer_size=2)) as iterator:
+        for step, expected in enumerate(EXPECTED):
+            assert next(iterator).tolist() == expected
+            for pid in made_all(iterator) if step + 1 < len(EXPECTED) else ():
+                # It may have been killed at the step before, without that having been noticed.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def test_the_fork_server_killed_is_nobodys_fault(caplog: pytest.LogCaptureFixture) -> None:
+    """Row 4: all processes are started again, as often as it happens, and no record is blamed."""
+    with iter(loader_of()) as iterator:
+        for step in range(6):
+            assert next(iterator).tolist() == EXPECTED[step]
+            pids = made_all(iterator)
+            os.kill(fork_server_of(iterator), signal.SIGKILL)
+            assert still_there(pids) == []
+        assert [batch.tolist() for batch in iterator] == EXPECTED[6:]
+    assert len(warnings_in(caplog)) <= 6
+    assert all("the fork server is gone" in text for text in warnings_in(caplog))
+
+
+def test_a_fork_server_that_dies_each_time_is_an_error() -> None:
+    """Row 4: where it is killed before anything is made, again and again, the pool is not started for ever."""
+    iterator = iter(loader_of(At(EXPECTED[0][0], faults.end_parent), worker_count=1))
+    with pytest.raises(WorkerDiedError, match="The fork server died 2 times"), at_most(4.0):
+        next(iterator)
+
+
+def test_a_stopped_fork_server_delays_only_replacements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 8: workers carry on while the fork server is stopped; one that dies then is an error in time."""
+    monkeypatch.setattr(pool, "EXIT_SECONDS", 0.01)
+    monkeypatch.setattr(pool, "CLOSE_SECONDS", 0.4)
+    iterator = iter(loader_of(worker_count=1))
+    assert next(iterator).tolist() == EXPECTED[0]
+    processes = [*pids_of(iterator), fork_server_of(iterator)]
+    os.kill(processes[1], signal.SIGSTOP)
+    assert [next(iterator).tolist() for _ in range(3)] == EXPECTED[1:4]
+    expect_stalls(iterator, 0.2)
+    os.kill(processes[0], signal.SIGKILL)
+    with pytest.raises(WorkerStalledError, match="it is still starting"):
+        list(iterator)
+    with at_most(2.0):
+        iterator.close()
+    assert still_there(processes) == []
+
+
+def test_the_fork_server_takes_the_children_of_its_workers_with_it(tmp_path: Path) -> None:
+    """Row 27: what workers have started dies too when the fork server is killed, or stopped and then closed."""
+    for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):
+        with faults.Pipe(tmp_path / f"there{number}") as there:
+            start = ReportThen(there.path, action=os.getpid, children=2)
+            iterator = iter(loader_of(At(EXPECTED[0][0], start)))
+            assert next(iterator).tolist() == EXPECTED[0]
+            processes = [*there.take_numbers(), *pids_of(iterator)]
+            os.kill(fork_server_of(iterator), sent)
+            with at_most(2.0):
+                iterator.close()
+            assert still_there(processes) == []
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_worker_that_runs_out_of_memory(times: int, tmp_path: Path) -> None:
+    """Row 7: what the kernel kills for want of memory is replaced, and named with its memory if that happens again."""
+    once = tmp_path / "once" if times == 1 else None
+    with memory_limit(96 << 20) as limit, iter(loader_of(At(BAD, faults.eat_memory, once))) as iterator:
+        iterator.start_prefetch()
+        limit.apply(fork_server_of(iterator))
+        assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+        if times == 1:
+            assert next(iterator).tolist() == EXPECTED[STEP]
+        else:
+            with pytest.raises(WorkerDiedError, match=r"SIGKILL: by the system, if memory ran out.* used up to \d\d"):
+                next(iterator)
+        assert limit.num_kills() in (times, None)

@@ -1,0 +1,376 @@
+"""Errors in worker processes: each arrives at its turn, says where it comes from, and loses nothing."""
+
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+from faults import At, Pipe, Raise
+from worker_pools import BATCH, EXPECTED, SIZE, at_most, executor_of, loader_of, pids_of, pool_of
+
+import millstream
+from millstream.errors import WorkerDiedError, WorkerError
+from millstream.loader.pipeline.schedule import BlockCall, Call
+from millstream.loader.processes.pool_executor import MOST_DEATHS_AT_START
+
+STEP = 5
+BAD = EXPECTED[STEP][2]
+"""An element in the middle of batch STEP."""
+
+
+def error_at_its_turn(loader: millstream.DataLoader, kind: type[BaseException]) -> BaseException:
+    """Returns the error that comes instead of batch STEP, having checked that nothing else is touched by it."""
+    with iter(loader) as iterator:
+        first = next(iterator)
+        pids = pids_of(iterator)
+        assert [first.tolist(), *(next(iterator).tolist() for _ in range(STEP - 1))] == EXPECTED[:STEP]
+        for _ in range(2):
+            with pytest.raises(kind) as caught, at_most(1.0):
+                next(iterator)
+            assert iterator.step == STEP
+        iterator.seek(STEP + 1)
+        assert [batch.tolist() for batch in iterator] == EXPECTED[STEP + 1 :]
+        assert caught.value.__cause__ is not None
+        iterator.seek(0)
+        next(iterator)
+        assert pids_of(iterator) == pids
+    return caught.value
+
+
+@pytest.mark.parametrize("threads", [0, 16])
+@pytest.mark.parametrize("source", [range(SIZE), millstream.RangeDataSource(0, SIZE)], ids=["single", "batched"])
+def test_an_exception_arrives_at_its_turn(source: Any, threads: int) -> None:
+    """Row 1: after the batches before it, again at each try, with type, operation, record key and traceback."""
+    loader = loader_of(
+        At(BAD, Raise(KeyError, ("key", 7))), data_source=source, read_options=millstream.ReadOptions(threads)
+    )
+    error = error_at_its_turn(loader, KeyError)
+
+    assert type(error) is KeyError
+    assert error.args == ("key", 7)
+    assert "operation 0, At" in error.__notes__[0]
+    assert f"at record key {BAD} (position {STEP * BATCH + 2})" in error.__notes__[0]
+    assert "in __call__\n    raise self.kind(*self.arguments)" in str(error.__cause__)
+
+
+def test_an_error_waits_for_batches_that_take_longer(tmp_path: Path) -> None:
+    """Row 1: a batch that is made while another worker has failed already is delivered before the error."""
+    with faults.Pipe(tmp_path / "failed") as failed:
+        operations = [
+            At(EXPECTED[0][0], faults.WaitAt(failed.path)),
+            At(EXPECTED[1][0], faults.ReportThen(failed.path, Raise(ZeroDivisionError))),
+        ]
+        with iter(loader_of(*operations)) as iterator:
+            assert next(iterator).tolist() == EXPECTED[0]
+            with pytest.raises(ZeroDivisionError):
+                next(iterator)
+
+
+def local_class() -> type[Exception]:
+    """Returns an exception class that no module has."""
+
+    class HiddenError(Exception):
+        pass
+
+    return HiddenError
+
+
+def test_an_exception_that_cannot_be_pickled_arrives_in_words() -> None:
+    """Row 2: as a WorkerError with type, text, notes and traceback."""
+    error = error_at_its_turn(loader_of(At(BAD, Raise(faults.HoldsLockError, ("text",)))), WorkerError)
+
+    assert str(error) == "faults.HoldsLockError: text"
+    assert f"record key {BAD}" in error.__notes__[0]
+    assert "in __call__\n    raise self.kind(*self.arguments)" in str(error.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [(faults.NeedsTwoError, ("text", 2)), (faults.CannotBeShownError, ())],
+    ids=["needs two", "cannot be shown"],
+)
+def test_an_unusual_exception_keeps_its_type(kind: type[Exception], arguments: tuple[Any, ...]) -> None:
+    """Row 2: one whose constructor does not take its `args`, or whose `__str__` fails, is no obstacle."""
+    error = error_at_its_turn(loader_of(At(BAD, Raise(kind, arguments))), kind)
+
+    assert type(error) is kind
+    assert error.args == ("text 2",)[: len(arguments)]
+    assert f"record key {BAD}" in error.__notes__[0]
+
+
+@pytest.mark.parametrize("attribute", ["args", "__notes__", "__dict__"])
+def test_an_exception_that_lies_keeps_its_type(attribute: str) -> None:
+    """Row 2: one whose attributes raise, which nobody can put a note on or ask for its notes, kills no worker."""
+    kind = type("LyingError", (Exception,), {attribute: property(lambda _: 1 / 0)})
+    error = error_at_its_turn(loader_of(At(BAD, Raise(kind, ("text",)))), kind)
+
+    assert str(error) == "text"
+    assert "in __call__\n    raise self.kind(*self.arguments)" in str(error.__cause__)
+
+
+def test_an_exception_of_a_local_class_keeps_its_type() -> None:
+    """Row 2: a class that only exists within a function comes back as that very class, attributes too."""
+    hidden = local_class()
+
+    def fail() -> None:
+        error = hidden("text")
+        error.detail = {"a": [1]}  # type: ignore[attr-defined]
+        raise error
+
+    error = error_at_its_turn(loader_of(At(BAD, fail)), hidden)
+
+    assert type(error) is hidden
+    assert vars(error)["detail"] == {"a": [1]}
+
+
+def lock_adder() -> Callable[[int], Any]:
+    """Returns a function whose results can be pickled, except for that of the bad element."""
+    return lambda number: {"number": number, "more": [0, (threading.Lock(), "text")] if number == BAD else None}
+
+
+def test_an_element_that_cannot_be_pickled_is_named() -> None:
+    """Row 3: the elements before it are delivered; the error names leaf, type and record; the next one can be had."""
+    order = [number for batch in EXPECTED for number in batch]
+    place = order.index(BAD)
+    with iter(loader_of(operations=[lock_adder()])) as iterator:
+        assert [next(iterator)["number"] for _ in range(place)] == order[:place]
+        with pytest.raises(TypeError) as caught, at_most(1.0):
+            next(iterator)
+        iterator.seek(place + 1)
+        assert [element["number"] for element in iterator] == order[place + 1 :]
+    assert "['more'][1][0] of type lock" in str(caught.value)
+    assert caught.value.__notes__ == [f"millstream: at record key {BAD} (position {place})."]
+
+
+def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
+    """Row 3: where a key's `__repr__` fails, so that the leaf's place cannot be told, its owner is named."""
+    shy = type("Shy", (), {"__repr__": lambda _: str(1 / 0)})
+    loader = loader_of(operations=[lambda number: {shy(): number}, lambda shown: {**shown, "lock": threading.Lock()}])
+    with iter(loader) as iterator, pytest.raises(TypeError) as caught:
+        next(iterator)
+
+    assert "the element of type dict: cannot pickle" in str(caught.value)
+
+
+def test_a_batch_that_cannot_be_pickled_is_named() -> None:
+    """Row 3: so is what a `batch_fn` has made."""
+    add_lock = lock_adder()
+    batch = millstream.Batch(BATCH, batch_fn=lambda numbers: list(map(add_lock, numbers)))
+    error = error_of_a_batch(loader_of(operations=[batch]), TypeError)
+
+    assert "[2]['more'][1][0] of type lock" in str(error)
+
+
+def error_of_a_batch(loader: millstream.DataLoader, kind: type[BaseException]) -> BaseException:
+    """Returns the error that comes instead of batch STEP; the batches are of any kind."""
+    with iter(loader) as iterator:
+        for _ in range(STEP):
+            next(iterator)
+        with pytest.raises(kind) as caught:
+            next(iterator)
+    return caught.value
+
+
+def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> None:
+    """Row 3: an element that only the consumer's process cannot take arrives as the error that it raises here."""
+    home = os.getpid()
+
+    def leave_home(numbers: Sequence[Any]) -> Any:
+        return faults.NeedsHome(home) if BAD in numbers else numbers
+
+    error = error_of_a_batch(loader_of(operations=[millstream.Batch(BATCH, batch_fn=leave_home)]), LookupError)
+
+    assert str(error) == "not here"
+    assert ", ".join(map(str, EXPECTED[STEP])) in error.__notes__[-1]
+
+
+def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> None:
+    """Row 3: without a Batch many elements share a message; the one that cannot be taken is an error at its turn."""
+    home, order = os.getpid(), [number for batch in EXPECTED for number in batch]
+    bad = order[STEP * BATCH]
+    iterator = iter(loader_of(operations=[lambda number: faults.NeedsHome(home) if number == bad else number]))
+    delivered: list[int] = []
+    with pytest.raises(LookupError, match="not here") as caught, iterator:
+        delivered.extend(iterator)
+
+    assert delivered == order[: STEP * BATCH]
+    assert f"from the record {bad} " in caught.value.__notes__[-1]
+
+
+@pytest.mark.parametrize("buffer_size", [1, 4])
+def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn(buffer_size: int) -> None:
+    """Row 3: where a Batch regroups: the batches before are delivered, and the error says which records it is about."""
+    home, numbers = os.getpid(), [number for batch in EXPECTED for number in batch]
+    bad = numbers[STEP * BATCH + 2]
+
+    class All(millstream.FilterTransform):
+        def filter(self, element: Any) -> bool:
+            return element is not None
+
+    loader = loader_of(
+        operations=[
+            lambda number: faults.StaysWithin(home) if number == bad else number,
+            All(),
+            millstream.Batch(BATCH, batch_fn=list),
+        ],
+        worker_buffer_size=buffer_size,
+    )
+    with iter(loader) as iterator:
+        assert [next(iterator) for _ in range(STEP)] == EXPECTED[:STEP]
+        for _ in range(2):
+            with pytest.raises(TypeError, match="stays here") as caught:
+                next(iterator)
+            assert iterator.step == STEP
+    assert ", ".join(map(str, EXPECTED[STEP])) in caught.value.__notes__[-1]
+
+
+class FailsThenKills(millstream.MapTransform):
+    """Raises at one element, and at later ones it kills its process: each once the test says so."""
+
+    def __init__(self, bad: int, may_fail: Path, may_kill: Path) -> None:
+        self.bad = bad
+        self.may_fail = may_fail
+        self.may_kill = may_kill
+
+    def map(self, element: int) -> int:
+        """Returns the element, if it is before the bad one."""
+        if element == self.bad:
+            faults.wait_at(self.may_fail)
+            raise LookupError(element)
+        if element > self.bad:
+            faults.wait_at(self.may_kill)
+            faults.be_killed()
+        return element
+
+
+def test_a_death_after_an_error_does_not_replace_it(tmp_path: Path) -> None:
+    """Row 1: calls after an error are forgotten: when their workers die, the error still comes, and at its turn."""
+    bad, size = 3000, 20_000
+    with Pipe(tmp_path / "may fail") as may_fail, Pipe(tmp_path / "may kill") as may_kill:
+        loader = millstream.DataLoader(
+            data_source=range(size),
+            sampler=millstream.SequentialSampler(size),
+            operations=[FailsThenKills(bad, may_fail.path, may_kill.path)],
+            worker_count=2,
+            read_options=millstream.ReadOptions(0),
+        )
+        with iter(loader) as iterator:
+            delivered = [next(iterator)]
+            executor = executor_of(iterator)
+            while not (later := [a.call for a in executor._assignments._assigned.values() if calls_after(a.call, bad)]):
+                delivered.append(next(iterator))
+            may_fail.put(100)
+            while executor._schedule.wants(later[0]):
+                executor._receive(1.0)
+            victims = [worker for worker in pool_of(iterator).workers if worker.calls]
+            may_kill.put(100)
+            while set(victims) & set(pool_of(iterator).workers):
+                executor._receive(1.0)
+            with pytest.raises(LookupError):
+                delivered.extend(iterator)
+            assert delivered == list(range(bad))
+
+
+def calls_after(call: Call, key: int) -> bool:
+    """Says whether a call makes records after one, and neither that one nor any before it."""
+    return isinstance(call, BlockCall) and call.start > key
+
+
+def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
+    """Row 3 and 5: pickling is part of making: the records are named and the status told."""
+
+    def deadly(numbers: Sequence[Any]) -> Any:
+        return faults.ExitsWhenPickled() if BAD in numbers else numbers
+
+    error = error_of_a_batch(loader_of(operations=[millstream.Batch(BATCH, batch_fn=deadly)]), WorkerDiedError)
+
+    assert "exited with status 7" in str(error)
+    assert ", ".join(map(str, EXPECTED[STEP])) in str(error)
+
+
+def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
+    """Row 3: which part, which attribute, and what to do about it."""
+    with pytest.raises(TypeError, match=r"operations\[1\], Locked \(attribute lock\) cannot be sent to worker proc"):
+        next(iter(loader_of(abs, faults.Locked())))
+    source = faults.Numbers(SIZE)
+    source.lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"data_source \(attribute lock\) cannot be sent to worker proc"):
+        next(iter(loader_of(data_source=source)))
+
+
+def test_a_function_that_cannot_be_pickled_is_named_with_its_variable() -> None:
+    """Row 3: and what the error advises works: made when it is first used, the same thing is no obstacle."""
+    lock = threading.Lock()
+
+    def guarded(number: int) -> int:
+        with lock:
+            return number
+
+    with pytest.raises(TypeError, match=r"\(variable lock of test_a_func.*guarded\) cannot be .*\n.*functools.cache"):
+        next(iter(loader_of(guarded)))
+    make_lock = functools.cache(threading.Lock)
+    assert [batch.tolist() for batch in loader_of(lambda number: [make_lock().locked(), number][1])] == EXPECTED
+
+
+def test_a_pipeline_that_cannot_be_unpickled_is_an_error() -> None:
+    """Row 3: its own exception, with a note that it was raised in a worker process that unpickled the pipeline."""
+    source = faults.Numbers(SIZE, on_arrival=Raise(ConnectionError, ("no network",)))
+    with iter(loader_of(data_source=source)) as iterator:
+        for _ in range(2):
+            with pytest.raises(ConnectionError, match="no network") as caught:
+                next(iterator)
+
+    assert caught.value.__notes__ == ["millstream: a worker process raised this while it unpickled the pipeline."]
+    assert "__setstate__" in str(caught.value.__cause__)
+
+
+@pytest.fixture
+def no_stderr(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """Fails a test in which any process writes to standard error."""
+    yield
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("fault", [faults.crash, faults.exit_at_once, faults.leave, faults.be_killed])
+@pytest.mark.usefixtures("no_stderr")
+def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_path: Path) -> None:
+    """Rows 4 to 6: a pipeline that kills all who unpickle it is an error soon: workers are not forked for ever."""
+    births = tmp_path / "births"
+
+    def be_born() -> None:
+        with births.open("a") as file:
+            file.write("born\n")
+        fault()
+
+    iterator = iter(loader_of(data_source=faults.Numbers(SIZE, on_arrival=be_born)))
+    with pytest.raises(WorkerDiedError, match="Worker processes die while they start: the last one "), at_most(2.0):
+        next(iterator)
+    assert MOST_DEATHS_AT_START <= births.read_text().count("born") <= MOST_DEATHS_AT_START + 5
+
+
+def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: Path) -> None:
+    """Rows 4 to 6: the stream goes on while they are replaced, but not for ever."""
+    births = tmp_path / "births"
+
+    def be_born() -> None:
+        with births.open("a") as file:
+            file.write("born\n")
+        try:
+            (tmp_path / "first").touch(exist_ok=False)
+        except FileExistsError:
+            os._exit(0)
+
+    sampler = millstream.IndexSampler(SIZE, seed=0)
+    with iter(loader_of(data_source=faults.Numbers(SIZE, on_arrival=be_born), sampler=sampler)) as iterator:
+        came: list[Any] = []
+        with pytest.raises(WorkerDiedError, match="Worker processes die while they start"), at_most(4.0):
+            came.extend(iterator)
+        assert iterator.step == len(came)
+    expected = itertools.islice(loader_of(sampler=sampler, worker_count=0), len(came))
+    assert [batch.tolist() for batch in came] == [batch.tolist() for batch in expected]
+    assert MOST_DEATHS_AT_START <= births.read_text().count("born") <= MOST_DEATHS_AT_START + 5

@@ -1,0 +1,218 @@
+"""Whatever happens to a worker at whatever edge of the protocol, the stream is the oracle's.
+
+Each test sweeps one edge: a fault at its first passage, at its second, and so on, until no worker passes it so often.
+The first sweep begins before the pool starts; the others hit warm workers, and those that replaced dead ones.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import failpoints
+import numpy as np
+import pytest
+from failpoints import EDGES, Pause, SabotageError, Saboteur, Trap
+from oracle import oracle
+from streams import comparable
+
+import millstream
+from millstream.errors import WorkerStalledError
+from millstream.loader.processes import crash_log
+from millstream.transforms import Batch, Filter, FlatMap
+
+pytestmark = pytest.mark.timeout(120)
+
+# Workers need not import pytest to have the operations below.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SIZE = 32
+SAMPLER = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=1, seed=3)
+MOST_PASSAGES = 60
+"""No worker passes an edge so often in one run."""
+
+
+def picture(number: int) -> dict[str, Any]:
+    """Returns an element of 16 KB, of which a batch has a chunk of its own, and a small leaf."""
+    return {"image": np.full((64, 32), number, dtype=np.int64), "label": number}
+
+
+def mean(batch: dict[str, Any]) -> Any:
+    """Returns something costly of a batch."""
+    return batch["image"].mean(axis=0), batch["label"]
+
+
+class Odd(Filter):
+    """Keeps odd numbers."""
+
+    def filter(self, element: int) -> bool:
+        """Says whether the number is odd."""
+        return element % 2 == 1
+
+
+class Twins(FlatMap):
+    """Doubles each number."""
+
+    max_fan_out = 2
+
+    def flat_map(self, element: int) -> list[int]:
+        """Returns the number and its negative."""
+        return [element, -element]
+
+
+BATCHES = (picture, Batch(4))
+REGROUPED = (Odd(), Twins(), picture, Batch(4), mean)
+ELEMENTS = (Twins(), picture)
+
+
+class Swept:
+    """A loader with a saboteur in its pipeline, and the oracle's stream."""
+
+    def __init__(
+        self, folder: Path, edge: str, action: Callable[[], None], operations: tuple[Any, ...], **options: Any
+    ) -> None:
+        self.trap = Trap(folder)
+        arguments: dict[str, Any] = {
+            "data_source": range(SIZE),
+            "sampler": SAMPLER,
+            "operations": [Saboteur(edge, action, folder), *operations],
+            "worker_count": 2,
+            "read_options": millstream.ReadOptions(2),
+        }
+        self.loader = millstream.DataLoader(**(arguments | options))
+        plain = millstream.DataLoader(data_source=range(SIZE), sampler=SAMPLER, operations=operations)
+        self.expected = [comparable(element) for element in oracle(range(SIZE), SAMPLER, plain._operations)]
+        assert self.expected == [comparable(element) for element in plain]
+
+    def sweep(self, check: Callable[[millstream.DataLoaderIterator], None]) -> int:
+        """Runs the stream with a fault at passage 1, 2, 3 … and returns how many runs had one."""
+        # The first passage twice: in a pool that starts, and in one that is warm.
+        fired = 0
+        for n in [1, *range(1, MOST_PASSAGES)]:
+            self.trap.arm(n)
+            iterator = iter(self.loader)
+            check(iterator)
+            if not self.trap.has_fired and fired + (n > 1):
+                break
+            fired += self.trap.has_fired
+        self.trap.disarm()
+        iterator.close()
+        return fired
+
+
+def drain(iterator: Iterator[Any], allowed: tuple[type[Exception], ...] = ()) -> tuple[list[Any], list[Exception]]:
+    """Returns a stream's elements, and the errors that came in between."""
+    elements: list[Any] = []
+    errors: list[Exception] = []
+    while True:
+        try:
+            elements.append(comparable(next(iterator)))
+        except StopIteration:
+            return elements, errors
+        except allowed as error:
+            errors.append(error)
+            assert len(errors) < 50, "there is no end of errors"
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("action", [failpoints.be_killed, failpoints.leave_quietly])
+def test_death_at_any_edge_changes_nothing(tmp_path: Path, edge: str, action: Callable[[], None]) -> None:
+    """A worker that ends, with a signal or with status 0, is replaced: no element is lost, none comes twice."""
+    swept = Swept(tmp_path, edge, action, BATCHES)
+
+    def check(iterator: millstream.DataLoaderIterator) -> None:
+        assert drain(iterator) == (swept.expected, [])
+
+    assert swept.sweep(check) >= 1
+
+
+@pytest.mark.parametrize("edge", ["after receive", "before pack", "half sent", "after send"])
+@pytest.mark.parametrize("operations", [REGROUPED, ELEMENTS], ids=["regrouped", "elements"])
+def test_death_changes_nothing_in_pipelines_of_all_kinds(
+    tmp_path: Path, edge: str, operations: tuple[Any, ...]
+) -> None:
+    """Nor where a Batch regroups what several workers have made, and where there is none."""
+    swept = Swept(tmp_path, edge, failpoints.be_killed, operations)
+
+    def check(iterator: millstream.DataLoaderIterator) -> None:
+        assert drain(iterator) == (swept.expected, [])
+
+    assert swept.sweep(check) >= 1
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_an_exception_at_any_edge_is_an_error_or_changes_nothing(tmp_path: Path, edge: str) -> None:
+    """A bug in the protocol's own code: at most one error, which says so; then the stream goes on, complete."""
+    swept = Swept(tmp_path, edge, failpoints.sabotage, BATCHES)
+
+    def check(iterator: millstream.DataLoaderIterator) -> None:
+        elements, errors = drain(iterator, (SabotageError,))
+        assert elements == swept.expected
+        assert len(errors) <= swept.trap.has_fired
+
+    assert swept.sweep(check) >= 1
+
+
+@contextlib.contextmanager
+def continue_stopped(path: Path) -> Iterator[Pause]:
+    """Continues every process that a Pause has stopped, in a thread; yields that Pause."""
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR)
+
+    def work() -> None:
+        # More than one, where a run ends before the process that it has stopped goes on: the next run may stop another.
+        stopped: set[int] = set()
+        while True:
+            # The signal may come before the process has stopped: again, until it says that it goes on.
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+            if select.select([pipe], [], [], 0.005 if stopped else None)[0]:
+                word = int(os.read(pipe, 8))
+                if word == 0:
+                    return
+                stopped ^= {abs(word)}
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        done = thread.submit(work)
+        try:
+            yield Pause(path)
+        finally:
+            os.write(pipe, b"%8d" % 0)
+            done.result()
+            os.close(pipe)
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_a_stop_at_any_edge_is_a_pause(tmp_path: Path, edge: str) -> None:
+    """A worker that is stopped and continued changes nothing."""
+    (tmp_path / "trap").mkdir()
+    with continue_stopped(tmp_path / "stops") as pause:
+        swept = Swept(tmp_path / "trap", edge, pause, BATCHES)
+
+        def check(iterator: millstream.DataLoaderIterator) -> None:
+            assert drain(iterator) == (swept.expected, [])
+
+        assert swept.sweep(check) >= 1
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_a_stop_for_good_is_an_error_at_its_turn(tmp_path: Path, edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that stays stopped is given up after `stall_timeout`; after the error the stream goes on, complete."""
+    monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01)
+    swept = Swept(tmp_path, edge, failpoints.be_stopped, BATCHES, stall_timeout=0.4)
+    for n in (1, 2):
+        swept.trap.arm(n)
+        iterator = iter(swept.loader)
+        elements, errors = drain(iterator, (WorkerStalledError,))
+        assert elements == swept.expected
+        # On a busy machine, a worker that is not stopped may take too long as well.
+        assert all("no progress" in str(error) for error in errors)
+    swept.trap.disarm()
+    iterator.close()

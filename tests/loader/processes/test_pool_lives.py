@@ -1,0 +1,490 @@
+"""The life of a pool: warm ones serve again, closed and forgotten ones end, however many hold on to them."""
+
+import concurrent.futures
+import contextlib
+import copy
+import dataclasses
+import gc
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import faults
+import psutil
+import pytest
+from faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
+from worker_pools import (
+    EXPECTED,
+    at_most,
+    batches,
+    fork_server_of,
+    in_background,
+    loader_of,
+    pids_of,
+    still_there,
+    workers_of,
+)
+
+import millstream
+from millstream.loader.processes import pool, warm_pools
+from millstream.loader.processes.crash_log import create_crash_log
+
+STEP = 5
+BAD = EXPECTED[STEP][2]
+"""An element in the middle of batch STEP."""
+
+
+def idle_pools(loader: millstream.DataLoader) -> list[pool.Pool]:
+    """Returns the pools of a loader that no iterator uses."""
+    assert loader._pools is not None
+    return loader._pools.idle
+
+
+def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:
+    """Returns the fork server and the workers of an iterator."""
+    return [fork_server_of(iterator), *pids_of(iterator)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ForkThen:
+    """Forks, and does something in the child."""
+
+    path: Path
+    then: Callable[[], None]
+
+    def __call__(self) -> None:
+        """Forks, and reports the child."""
+        child = os.fork()
+        if child:
+            faults.report(self.path, child)
+        else:
+            self.then()
+
+
+def test_a_second_epoch_uses_the_same_workers() -> None:
+    """Workers stay warm when a stream has ended: the next iterator of the loader has them at once."""
+    loader = loader_of()
+    seen = []
+    for _ in range(3):
+        iterator = iter(loader)
+        actual = [next(iterator).tolist()]
+        seen.append(processes_of(iterator))
+        actual += [batch.tolist() for batch in iterator]
+        assert actual == EXPECTED
+    assert seen == seen[:1] * 3
+    assert still_there(seen[0], 0.0) == seen[0]
+    iterator.close()
+    assert still_there(seen[0]) == []
+
+
+def test_an_iterator_goes_on_with_the_same_workers() -> None:
+    """Seeking, setting a state, and an error of the pipeline cost no process."""
+    with iter(loader_of(At(BAD, Raise(KeyError)))) as iterator:
+        state = iterator.get_state()
+        next(iterator)
+        processes = processes_of(iterator)
+        iterator.seek(3)
+        assert next(iterator).tolist() == EXPECTED[3]
+        iterator.set_state(state)
+        with pytest.raises(KeyError):
+            list(iterator)
+        iterator.seek(STEP + 1)
+        assert [next(iterator).tolist() for _ in range(2)] == EXPECTED[STEP + 1 : STEP + 3]
+        assert processes_of(iterator) == processes
+
+
+def test_calls_that_nobody_waits_for_are_forgotten() -> None:
+    """What workers were at when the consumer went elsewhere is dropped when it comes, and costs it nothing."""
+    with iter(loader_of(worker_buffer_size=4)) as iterator:
+        for step in (0, 7, 2, 11, 0, 5, 1):
+            iterator.seek(step)
+            assert next(iterator).tolist() == EXPECTED[step]
+        assert [batch.tolist() for batch in iterator] == EXPECTED[2:]
+
+
+def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
+    """Two iterators over one loader do not share workers; one pool stays when both have ended."""
+    loader = loader_of()
+    pairs = zip(iter(loader), iter(loader), strict=True)
+    assert [(one.tolist(), two.tolist()) for one, two in pairs] == [(batch, batch) for batch in EXPECTED]
+    (idle,) = idle_pools(loader)
+    assert len(psutil.Process().children()) == 1
+    assert len(idle.workers) == 2
+
+
+@pytest.mark.parametrize("taken", [0, 3, len(EXPECTED)])
+def test_closing_ends_the_workers(taken: int) -> None:
+    """`close`, before, amidst and after the stream, ends all processes of the iterator, and idle ones of its loader."""
+    loader = loader_of()
+    list(loader)
+    iterator = iter(loader)
+    iterator.start_prefetch()
+    processes = processes_of(iterator)
+    for _ in range(taken):
+        next(iterator)
+    with at_most(0.4):
+        iterator.close()
+    assert still_there(processes, 0.4) == []
+    assert idle_pools(loader) == []
+    with pytest.raises(ValueError, match="is closed"):
+        next(iterator)
+
+
+def test_an_iterator_that_is_forgotten_ends_its_workers() -> None:
+    """Row 28: with its loader, and without the garbage collector: nothing in them refers to itself."""
+    loader = loader_of()
+    iterator = iter(loader)
+    next(iterator)
+    processes = processes_of(iterator)
+    gc.disable()
+    try:
+        del iterator, loader
+        assert still_there(processes) == []
+    finally:
+        gc.enable()
+
+
+def test_a_loop_that_is_left_leaves_its_workers_warm() -> None:
+    """`break` costs no process: the next loop has the same workers, whatever they were at, and the whole stream."""
+    loader = loader_of(worker_buffer_size=2)
+    for _ in loader:
+        break
+    (idle,) = idle_pools(loader)
+    workers = list(idle.workers)
+    del idle
+    for _ in range(3):
+        iterator = iter(loader)
+        assert next(iterator).tolist() == EXPECTED[0]
+        assert workers_of(iterator) == workers
+        del iterator
+    assert batches(loader) == EXPECTED
+    (idle,) = idle_pools(loader)
+    assert idle.workers == workers
+
+
+def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that no iterator has used for a while are gone, and their arenas too; new ones come silently."""
+    monkeypatch.setattr(warm_pools, "IDLE_SECONDS", 0.05)
+    loader = loader_of()
+    for _ in range(2):
+        iterator = iter(loader)
+        assert next(iterator).tolist() == EXPECTED[0]
+        processes = processes_of(iterator)
+        arena = weakref.ref(workers_of(iterator)[0].arena)
+        # One that is in use stays, however long it is not asked for anything.
+        assert [thread.name for thread in threading.enumerate() if "millstream-idle" in thread.name] == []
+        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+        assert still_there(processes) == []
+        for thread in threading.enumerate():
+            if thread.name == "millstream-idle":
+                thread.join(WAIT_SECONDS)
+        assert psutil.Process().children() == []
+        assert idle_pools(loader) == []
+        assert arena() is None
+
+
+def test_a_loader_that_is_closed() -> None:
+    """All its workers end, idle or at work; its iterators and itself say that it is closed, and what to do."""
+    with loader_of() as loader:
+        assert batches(loader) == EXPECTED
+        one, two = iter(loader), iter(loader)
+        assert [next(iterator).tolist() for iterator in (one, two)] == EXPECTED[:1] * 2
+        processes = [*processes_of(one), *processes_of(two)]
+        with at_most(2.0):
+            loader.close()
+        assert still_there(processes) == []
+        for iterator in (one, two):
+            with pytest.raises(ValueError, match="iterator is closed: its DataLoader was closed: build a new one"):
+                next(iterator)
+        loader.close()
+        with pytest.raises(ValueError, match="This DataLoader is closed: build a new one"):
+            iter(loader)
+    with iter(loader_of()) as iterator:
+        iterator.set_state(one.get_state())
+        assert next(iterator).tolist() == EXPECTED[1]
+    assert len(loader) == len(EXPECTED)
+
+
+def test_a_loader_without_workers_is_closed_too() -> None:
+    """What reads ahead in threads ends as well."""
+    with loader_of(worker_count=0) as loader:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == EXPECTED[0]
+    with pytest.raises(ValueError, match="its DataLoader was closed"):
+        next(iterator)
+
+
+def test_closing_a_loader_from_another_thread(tmp_path: Path) -> None:
+    """`next` that waits in one thread is an error as soon as another thread has closed the loader."""
+    with Pipe(tmp_path / "there") as there:
+        loader = loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c)))
+        iterator = iter(loader)
+        assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+        there.take_numbers()
+        with at_most(2.0), in_background(loader.close), pytest.raises(ValueError, match="closed"):
+            next(iterator)
+        assert psutil.Process().children() == []
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_loader_with_workers_can_be_copied(copied: Callable[[millstream.DataLoader], millstream.DataLoader]) -> None:
+    """Before and after its first epoch, and in the middle of one: the copy has the stream, and workers of its own."""
+    loader = loader_of()
+    assert batches(copied(loader)) == EXPECTED
+    iterator = iter(loader)
+    next(iterator)
+    other = copied(loader)
+    assert batches(other) == EXPECTED
+    (idle,) = idle_pools(other)
+    assert idle.workers[0].pid not in processes_of(iterator)
+    loader.close()
+    assert batches(copied(loader)) == EXPECTED
+
+
+def test_threads_that_take_a_warm_pool_at_once_get_different_ones() -> None:
+    """One loader, an iterator in each of several threads, over and over: each epoch is whole."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with loader_of(worker_count=1) as loader, concurrent.futures.ThreadPoolExecutor(3) as threads:
+            epochs = [threads.submit(batches, loader) for _ in range(60)]
+            assert [epoch.result(WAIT_SECONDS) for epoch in epochs] == [EXPECTED] * 60
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_an_interrupt_at_the_beginning_of_closing() -> None:
+    """Row 11: whatever `close` was at when Ctrl-C came, the next call finishes it: no process or descriptor is left."""
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with iter(loader_of(worker_count=1)) as iterator:
+            next(iterator)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for attempt in range(12):
+            iterator = iter(loader_of(worker_count=1))
+            next(iterator)
+            processes = processes_of(iterator)
+            with contextlib.suppress(KeyboardInterrupt):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + 2 * attempt))
+                    iterator.close()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            iterator.close()
+            assert still_there(processes) == []
+            assert len(list(Path("/proc/self/fd").iterdir())) == before
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+
+
+def test_a_loader_that_is_forgotten_ends_its_idle_workers() -> None:
+    """Row 28: warm workers do not outlive the loader that keeps them warm."""
+    loader = loader_of()
+    list(loader)
+    (idle,) = idle_pools(loader)
+    processes = [worker.pid for worker in idle.workers if worker.pid]
+    del idle, loader
+    gc.collect()
+    assert still_there(processes) == []
+
+
+@pytest.mark.parametrize("fault", [Raise(KeyError), faults.be_killed], ids=["raises", "dies"])
+def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[], None]) -> None:
+    """Row 28: an exception holds the frames that it went through, and the iterator in them; without it all ends."""
+
+    def fail(loader: millstream.DataLoader) -> BaseException:
+        with pytest.raises((KeyError, RuntimeError)) as caught:
+            list(loader)
+        return caught.value
+
+    error = fail(loader_of(At(BAD, fault)))
+    assert psutil.Process().children() != []
+    error.__traceback__ = None
+    gc.collect()
+    assert psutil.Process().children() == []
+
+
+def test_an_iterator_in_a_cycle_is_collected() -> None:
+    """Row 28: the garbage collector may end a pool from anywhere."""
+    iterator = iter(loader_of())
+    next(iterator)
+    processes = processes_of(iterator)
+    cycle: list[object] = [iterator]
+    cycle.append(cycle)
+    gone = weakref.ref(iterator)
+    del iterator, cycle
+    gc.collect()
+    assert gone() is None
+    assert still_there(processes) == []
+
+
+def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
+    """Row 11: Ctrl-C in `next` is a KeyboardInterrupt at once; no process stays, and a later `next` goes on."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with Pipe(tmp_path / "there") as there:
+            operation = At(BAD, ReportThen(there.path, faults.hang_in_c, children=2), tmp_path / "once")
+            processes: list[int] = []
+
+            def interrupt() -> None:
+                processes.extend(there.take_numbers())
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+            with iter(loader_of(operation)) as iterator:
+                next(iterator)
+                processes += processes_of(iterator)
+                with in_background(interrupt), pytest.raises(KeyboardInterrupt):
+                    list(iterator)
+                assert still_there(processes) == []
+                step = iterator.step
+                assert [batch.tolist() for batch in iterator] == EXPECTED[step:]
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_an_interrupt_while_closing() -> None:
+    """Row 11: Ctrl-C once more, while `close` waits for processes that do not end: they are killed without more ado."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        iterator = iter(loader_of())
+        next(iterator)
+        processes = processes_of(iterator)
+        os.kill(processes[0], signal.SIGSTOP)
+        closing = threading.main_thread().ident or 0
+
+        def interrupt() -> None:
+            deadline = time.monotonic() + WAIT_SECONDS
+            while "_end_fork_server" not in [
+                frame.name for frame in traceback.extract_stack(sys._current_frames()[closing])
+            ]:
+                assert time.monotonic() < deadline
+            signal.pthread_kill(closing, signal.SIGINT)
+
+        with in_background(interrupt), pytest.raises(KeyboardInterrupt):
+            iterator.close()
+        assert still_there(processes) == []
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_closing_from_another_thread(tmp_path: Path) -> None:
+    """Row 26: `next` that waits in one thread is an error as soon as another thread has closed the iterator."""
+    with Pipe(tmp_path / "there") as there:
+        iterator = iter(loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c))))
+        assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+        there.take_numbers()
+        processes = processes_of(iterator)
+        with at_most(2.0), in_background(iterator.close), pytest.raises(ValueError, match="closed"):
+            next(iterator)
+        assert still_there(processes) == []
+        assert psutil.Process().children() == []
+        with pytest.raises(ValueError, match="is closed"):
+            next(iterator)
+
+
+def test_closing_from_another_thread_while_a_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 26: what is being made for the new worker goes as well, and the error is that of a closed iterator."""
+    iterator = iter(loader_of())
+    next(iterator)
+    processes = processes_of(iterator)
+
+    def create_late() -> int:
+        with in_background(iterator.close):
+            pass
+        return create_crash_log()
+
+    monkeypatch.setattr(pool, "create_crash_log", create_late)
+    os.kill(processes[1], signal.SIGKILL)
+    with pytest.raises(ValueError, match="is closed"):
+        list(iterator)
+    assert still_there(processes) == []
+
+
+def test_processes_have_names_and_ignore_interrupts() -> None:
+    """Row 11: `ps` shows which is which; an interrupt that reaches a worker or the fork server does nothing."""
+    with iter(loader_of()) as iterator:
+        next(iterator)
+        processes = processes_of(iterator)
+        names = [psutil.Process(pid).name() for pid in processes]
+        for pid in processes:
+            os.kill(pid, signal.SIGINT)
+        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+        assert still_there(processes, 0.0) == processes
+    assert names == ["millstream", "millstream-w0", "millstream-w1"]
+
+
+def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> None:
+    """Row 27: what an operation has started, and has not waited for, dies with the worker, when it leaves by itself."""
+    with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, ReportThen(there.path, os.getpid, 3)))) as iterator:
+        assert [batch.tolist() for batch in iterator] == EXPECTED
+        processes = there.take_numbers()
+        assert still_there(processes, 0.0) == processes
+        iterator.close()
+        assert still_there(processes) == []
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("then", [faults.do_nothing, Raise(KeyError)], ids=["returns", "raises"])
+def test_a_forked_process_does_not_answer_for_its_worker(
+    then: Callable[[], None], threads: int, tmp_path: Path
+) -> None:
+    """Row 27: a process that an operation has forked ends when it returns from it, or raises: nobody hears of it."""
+    with Pipe(tmp_path / "forked") as forked:
+        operation = At(BAD, ForkThen(forked.path, then))
+        with iter(loader_of(operation, read_options=millstream.ReadOptions(threads))) as iterator:
+            assert next(iterator).tolist() == EXPECTED[0]
+            processes = processes_of(iterator)
+            assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+            assert still_there(forked.take_numbers()) == []
+            assert still_there(processes, 0.0) == processes
+
+
+def test_the_channel_is_not_inherited_by_children_of_user_code(tmp_path: Path) -> None:
+    """Row 27: a program that a worker has started has none of its descriptors, even where it may inherit all."""
+    with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, faults.ListInherited(there.path)))) as iterator:
+        assert [batch.tolist() for batch in iterator] == EXPECTED
+        inherited = there.take()
+    assert "socket" not in inherited
+    assert "memfd" not in inherited
+    assert "pidfd" not in inherited
+
+
+@pytest.mark.parametrize("worker_count", [1, 16])
+def test_few_and_many_workers(worker_count: int) -> None:
+    """Sixteen workers on few cores are no trouble: they start, and end, like one."""
+    with at_most(3.0):
+        assert batches(loader_of(worker_count=worker_count)) == EXPECTED
+
+
+NAMESPACE = """
+import worker_pools
+from millstream.transforms import Map
+
+class Same(Map):
+    def map(self, element):
+        return element if loader else None  # What refers to its module refers to the loader.
+
+loader = worker_pools.loader_of(Same(), worker_count=1)
+list(loader)
+dropped = iter(loader)
+next(dropped)
+"""
+
+
+def test_a_namespace_that_is_dropped_ends_what_it_has_started() -> None:
+    """A loader, its iterator and the classes that it sent to workers refer to one another: they still end together."""
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    exec(NAMESPACE, namespace)
+    loader = weakref.ref(namespace["loader"])
+    del namespace
+    gc.collect()
+
+    assert loader() is None
+    assert psutil.Process().children() == []

@@ -1,0 +1,309 @@
+"""Shared memory and descriptors of the pool: what is scarce elsewhere is not used, what is kept is never rewritten."""
+
+import ctypes
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from faults import WAIT_SECONDS
+from memory_limits import memory_limit
+from worker_pools import SIZE, environment, loader_of, made_all, python
+
+import millstream
+from millstream.loader.processes import pool
+from millstream.loader.processes.limits import DESCRIPTORS_PER_WORKER
+
+BIG = 1 << 15
+"""Numbers in an element: a batch of them has 1 MiB."""
+EPOCHS = 4
+
+
+def big_loader(**options: Any) -> millstream.DataLoader:
+    """Returns a loader of large batches, over several epochs; the first is that of EXPECTED."""
+    sampler = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=EPOCHS, seed=5)
+    return loader_of(lambda number: np.full(BIG, number), sampler=sampler, **options)
+
+
+def expected_numbers() -> list[list[int]]:
+    """Returns the number that each row of each large batch is full of."""
+    return [batch[:, 0].tolist() for batch in big_loader(worker_count=0)]
+
+
+def is_full_of(batch: Any, numbers: list[int]) -> bool:
+    """Says whether each row of a batch is full of its number."""
+    return bool((batch == np.array(numbers)[:, np.newaxis]).all())
+
+
+def is_shared(batch: Any) -> bool:
+    """Says whether a batch lies in an arena."""
+    while isinstance(batch, np.ndarray):
+        batch = batch.base
+    return isinstance(batch, ctypes.Array)
+
+
+def small_shared_memory() -> list[str]:
+    """Returns how to run a command with a /dev/shm of one full megabyte; as it is, where that is not allowed."""
+    mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 1M /dev/zero > /dev/shm/full && "
+    if (unshare := shutil.which("unshare")) is None:
+        return []
+    for user in ([], ["--map-root-user"]):
+        command = [unshare, *user, "--mount", "sh", "-c", mount + 'exec "$@"', "sh"]
+        if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+            return command
+    return []
+
+
+def test_dev_shm_is_not_used() -> None:
+    """Row 12: with a /dev/shm that is full, nothing changes: no name is ever made there, however large the batches."""
+    code = """
+import os
+import numpy as np
+import worker_pools
+names = set(os.listdir("/dev/shm"))
+kept = []
+for batch in worker_pools.loader_of(lambda number: np.full(1 << 15, number)):
+    assert set(os.listdir("/dev/shm")) == names
+    kept.append(batch)
+assert [batch[:, 0].tolist() for batch in kept] == worker_pools.EXPECTED
+print(os.statvfs("/dev/shm").f_bfree)
+"""
+    limited = small_shared_memory()
+    done = subprocess.run(
+        [*limited, sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) == 0 or not limited
+
+
+@pytest.mark.parametrize("budget", [1 << 30, 12 << 20, 1 << 12], ids=["room for all", "room for some", "no room"])
+def test_batches_that_are_kept_are_never_rewritten(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 14: all of them, for as long as one likes: where the arenas are full, copies come, and nobody waits."""
+    monkeypatch.setattr(pool, "memory_budget", lambda: budget)
+    expected = expected_numbers()
+    with iter(big_loader()) as iterator:
+        kept = list(iterator)
+    shared = [is_shared(batch) for batch in kept]
+
+    assert all(map(is_full_of, kept, expected))
+    assert sum(shared) << 20 <= budget
+    assert all(shared) == (budget == 1 << 30)
+    assert any(shared) == (budget > 1 << 20)
+
+
+def test_batches_outlive_whatever_made_them() -> None:
+    """Rows 4 and 14: those of a worker that was killed, of an iterator that was closed, of a loader that is gone."""
+    expected = expected_numbers()
+    iterator = iter(big_loader())
+    kept = [next(iterator) for _ in range(8)]
+    for pid in made_all(iterator):
+        os.kill(pid, signal.SIGKILL)
+    kept += [next(iterator) for _ in range(8)]
+    iterator.close()
+    del iterator
+    gc.collect()
+
+    assert all(map(is_shared, kept))
+    assert all(map(is_full_of, kept, expected))
+
+
+def test_memory_of_batches_that_are_gone_serves_again() -> None:
+    """Row 14: a consumer that lets go of its batches gets new ones at the same few places, not at ever new ones."""
+    places, files = set(), set()
+    with iter(big_loader()) as iterator:
+        for batch in iterator:
+            places.add(batch.__array_interface__["data"][0])
+            files.add(len(os.listdir("/proc/self/fd")))  # noqa: PTH208  (the names are wanted)
+
+    assert len(places) <= 12
+    assert max(files) - min(files) <= 2
+
+
+def test_batches_can_be_written_to() -> None:
+    """Row 15: a batch is the consumer's own: what is written to it stays in it, and is in no other."""
+    expected = expected_numbers()
+    kept = []
+    for batch, numbers in zip(big_loader(), expected, strict=True):
+        assert is_full_of(batch, numbers)
+        np.add(batch, 1000, out=batch)
+        kept.append(batch)
+
+    assert all(is_full_of(batch - 1000, numbers) for batch, numbers in zip(kept, expected, strict=True))
+
+
+@pytest.mark.third_party
+def test_batches_that_jax_keeps_are_never_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 15: JAX takes an array of an arena as it is, without a copy; its place is not used again while JAX has it."""
+    import jax
+
+    monkeypatch.setattr(pool, "memory_budget", lambda: 64 << 20)
+    expected, kept, aliases = expected_numbers(), [], 0
+    with jax.enable_x64(True), iter(big_loader()) as iterator:
+        for step, batch in enumerate(iterator):
+            device_batch = jax.device_put(batch, jax.devices("cpu")[0])
+            aliases += device_batch.unsafe_buffer_pointer() == batch.__array_interface__["data"][0]
+            if step % 3 == 0:
+                kept.append((device_batch, expected[step]))
+            del batch, device_batch
+        assert aliases == len(expected)
+    assert all(is_full_of(np.asarray(device_batch), numbers) for device_batch, numbers in kept)
+
+
+def test_the_limit_of_a_control_group_is_the_memory_that_there_is() -> None:
+    """Row 7: arenas do not count on memory that the container, or the job, of this process does not have."""
+    code = """
+import sys
+from millstream.loader.threads.memory_budget import memory_available
+before = memory_available()
+print(flush=True)
+sys.stdin.readline()
+print(before, memory_available())
+"""
+    with memory_limit(300 << 20) as limit:
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            limit.apply(process.pid)
+            before, after = map(int, process.communicate("go\n", WAIT_SECONDS)[0].split())
+    assert 200 << 20 < after < 300 << 20 if limit.group else before > 1 << 20
+
+
+def test_a_limit_of_address_space_is_kept() -> None:
+    """Row 7: under `ulimit -v`, as batch systems set it, arenas are as large as may be mapped, and the stream comes."""
+    code = """
+import resource
+from pathlib import Path
+import worker_pools
+from millstream.loader.threads.memory_budget import memory_available
+
+mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+limit = mapped + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+print(memory_available())
+assert worker_pools.batches(worker_pools.loader_of()) == worker_pools.EXPECTED
+"""
+    done = python("-c", code)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 0 < int(done.stdout) <= 1 << 30
+
+
+def test_descriptors_grow_with_workers_only() -> None:
+    """Row 13: three for each worker and two for all, however many batches are kept; replaced workers cost nothing."""
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (the names are wanted)
+
+    before = count()
+    for worker_count in (1, 4):
+        with iter(big_loader(worker_count=worker_count)) as iterator:
+            kept = []
+            for batch in iterator:
+                kept.append(batch)
+                if len(kept) in (1, 10, 40):
+                    made_all(iterator)
+                    assert count() - before == DESCRIPTORS_PER_WORKER * worker_count + 2
+            del kept, batch
+        assert count() == before
+    with iter(loader_of()) as iterator:
+        for number in range(5):
+            next(iterator)
+            os.kill(made_all(iterator)[number % 2], signal.SIGKILL)
+        next(iterator)
+        made_all(iterator)
+        assert count() - before == DESCRIPTORS_PER_WORKER * 2 + 2
+
+
+def test_every_lack_of_descriptors_is_told_and_overcome() -> None:
+    """Row 13: whichever open file is one too many, the error says what to do, leaks none, and the next try works."""
+    code = """
+import errno, os, resource
+import millstream.loader.processes.pool_executor, worker_pools
+
+def count():
+    return len(os.listdir("/proc/self/fd")) - 1
+
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+usual, errors = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 0
+loader = worker_pools.loader_of()
+iterator = iter(loader)
+for limit in range(count(), count() + 40):
+    before = count()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        first = next(iterator)
+        break
+    except OSError as error:
+        assert error.errno == errno.EMFILE, error
+        assert any("ulimit -n" in note for note in error.__notes__), error.__notes__
+        errors += 1
+        del error
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
+    assert count() == before, (limit, count(), before)
+assert first.tolist() == worker_pools.EXPECTED[0]
+assert [batch.tolist() for batch in iterator] == worker_pools.EXPECTED[1:]
+print(errors)
+"""
+    done = python("-c", code)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) >= 2 * DESCRIPTORS_PER_WORKER + 2
+
+
+def test_closing_works_without_descriptors() -> None:
+    """Row 13: even after the fork server was killed, when what it has left behind must be looked for and cannot be."""
+    code = """
+import os, resource, signal
+import worker_pools
+
+usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+before = len(os.listdir("/proc/self/fd"))
+iterator = iter(worker_pools.loader_of())
+next(iterator)
+processes = [worker_pools.fork_server_of(iterator), *worker_pools.pids_of(iterator)]
+os.kill(processes[0], signal.SIGKILL)
+assert worker_pools.still_there(processes) == []
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+iterator.close()
+resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+    done = python("-c", code)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_lack_of_descriptors_for_a_new_worker_is_told() -> None:
+    """Row 13: so it is when a dead worker cannot be replaced; with more descriptors the stream goes on."""
+    code = """
+import os, resource, signal
+import worker_pools
+
+usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+iterator = iter(worker_pools.loader_of())
+next(iterator)
+for pid in worker_pools.made_all(iterator):
+    os.kill(pid, signal.SIGKILL)
+    assert worker_pools.still_there([pid]) == []
+resource.setrlimit(resource.RLIMIT_NOFILE, (5, hard))
+try:
+    list(iterator)
+except OSError as error:
+    print(error.__notes__[-1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
+step = iterator.step
+assert [batch.tolist() for batch in iterator] == worker_pools.EXPECTED[step:]
+"""
+    done = python("-c", code)
+
+    assert done.returncode == 0, done.stderr
+    assert "worker_count=2 needs some 6 open files of the 5 that this process may have" in done.stdout
+    assert "Raise the limit (`ulimit -n`) or use fewer workers." in done.stdout

@@ -1,0 +1,335 @@
+"""The process that owns the workers: however it ends, forks, or was started, they fit in and do not outlive it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from faults import WAIT_SECONDS, Pipe
+from trainers import trainer
+from worker_pools import EXPECTED, environment, loader_of, pids_of, python, still_there
+
+
+@pytest.mark.parametrize(
+    ("then", "fault"),
+    [
+        ("waits", "hang"),
+        ("waits", "hang_in_c"),
+        ("waits", "work_for_ever"),
+        ("waits", "stop"),
+        ("trains", "hang_in_c"),
+        ("trains", "do_nothing"),
+    ],
+)
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_trainer_killed_leaves_nothing(sent: signal.Signals, then: str, fault: str, tmp_path: Path) -> None:
+    """Rows 9, 10, 27: a second later all its processes are gone, also those inside user code, and their children."""
+    with trainer(tmp_path, fault, then) as (process, _, started):
+        os.kill(process.pid, sent)
+        assert still_there(started, 1.0) == []
+        assert process.wait(WAIT_SECONDS) == -sent
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(("then", "fault"), [("waits", "hang_in_c"), ("trains", "do_nothing")])
+def test_an_interrupted_trainer_leaves_nothing(then: str, fault: str, tmp_path: Path) -> None:
+    """Row 11: Ctrl-C ends it within a second with one traceback, its own, and the workers go without a word."""
+    with trainer(tmp_path, fault, then) as (process, _, started):
+        os.killpg(process.pid, signal.SIGINT)
+        assert still_there([process.pid, *started], 1.0) == []
+        assert process.wait(WAIT_SECONDS) == -signal.SIGINT
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    assert errors.count("Traceback") == 1
+    assert errors.endswith("\nKeyboardInterrupt\n")
+
+
+def test_a_forked_process_does_not_keep_the_workers_of_a_dead_trainer(tmp_path: Path) -> None:
+    """Row 9: not even one that has a copy of everything the trainer had open."""
+    with trainer(tmp_path, "hang_in_c", "has forked") as (process, ready, started):
+        (child,) = ready.take_numbers()
+        try:
+            process.kill()
+            assert still_there(started, 1.0) == []
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_trainer_killed_while_its_workers_start(tmp_path: Path) -> None:
+    """Row 9: what is still being started when the trainer dies does not stay."""
+    code = """
+import os, sys
+from pathlib import Path
+import faults, worker_pools
+iterator = iter(worker_pools.loader_of())
+iterator.start_prefetch()
+faults.report(Path(sys.argv[1]), worker_pools.fork_server_of(iterator))
+faults.hang()
+"""
+    with Pipe(tmp_path / "ready") as ready:
+        command = [sys.executable, "-c", code, str(ready.path)]
+        with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+            started = ready.take_numbers()
+            process.kill()
+            assert still_there(started, 1.0) == []
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+
+
+def test_the_end_of_the_interpreter_ends_the_workers() -> None:
+    """Rows 11 and 28: a script that just ends, its iterators open, or hanging, ends at once and says nothing."""
+    code = """
+import faults, worker_pools
+iterator = iter(worker_pools.loader_of(faults.At(worker_pools.EXPECTED[5][2], faults.hang_in_c)))
+next(iterator)
+print(worker_pools.fork_server_of(iterator), *worker_pools.pids_of(iterator))
+other = worker_pools.loader_of()
+list(other)
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert still_there(map(int, done.stdout.split()), 1.0) == []
+
+
+def test_a_trainer_that_is_process_1_gets_no_zombies(tmp_path: Path) -> None:
+    """Row 26: workers killed in user code are reaped by who forked them, not left to a trainer that adopts orphans."""
+    code = """
+import ctypes, sys
+from pathlib import Path
+import faults, psutil, worker_pools
+ADOPT_ORPHANS = 36
+assert ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1) == 0
+with faults.Pipe(Path(sys.argv[1])) as there:
+    operation = faults.At(worker_pools.EXPECTED[1][2], faults.ReportThen(there.path, faults.hang_in_c))
+    with iter(worker_pools.loader_of(operation)) as iterator:
+        next(iterator)
+        there.take()
+print(psutil.Process().children())
+"""
+    done = python("-c", code, str(tmp_path / "there"))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_a_trainer_that_is_suspended_with_its_workers_sees_no_stall(tmp_path: Path) -> None:
+    """Row 8: a job that stands still for longer than `stall_timeout`, and is continued, goes on as if nothing were."""
+    code = """
+import sys
+from pathlib import Path
+import faults, worker_pools
+from millstream.loader.processes import pool_executor
+pool_executor.LOOK_SECONDS = 0.05
+pause = faults.ReportThen(Path(sys.argv[1]), faults.WaitAt(Path(sys.argv[2])))
+loader = worker_pools.loader_of(faults.At(worker_pools.EXPECTED[5][2], pause), stall_timeout=float(sys.argv[3]))
+assert worker_pools.batches(loader) == worker_pools.EXPECTED
+"""
+    stall_seconds = 2.0
+    with Pipe(tmp_path / "there") as there, Pipe(tmp_path / "go on") as go_on:
+        command = [sys.executable, "-c", code, str(there.path), str(go_on.path), str(stall_seconds)]
+        with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+            there.take()
+            job = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+            for pid in job:
+                os.kill(pid, signal.SIGSTOP)
+            # The fault itself: the job stands still for so long.
+            time.sleep(1.1 * stall_seconds)
+            for pid in job:
+                os.kill(pid, signal.SIGCONT)
+            go_on.put()
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+            assert process.wait(WAIT_SECONDS) == 0
+
+
+FORKS = """
+import gc, os, sys
+import worker_pools
+from worker_pools import EXPECTED
+
+loader = worker_pools.loader_of()
+iterator = iter(loader)
+assert next(iterator).tolist() == EXPECTED[0]
+assert worker_pools.batches(loader) == EXPECTED  # Leaves a second pool, idle.
+idle = [worker.pid for worker in loader._pools.idle[0].workers]
+pids = worker_pools.pids_of(iterator)
+child = os.fork()
+if child == 0:
+    try:
+        next(iterator)
+    except RuntimeError as error:
+        assert "belongs to the process that made it" in str(error), error
+    else:
+        sys.exit("used the parent's workers")
+    assert iterator.step == 1
+    assert worker_pools.batches(loader) == EXPECTED
+    own = iter(loader)
+    own.set_state(iterator.get_state())
+    assert [batch.tolist() for batch in own] == EXPECTED[1:]
+    iterator.close()
+    del iterator, loader, own
+    gc.collect()
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert worker_pools.pids_of(iterator) == pids
+assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+again = iter(loader)
+next(again)
+assert worker_pools.pids_of(again) == idle
+print("done")
+"""
+
+
+def test_a_forked_process_has_workers_of_its_own() -> None:
+    """Row 16: it cannot use, close or disturb those of its parent; its own iterators work, from any state."""
+    # From 3.12 on Python warns of a fork beside threads, of which an idle pool has one.
+    done = python("-W", "ignore:This process:DeprecationWarning", "-c", FORKS)
+    assert (done.stderr, done.stdout) == ("", "done\n")
+
+
+def test_closing_does_not_wait_for_a_forked_process() -> None:
+    """Row 26: workers are told to end even if somebody else has a copy of the parent's end of their channels."""
+    code = """
+import os, signal
+import faults, worker_pools
+iterator = iter(worker_pools.loader_of())
+next(iterator)
+processes = worker_pools.made_all(iterator)
+child = os.fork()
+if child == 0:
+    faults.hang()
+with worker_pools.at_most(0.4):
+    iterator.close()
+assert worker_pools.still_there(processes, 0.4) == []
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+"""
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_loader_outlives_the_thread_that_started_it() -> None:
+    """Row 16: workers belong to the process: they live on when the thread ends in which they were started."""
+    loader = loader_of()
+    begun = []
+
+    def begin() -> None:
+        iterator = iter(loader)
+        assert next(iterator).tolist() == EXPECTED[0]
+        begun.append((iterator, pids_of(iterator)))
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    ((iterator, pids),) = begun
+    with iterator:
+        assert next(iterator).tolist() == EXPECTED[1]
+        assert pids_of(iterator) == pids
+        assert [batch.tolist() for batch in iterator] == EXPECTED[2:]
+
+
+def test_jax_in_the_parent_is_not_disturbed() -> None:
+    """Row 16: with JAX running and warnings as errors nothing is said, and no worker has JAX."""
+    code = """
+import sys, warnings
+import jax, jax.numpy as jnp
+jnp.zeros(1).block_until_ready()
+warnings.simplefilter("error")
+import millstream, worker_pools
+loader = worker_pools.loader_of(lambda number: number + 1000 * ("jax" in sys.modules))
+assert worker_pools.batches(loader) == worker_pools.EXPECTED
+"""
+    done = python("-W", "error::RuntimeWarning", "-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+PROGRAM = """
+import millstream
+
+class Box:
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+class Scale(millstream.MapTransform):
+    def map(self, element):
+        return element * factor
+
+def shift(element):
+    return element + offset
+
+factor, offset = 3, 1
+sampler = millstream.IndexSampler(20, shuffle=True, num_epochs=1, seed=2)
+batch = millstream.Batch(5, batch_fn=lambda numbers: Box(numbers))
+operations = [Scale(), shift, lambda element: element - offset, batch]
+loader = millstream.DataLoader(data_source=range(20), sampler=sampler, operations=operations, worker_count=COUNT)
+boxes = list(loader)
+print("boxes", all(type(box) is Box for box in boxes), [box.numbers for box in boxes])
+"""
+
+
+def result_of(text: str) -> str:
+    """Returns the line that the program prints."""
+    return text[text.index("boxes") :].splitlines()[0]
+
+
+@pytest.fixture(scope="module")
+def expected_line() -> str:
+    """Returns what the program prints without workers."""
+    line = result_of(python("-c", PROGRAM.replace("COUNT", "0")).stdout)
+    assert line.startswith("boxes True [[")
+    return line
+
+
+def test_a_script_needs_no_main_guard(expected_line: str, tmp_path: Path) -> None:
+    """Row 17: classes, functions and lambdas of a script work, wherever it is run; nothing of its folder interferes."""
+    script = tmp_path / "script" / "train.py"
+    script.parent.mkdir()
+    script.write_text("import pathlib, sys\nsys.path.append(pathlib.Path('x'))\n" + PROGRAM.replace("COUNT", "2"))
+    (tmp_path / "json.py").write_text("raise ImportError('a file of the current folder')")
+    done = python(str(script), cwd=tmp_path)
+
+    assert (result_of(done.stdout), done.stderr) == (expected_line, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("-",), ("-i", "-q"), ("-c", "import code; code.interact(banner='', exitmsg='', local=globals())")],
+    ids=["standard input", "interactive", "console"],
+)
+def test_standard_input_is_a_program(arguments: tuple[str, ...], expected_line: str) -> None:
+    """Row 17: so do those that were typed in, or piped in, and have no file at all."""
+    done = python(*arguments, input=PROGRAM.replace("COUNT", "2"))
+
+    assert result_of(done.stdout) == expected_line
+    assert done.stderr.replace(">>>", "").replace("...", "").strip() == ""
+
+
+def test_a_command_is_a_program(expected_line: str) -> None:
+    """Row 17: and those of `python -c`."""
+    done = python("-c", PROGRAM.replace("COUNT", "2"))
+
+    assert (result_of(done.stdout), done.stderr) == (expected_line, "")
+
+
+def test_a_notebook_is_a_program(expected_line: str) -> None:
+    """Row 17: and those of a cell; a second cell goes on, and a kernel that is killed takes the workers with it."""
+    second = "print('again', len(list(loader)), [worker.pid for worker in loader._pools.idle[0].workers])"
+    code = f"""
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel()
+for cell in {[PROGRAM.replace("COUNT", "2"), second]!r}:
+    client.execute_interactive(cell, timeout=60)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+"""
+    done = python("-c", code)
+    again, count, pids = result_of(done.stdout), *done.stdout.splitlines()[-1].split(maxsplit=2)[1:]
+
+    assert (again, count, done.returncode) == (expected_line, "4", 0)
+    assert still_there(json.loads(pids), 1.0) == []

@@ -1,0 +1,196 @@
+"""Worker processes that make no progress, and ones that do not want to end: every wait has a bound."""
+
+import logging
+import os
+import queue
+import re
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import faults
+import numpy as np
+import pytest
+from faults import At, Numbers, Pipe, ReportThen
+from worker_pools import (
+    EXPECTED,
+    SIZE,
+    at_most,
+    expect_stalls,
+    fork_server_of,
+    in_background,
+    loader_of,
+    made_all,
+    pids_of,
+    pool_of,
+    still_there,
+)
+
+import millstream
+from millstream.errors import WorkerStalledError
+from millstream.loader.processes import crash_log, pool, pool_executor
+
+STEP = 5
+BAD = EXPECTED[STEP][2]
+"""An element in the middle of batch STEP."""
+
+STALL_SECONDS = 0.4
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (faults.hang, ("waiting, with ", "in hang")),
+        (faults.hang_in_c, ("waiting, with ", "in hang_in_c")),
+        (faults.work_for_ever, ("running, with ", "in work_for_ever")),
+        (faults.stop, ("stopped by a signal (SIGSTOP), with ", "(it does not answer: it is stopped")),
+    ],
+)
+@pytest.mark.parametrize("threads", [0, 16])
+def test_a_stall_is_a_warning_and_then_an_error(
+    fault: Callable[[], None],
+    told: tuple[str, str],
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Row 8: log and error say which process, in which state, with which records; the error has its stack."""
+    monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.1)
+    monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01 if fault is faults.stop else 5.0)
+    with iter(loader_of(At(BAD, fault), read_options=millstream.ReadOptions(threads))) as iterator:
+        assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+        stalled = pids_of(iterator)
+        expect_stalls(iterator, STALL_SECONDS)
+        with pytest.raises(WorkerStalledError) as caught, at_most(STALL_SECONDS + 1.0):
+            next(iterator)
+        assert iterator.step == STEP
+        iterator.seek(STEP + 1)
+        assert [batch.tolist() for batch in iterator] == EXPECTED[STEP + 1 :]
+    records = f"the records {', '.join(map(str, EXPECTED[STEP]))} "
+    logged = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    (warning,) = [text for text in logged if "has been busy for" in text and records in text]
+    assert any(f"worker process {pid} " in warning for pid in stalled)
+    assert told[0] in warning
+    assert "After 0.4 s this becomes an error (stall_timeout)." in warning
+    assert re.search(r"has made no progress for \d\.\d s \(stall_timeout\), with " + records, str(caught.value))
+    assert all(text in str(caught.value) for text in told)
+
+
+def test_a_stall_that_ends_is_a_warning_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Row 8: a worker that is stopped and continued in time loses nothing."""
+    monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.1)
+    warned: list[str] = []
+    with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, ReportThen(there.path, faults.stop)))) as iterator:
+
+        def let_it_go_on() -> None:
+            (pid,) = there.take_numbers()
+            warned.append(logged.get(timeout=faults.WAIT_SECONDS))
+            os.kill(pid, signal.SIGCONT)
+
+        assert next(iterator).tolist() == EXPECTED[0]
+        logged: queue.SimpleQueue[str] = queue.SimpleQueue()
+        monkeypatch.setattr(caplog.handler, "emit", lambda record: logged.put(record.getMessage()))
+        with in_background(let_it_go_on):
+            assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+    assert "it is stopped by a signal" in warned[0]
+    assert logged.empty()
+
+
+def test_a_stalled_start_is_an_error() -> None:
+    """Row 8: a source that hangs when it is unpickled, which no call is to blame for."""
+    loader = loader_of(data_source=Numbers(SIZE, on_arrival=faults.hang), stall_timeout=STALL_SECONDS)
+    with iter(loader) as iterator, pytest.raises(WorkerStalledError, match="it is still starting"), at_most(2.0):
+        next(iterator)
+
+
+@pytest.mark.parametrize("stall_timeout", [1e9, float("inf")])
+def test_a_wait_without_end_can_be_asked_for(
+    stall_timeout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Row 8: a timeout that is longer than the system can wait at once is no trouble."""
+    monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.01)
+    logged: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: logged.put(record.getMessage()))
+    with Pipe(tmp_path / "go on") as go_on:
+
+        def let_it_go_on() -> None:
+            # The wait after the warning is the one that has no other end.
+            logged.get(timeout=faults.WAIT_SECONDS)
+            go_on.put()
+
+        loader = loader_of(At(BAD, faults.WaitAt(go_on.path)), worker_count=1, stall_timeout=stall_timeout)
+        with in_background(let_it_go_on), iter(loader) as iterator:
+            assert [batch.tolist() for batch in iterator] == EXPECTED
+
+
+@pytest.mark.parametrize("arena_bytes", [1 << 30, 1 << 14], ids=["shared", "private"])
+def test_a_consumer_that_was_away_sees_no_stall(
+    arena_bytes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Row 8: workers that have long finished, or wait to be heard, are not stalled when the consumer comes back."""
+    monkeypatch.setattr(pool, "memory_budget", lambda: arena_bytes)
+    actual = []
+    with iter(loader_of(lambda number: np.full(1 << 15, number), stall_timeout=1000.0)) as iterator:
+        for batch in iterator:
+            actual.append(batch[:, 0].tolist())
+            for worker in pool_of(iterator).workers if len(actual) < len(EXPECTED) else ():
+                assert not worker.calls or select.select([worker.channel], [], [], faults.WAIT_SECONDS)[0]
+                worker.waited = 10_000.0
+    assert actual == EXPECTED
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("fault", [faults.hang, faults.hang_in_c, faults.work_for_ever, faults.stop])
+@pytest.mark.parametrize("threads", [0, 16])
+def test_closing_does_not_wait_for_user_code(fault: Callable[[], None], threads: int, tmp_path: Path) -> None:
+    """Rows 26 and 27: with a worker that will not end, `close` takes at most 2 s; its children are gone as well."""
+    with Pipe(tmp_path / "there") as there:
+        operation = At(BAD, ReportThen(there.path, fault, children=2))
+        iterator = iter(loader_of(operation, read_options=millstream.ReadOptions(threads)))
+        assert next(iterator).tolist() == EXPECTED[0]
+        processes = [fork_server_of(iterator), *pids_of(iterator)]
+        assert [next(iterator).tolist() for _ in range(STEP - 1)] == EXPECTED[1:STEP]
+        processes += there.take_numbers()
+        with at_most(2.0):
+            iterator.close()
+        with at_most(0.1):
+            iterator.close()
+    assert still_there(processes) == []
+
+
+@pytest.mark.parametrize("fault", [faults.hang, faults.hang_in_c, faults.be_killed, faults.leave_with_status])
+def test_closing_does_not_wait_for_the_source(fault: Callable[[], None], tmp_path: Path) -> None:
+    """Row 26: each worker closes its copy of the source when it ends; one that hangs or dies there delays nothing."""
+    with Pipe(tmp_path / "there") as there:
+        source = Numbers(SIZE, on_close=ReportThen(there.path, fault))
+        iterator = iter(loader_of(data_source=source))
+        assert next(iterator).tolist() == EXPECTED[0]
+        processes = [fork_server_of(iterator), *pids_of(iterator)]
+        with at_most(2.0):
+            iterator.close()
+        assert {*there.take_numbers(), *there.take_numbers()} == set(processes[1:])
+    assert still_there(processes) == []
+
+
+def test_threads_of_user_code_do_not_keep_a_worker() -> None:
+    """Row 26: a thread that an operation has started, and that never ends, does not keep its worker from ending."""
+    iterator = iter(loader_of(At(EXPECTED[0][0], faults.start_thread)))
+    assert next(iterator).tolist() == EXPECTED[0]
+    processes = made_all(iterator)
+    with at_most(0.4):
+        iterator.close()
+    assert still_there(processes) == []
+
+
+def test_closing_while_workers_start() -> None:
+    """Row 26: a pool may be closed before it is there."""
+    for source in (Numbers(SIZE), Numbers(SIZE, on_arrival=faults.hang)):
+        iterator = iter(loader_of(data_source=source))
+        iterator.start_prefetch()
+        fork_server = fork_server_of(iterator)
+        with at_most(2.0):
+            iterator.close()
+        assert still_there([fork_server]) == []

@@ -1,0 +1,162 @@
+"""Filtering ahead gives the stream of filtering on the way, and makes it 1:1."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import AddIndex, DropMultiples, FailOn, Jitter, Scale, Split
+from streams import drain
+
+import millstream
+from millstream.samplers import IndexSampler, SequentialSampler
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, Filter, Map, Transformation
+
+deterministic = st.lists(
+    st.one_of(st.builds(Scale, st.integers(2, 5)), st.builds(DropMultiples, st.integers(2, 4))), max_size=4
+)
+
+
+@given(size=st.integers(1, 700), operations=deterministic, num_threads=st.sampled_from([0, 3]))
+@settings(max_examples=80)
+def test_surviving_keys_are_the_records_whose_element_is_left(
+    size: int, operations: list[Transformation], num_threads: int
+) -> None:
+    """The keys are those of the records of which one pass with the same operations leaves something, in order."""
+    keys = millstream.surviving_keys(
+        range(size), operations, read_options=millstream.ReadOptions(num_threads=num_threads)
+    )
+    expected = [key for key in range(size) if survives(key, operations)]
+
+    assert keys.tolist() == expected
+    assert keys.dtype == np.int64
+    assert keys.shape == (len(expected),)
+
+
+def survives(value: Any, operations: Sequence[Transformation]) -> bool:
+    """Says whether the element of a record is left, one operation after the other."""
+    for operation in operations:
+        if isinstance(operation, Map):
+            value = operation.map(value)
+        elif isinstance(operation, Filter) and not operation.filter(value):
+            return False
+    return True
+
+
+@given(size=st.integers(1, 60), operations=deterministic, batch_size=st.integers(1, 5))
+@settings(max_examples=60)
+def test_reading_the_surviving_keys_gives_what_filtering_gives(
+    size: int, operations: list[Transformation], batch_size: int
+) -> None:
+    """In the source's order, the pipeline over the surviving keys gives the batches of the one that filters."""
+    keys = millstream.surviving_keys(range(size), operations)
+    filtered = loader_of(range(size), SequentialSampler(size), [*operations, Batch(batch_size)])
+    if not len(keys):
+        assert list(filtered) == []
+        return
+    ahead = loader_of(range(size), SequentialSampler(len(keys), keys=keys), [*operations, Batch(batch_size)])
+
+    assert drain(iter(ahead)) == drain(iter(filtered))
+
+
+def loader_of(source: Any, sampler: IndexSampler, operations: Sequence[Any], **options: Any) -> millstream.DataLoader:
+    """Returns a loader without threads."""
+    return millstream.DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=operations,
+        read_options=millstream.ReadOptions(num_threads=0),
+        **options,
+    )
+
+
+def test_workers_find_the_same_and_read_it(tmp_path: Path) -> None:
+    """Worker processes give the same keys; saved, loaded and given to a sampler, they cross to workers again."""
+    operations: list[Transformation] = [Scale(3), DropMultiples(2)]
+    keys = millstream.surviving_keys(range(1000), operations, worker_count=2)
+    np.save(tmp_path / "odd.npy", keys)
+    mapped = np.load(tmp_path / "odd.npy", mmap_mode="r")
+    sampler = IndexSampler(len(mapped), shuffle=True, seed=4, num_epochs=1, keys=mapped)
+
+    assert keys.tolist() == millstream.surviving_keys(range(1000), operations).tolist() == list(range(1, 1000, 2))
+    with iter(loader_of(range(1000), sampler, [Batch(64)], worker_count=1)) as batches:
+        assert drain(batches) == drain(iter(loader_of(range(1000), sampler, [Batch(64)])))
+
+
+def test_a_filtered_pipeline_becomes_elastic() -> None:
+    """Over surviving keys `len` is known, all shards end together, and a state goes on with other shards."""
+    keys = millstream.surviving_keys(range(100), [DropMultiples(3)])
+    sampler = IndexSampler(len(keys), shuffle=True, seed=1, num_epochs=1, keys=keys)
+
+    def loaders(count: int) -> list[millstream.DataLoader]:
+        operations = [Batch(12 // count, pad_remainder=True)]
+        return [
+            loader_of(range(100), sampler, operations, shard_options=ShardOptions(index, count))
+            for index in range(count)
+        ]
+
+    saver = iter(loaders(2)[1])
+    saver.seek(3)
+
+    assert {len(loader) for count in (1, 2, 3, 4) for loader in loaders(count)} == {6}
+    for loader in loaders(3):
+        resumed = iter(loader)
+        resumed.set_state(saver.get_state())
+        assert drain(resumed)[0] == drain(iter(loader))[0][3:]
+
+
+def test_other_keys_are_another_stream() -> None:
+    """A state says which keys it belongs to, by their number and a digest of all; other ones are refused."""
+    keys = np.arange(100_000)
+    other = keys.copy()
+    other[54_321] = 7
+    states = [
+        iter(loader_of(range(100_000), IndexSampler(100_000, keys=chosen), [Batch(8)])).get_state()
+        for chosen in (keys, other, None)
+    ]
+    again = iter(loader_of(range(100_000), IndexSampler(100_000, keys=list(range(100_000))), [Batch(8)]))
+    again.set_state(states[0])
+
+    for state in states[1:]:
+        with pytest.raises(millstream.CheckpointError, match=r"sampler.keys: saved .*, here 100000#"):
+            again.set_state(state)
+
+
+@pytest.mark.parametrize("operation", [Split(2), Jitter(), AddIndex(), Batch(2)])
+def test_operations_without_a_verdict_on_a_record_are_refused(operation: Transformation) -> None:
+    """What yields elements that are not one record each, or depends on the position, cannot run ahead."""
+    with pytest.raises(
+        TypeError, match=r"takes Map and Filter only, but operations\[1\] is .*put it after the Filters"
+    ):
+        millstream.surviving_keys(range(5), [abs, operation])
+
+
+def nothing_left(_: Any) -> bool:
+    """Keeps nothing."""
+    return False
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: millstream.surviving_keys([], []), ValueError, "at least one record"),
+        (lambda: millstream.surviving_keys(range(3), abs), TypeError, "operations must be a list"),  # type: ignore[arg-type]
+        (lambda: millstream.surviving_keys(range(30), [FailOn(4)]), KeyError, "4"),
+    ],
+)
+def test_mistakes_are_errors(make: Callable[[], object], error: type[Exception], text: str) -> None:
+    """Wrong arguments are refused as by DataLoader, and an operation's error is raised."""
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_nothing_left_is_an_empty_array() -> None:
+    """Where no record is left, there are no keys, still of int64."""
+    keys = millstream.surviving_keys(range(5), [Filter(nothing_left)])
+
+    assert keys.tolist() == []
+    assert keys.dtype == np.int64

@@ -1,0 +1,101 @@
+"""As many threads as pay, whatever they wait for."""
+
+import collections
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.loader.threads import concurrency
+from millstream.loader.threads.concurrency import Concurrency
+from millstream.loader.threads.reader_threads import ReaderThreads
+
+MOST = 16
+
+
+def run(
+    tried: Concurrency, rate: Callable[[int], float], outputs: int, waiting: float = 1.0, now: float = 0.0
+) -> tuple[list[int], float]:
+    """Returns the levels after each of some outputs, which come at the rate of the level, and the time then."""
+    levels = []
+    for _ in range(outputs):
+        seconds = 1 / rate(tried.level)
+        now += seconds
+        tried.delivered(now, waiting * seconds)
+        levels.append(tried.level)
+    return levels, now
+
+
+@pytest.mark.parametrize("scale", [3.0, 700.0, 50_000.0])
+def test_work_that_waits_keeps_all_threads(scale: float) -> None:
+    """Where twice as many threads are twice as fast, all of them are used but for one look at fewer."""
+    levels, _ = run(Concurrency(MOST), lambda level: scale * level, 20_000)
+    assert levels[-1] == MOST
+    assert levels.count(MOST // 2) < 0.1 * len(levels)
+
+
+@pytest.mark.parametrize("scale", [700.0, 50_000.0])
+def test_work_that_contends_is_left_to_one_thread(scale: float) -> None:
+    """Where more threads are slower, one is left."""
+    levels, _ = run(Concurrency(MOST), lambda level: scale / level, 100_000)
+    assert levels[-1] == 1
+
+
+@given(most=st.integers(1, 64), cores=st.integers(1, 64))
+def test_no_more_threads_than_cores_can_use(most: int, cores: int) -> None:
+    """Where a number of cores decides, what is chosen is nearly as fast as all threads, and half of it would not be."""
+    levels, _ = run(Concurrency(most), lambda level: 10.0 * min(level, cores), 400 * most + 1000)
+    # Now and then it looks at others.
+    ((level, _),) = collections.Counter(levels[len(levels) // 4 :]).most_common(1)
+    enough = concurrency.WORTH * min(most, cores)
+    assert min(level, cores) >= enough
+    assert level == 1 or level // 2 < enough
+
+
+def test_a_burst_does_not_mislead_for_long() -> None:
+    """Outputs that were ready already make the first rate look better than any to come: it is soon looked at again."""
+    tried = Concurrency(MOST)
+    _, now = run(tried, lambda _: 20_000.0, 1_200)
+    levels, _ = run(tried, lambda level: 1000.0 / level, 1_500, now=now)
+    assert levels[-1] == 1
+
+
+def test_a_consumer_that_has_enough_is_left_alone() -> None:
+    """Rates tell nothing about the threads where the consumer is the one who decides."""
+    levels, _ = run(Concurrency(MOST), lambda _: 1000.0, 20_000, waiting=0.01)
+    assert set(levels) == {MOST}
+
+
+def test_what_was_found_is_looked_at_again() -> None:
+    """A source that begins to wait gets its threads back, without being told."""
+    tried = Concurrency(MOST)
+    _, now = run(tried, lambda level: 1000.0 / level, 20_000)
+    assert tried.level == 1
+    levels, _ = run(tried, lambda level: 1000.0 * level, 200_000, now=now)
+    assert levels[-1] == MOST
+
+
+def test_a_readers_can_shrink_and_grow() -> None:
+    """So many jobs run at once as there are to be threads; none is lost, and those that leave are gone."""
+    readers = ReaderThreads(8)
+    for size in (8, 2, 5, 1, 8):
+        readers.resize(size)
+        together, done = threading.Barrier(size, timeout=60), threading.Semaphore(0)
+
+        def meet(together: threading.Barrier = together, done: threading.Semaphore = done) -> None:
+            together.wait()
+            done.release()
+
+        for _ in range(3 * size):
+            readers.submit(meet)
+        for _ in range(3 * size):
+            assert done.acquire(timeout=60)
+        # Those that are one too many have left before the next jobs, in the order of the queue, or do so now.
+        readers.submit(done.release)
+        assert done.acquire(timeout=60)
+        assert readers.size == size
+    readers.stop()
+    readers.join(60)
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("millstream-read")] == []

@@ -1,0 +1,474 @@
+"""Threads really work at once, never further ahead than allowed, in order, and always come to an end."""
+
+import contextlib
+import itertools
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worker_pools import python
+
+import millstream
+from millstream.loader.threads import sliced_reading, thread_executor, threaded_calls
+from millstream.loader.threads.reader_threads import ReaderThreads
+from millstream.loader.threads.thread_executor import ThreadExecutor
+from millstream.transforms import Batch, Filter, Map
+
+WAIT_SECONDS = 20.0
+"""How long a test waits for what must happen; it does at once, so that only a failing test waits."""
+
+
+def loader_of(
+    num_threads: int, *operations: Any, source: Any, prefetch_buffer_size: int = 500
+) -> millstream.DataLoader:
+    """Returns a loader of all records in order, read by threads."""
+    return millstream.DataLoader(
+        data_source=source,
+        sampler=millstream.SequentialSampler(len(source)),
+        operations=operations,
+        read_options=millstream.ReadOptions(num_threads, prefetch_buffer_size),
+    )
+
+
+def rushed(loader: millstream.DataLoader) -> millstream.DataLoaderIterator:
+    """Returns an iterator whose threads go as far ahead as they may, as they do once the consumer has often waited."""
+    iterator = iter(loader)
+    executor = iterator._running_executor()
+    assert isinstance(executor, ThreadExecutor)
+    executor._calls_ahead = 1000
+    executor.start()
+    return iterator
+
+
+class Source:
+    """Numbers, read one by one by a function that may wait."""
+
+    def __init__(self, size: int, read: Callable[[int], object] = bool) -> None:
+        self.size = size
+        self.read = read
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: int) -> int:
+        self.read(key)
+        return key
+
+
+class BatchedSource(Source):
+    """Numbers, read many at a time: the function gets the first of them."""
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Returns the numbers."""
+        self.read(keys[0])
+        return list(keys)
+
+
+@pytest.fixture
+def all_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every call worth handing over, and every block worth cutting, however short."""
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(sliced_reading, "SLICE_SECONDS", 1e-12)
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_records_of_one_block_are_read_at_once() -> None:
+    """With a source that reads one by one, all threads share a single block: each read waits for the others."""
+    barrier = threading.Barrier(4, timeout=WAIT_SECONDS)
+    source = Source(21, lambda key: key and barrier.wait())
+
+    (batch,) = loader_of(4, Batch(21), source=source)
+    assert batch.tolist() == list(range(21))
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_blocks_of_a_batched_source_are_read_at_once() -> None:
+    """With a source that reads many at once, each thread has a block of its own: each read waits for the others."""
+    barrier = threading.Barrier(8, timeout=WAIT_SECONDS)
+    source = BatchedSource(3 * 16, lambda _: barrier.wait())
+
+    batches = [batch.tolist() for batch in rushed(loader_of(8, Batch(3), source=source))]
+    assert batches == [[key, key + 1, key + 2] for key in range(0, 48, 3)]
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_operations_behind_a_regrouping_run_at_once() -> None:
+    """Behind Filter and Batch, too, several groups are worked on by several threads."""
+    barrier = threading.Barrier(3, timeout=WAIT_SECONDS)
+    wait = Map(lambda batch: (barrier.wait(), batch.tolist())[1])
+    loader = loader_of(4, Filter(lambda key: key % 2), Batch(2), wait, source=range(24))
+
+    assert list(rushed(loader)) == [[key, key + 2] for key in range(1, 24, 4)]
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_order_is_kept_when_later_blocks_finish_first() -> None:
+    """A block that is ready waits for those before it: here each of the first four ends only after the next one."""
+    ready = [threading.Event() for _ in range(5)]
+    ready[4].set()
+
+    def wait_for_the_next(batch: list[int]) -> int:
+        number = batch[0] // 2
+        assert ready[min(number + 1, 4)].wait(WAIT_SECONDS)
+        ready[min(number, 4)].set()
+        return number
+
+    loader = loader_of(4, Batch(2, batch_fn=list), Map(wait_for_the_next), source=BatchedSource(16))
+    assert list(rushed(loader)) == list(range(8))
+
+
+class Meter:
+    """Counts the records read, and lets a test wait for a number of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.changed = threading.Condition()
+
+    def read(self, _: object) -> None:
+        """Counts one record."""
+        with self.changed:
+            self.count += 1
+            self.changed.notify_all()
+
+    def reaches(self, count: int) -> bool:
+        """Returns whether so many records are read, soon."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.count >= count, WAIT_SECONDS)
+
+
+class CountedBatches(Source):
+    """Numbers read many at a time, each of which is counted."""
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Returns the numbers."""
+        return list(map(self.__getitem__, keys))
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("prefetch_buffer_size", [1, 4, 10, 23])
+@pytest.mark.parametrize("kind", [Source, CountedBatches])
+def test_no_more_is_read_ahead_than_allowed(kind: type[Source], prefetch_buffer_size: int) -> None:
+    """While the consumer takes its time, exactly `prefetch_buffer_size` records are ready or in work.
+
+    They are rounded up to whole batches, of which there are two in any case, whatever the kind of source.
+    """
+    meter, num_threads, size = Meter(), 3, 4
+    ahead = size * max(2, math.ceil(prefetch_buffer_size / size))
+    source = kind(size * 40, meter.read)
+
+    loader = loader_of(num_threads, Batch(size), source=source, prefetch_buffer_size=prefetch_buffer_size)
+    with rushed(loader) as iterator:
+        for step in range(10):
+            assert meter.reaches(step * size + ahead)
+            assert meter.count == step * size + ahead
+            assert next(iterator)[0] == step * size
+    assert meter.count <= 10 * size + ahead
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_reading_ahead_grows_as_the_consumer_waits_up_to_its_bound() -> None:
+    """Where blocks come only when the consumer asks, more and more are in work, up to what there is room for."""
+    asked = Meter()
+    source = Source(500, lambda key: asked.reaches(key + 1))
+    with iter(loader_of(2, Batch(1), source=source, prefetch_buffer_size=7)) as iterator:
+        executor = iterator._running_executor()
+        assert isinstance(executor, ThreadExecutor)
+        seen = [executor._calls_ahead]
+        for step in range(500):
+            asked.read(step)
+            next(iterator)
+            seen.append(executor._calls_ahead)
+
+    assert seen[0] < 7
+    assert seen == sorted(seen)
+    assert seen[-1] == 7
+
+
+def readers_of(num_blocks: int) -> list[bool]:
+    """Returns for each of a stream's blocks whether the consumer's own thread read it."""
+    names: dict[int, str] = {}
+
+    def note_reader(key: int) -> None:
+        names[key] = threading.current_thread().name
+
+    list(loader_of(4, Batch(5), source=BatchedSource(5 * num_blocks, note_reader)))
+    return [names[5 * block] == threading.current_thread().name for block in range(num_blocks)]
+
+
+def test_short_calls_are_left_to_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks too short to be worth handing over are made by the consumer's thread, once that is known; others never."""
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 1000.0)
+    cheap = readers_of(50)
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
+    dear = readers_of(50)
+
+    assert all(cheap[10:])
+    assert not any(dear)
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("leave", ["close", "with", "error"])
+def test_leaving_does_not_wait_for_a_stuck_read(leave: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that hangs in user code delays the consumer by a bounded time, and ends when its call does."""
+    monkeypatch.setattr(threaded_calls, "CLOSE_SECONDS", 0.1)
+    stuck, release = threading.Event(), threading.Event()
+
+    def hang(key: int) -> None:
+        if key == 5:
+            stuck.set()
+            release.wait(WAIT_SECONDS)
+        if key == 0 and leave == "error":
+            assert stuck.wait(WAIT_SECONDS)
+            raise LookupError
+
+    iterator = rushed(loader_of(3, Batch(5), source=BatchedSource(40, hang)))
+    assert stuck.wait(WAIT_SECONDS)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+    start = time.monotonic()
+    try:
+        if leave == "close":
+            iterator.close()
+        elif leave == "with":
+            with iterator:
+                assert next(iterator).tolist() == [0, 1, 2, 3, 4]
+        else:
+            with pytest.raises(LookupError):
+                next(iterator)
+        seconds = time.monotonic() - start
+    finally:
+        release.set()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+
+    assert seconds < WAIT_SECONDS / 4
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, LookupError, RecursionError])
+@pytest.mark.parametrize("source", [range(20), BatchedSource(20)])
+def test_whatever_a_thread_raises_arrives_at_its_turn(kind: type[BaseException], source: Any) -> None:
+    """An exit or interrupt that ends a call in a thread ends no thread: it reaches the consumer after what precedes."""
+
+    def fail(key: int) -> int:
+        if key == 9:
+            raise kind
+        return key
+
+    with iter(loader_of(3, Map(fail), Batch(4), source=source)) as iterator:
+        assert [next(iterator).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        with pytest.raises(kind):
+            next(iterator)
+        iterator.seek(3)
+        assert [batch.tolist() for batch in iterator] == [[12, 13, 14, 15], [16, 17, 18, 19]]
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_nothing_is_read_behind_a_failure() -> None:
+    """A block of which the first record fails is not read on: a broken disk is not asked a thousand times."""
+    meter = Meter()
+
+    def fail(key: int) -> None:
+        meter.read(key)
+        raise OSError(key)
+
+    iterator = iter(loader_of(2, Batch(100), source=Source(100, fail)))
+    with pytest.raises(OSError, match="0"):
+        next(iterator)
+    assert meter.count == 1
+
+
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """Makes the start of every thread fail: none can have a stack of this size."""
+    previous = threading.stack_size(1 << 46)
+    try:
+        yield
+    finally:
+        threading.stack_size(previous)
+
+
+def test_a_thread_that_cannot_start_is_done_without() -> None:
+    """Where the system has no more threads, those that run do the work."""
+    readers, done = ReaderThreads(3), threading.Semaphore(0)
+    readers.submit(done.release)
+    with no_threads():
+        for _ in range(5):
+            readers.submit(done.release)
+    try:
+        assert all(done.acquire(timeout=WAIT_SECONDS) for _ in range(6))
+        assert readers.size == 1
+    finally:
+        readers.stop()
+        readers.join(WAIT_SECONDS)
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("source", [range(40), BatchedSource(40)])
+def test_without_any_thread_the_consumer_does_the_work(source: Any) -> None:
+    """Where the system has no thread to give at all, every call is made by the thread that asks: the same stream."""
+    makers: set[int] = set()
+
+    def note(batch: Any) -> Any:
+        makers.add(threading.get_ident())
+        return batch
+
+    with no_threads(), iter(loader_of(3, Batch(4), Map(note), source=source)) as iterator:
+        assert [batch.tolist() for batch in iterator] == [list(range(key, key + 4)) for key in range(0, 40, 4)]
+    assert makers == {threading.get_ident()}
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_reading_goes_on_while_groups_wait_to_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups that the consumer will stack itself, when it asks, keep nobody from reading for the ones after them."""
+    meter = Meter()
+    source = CountedBatches(4_000, meter.read)
+    iterator = rushed(loader_of(4, Filter(bool), Batch(8), source=source, prefetch_buffer_size=200))
+    with iterator:
+        executor = iterator._running_executor()
+        assert isinstance(executor, ThreadExecutor)
+        monkeypatch.setattr(executor, "_is_cheap", lambda stage: stage > 0)
+        for step in range(60):
+            next(iterator)
+            assert meter.reaches(step * 8 + 150)
+
+
+def test_stopped_readers_drop_what_they_have_not_begun() -> None:
+    """After `stop`, the job at hand is the last, jobs in line and new ones are dropped, and all threads end."""
+    readers, begun, release, late = ReaderThreads(2), threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.release()
+        release.wait(WAIT_SECONDS)
+
+    for _ in range(2):
+        readers.submit(hold)
+    assert all(begun.acquire(timeout=WAIT_SECONDS) for _ in range(2))
+    readers.submit(late.set)
+    readers.stop()
+    readers.stop()
+    readers.submit(late.set)
+    release.set()
+    readers.join(WAIT_SECONDS)
+
+    assert not late.is_set()
+    assert not any(thread.name.startswith("millstream") for thread in threading.enumerate())
+
+
+LEAVING_SCRIPT = """
+import atexit, os, threading
+import millstream
+
+begun, leaving = threading.Event(), threading.Event()
+
+class Slow:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, key):
+        begun.set()
+        leaving.wait()
+        for _ in range(500_000):
+            pass
+        os.write(1, b"read to its end\\n")
+        return key
+
+iterator = iter(millstream.load(Slow(), batch_size=1, read_options=millstream.ReadOptions(num_threads=1)))
+iterator.start_prefetch()
+begun.wait()
+atexit.register(leaving.set)
+{last_line}
+"""
+
+
+@pytest.mark.parametrize("last_line", ["", "del iterator", "raise SystemExit(0)"])
+def test_the_interpreter_waits_for_a_read_before_it_ends(last_line: str, tmp_path: Path) -> None:
+    """A script may just end, with or without its iterator: threads finish their call and are gone before Python is.
+
+    A thread that comes back from C++ code into an interpreter that has ended would abort the process.
+    """
+    code = LEAVING_SCRIPT.format(last_line=last_line)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert (done.stdout, done.stderr) == ("read to its end\n", "")
+
+
+def test_an_empty_schedule_is_exhausted_at_once() -> None:
+    """Where nothing is left to do, nothing is taken, and both executors end."""
+    for threads in (0, 2):
+        loader = loader_of(threads, Batch(8, drop_remainder=True), source=range(5))
+        assert list(loader) == []
+        with iter(loader) as iterator:
+            iterator.start_prefetch()
+            assert list(itertools.islice(iterator, 3)) == []
+
+
+FORKING_SCRIPT = """
+import os, sys
+import millstream
+{preparation}
+
+class Slow:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, key):
+        for _ in range(50_000):
+            pass
+        return key
+
+loader = millstream.load(Slow(), batch_size=4, num_epochs=1, read_options=millstream.ReadOptions(num_threads=4))
+expected = list(range(0, 64, 4))
+iterator = {iterator}
+assert [int(next(iterator)[0]) for _ in range(5)] == expected[:5]
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            assert "Call iter(loader) in the forked process" in str(error), error
+        else:
+            sys.exit("waited for the parent's threads")
+        assert iterator.step == 5
+        own = iter(loader)
+        own.set_state(iterator.get_state())
+        assert [int(batch[0]) for batch in own] == expected[5:]
+        iterator.close()
+        assert list(loader.record_keys(5)) == [20, 21, 22, 23]
+        {leave}
+    assert os.waitpid(child, 0)[1] == 0
+assert [int(batch[0]) for batch in iterator] == expected[5:]
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("preparation", "iterator", "leave"),
+    [
+        # From Python 3.12 on, forking a process that has threads is a warning: here it is what the test is about.
+        (
+            "import warnings; warnings.filterwarnings('ignore', '.*multi-threaded, use of fork', DeprecationWarning)",
+            "iter(loader)",
+            "sys.exit(0)",
+        ),
+        # JAX warns of forks, and a forked process that ends in order crashes in it.
+        (
+            "import warnings; warnings.simplefilter('ignore')",
+            "millstream.device_put(iter(loader))",
+            "os._exit(0)",
+        ),
+    ],
+    ids=["threads", "device"],
+)
+def test_a_forked_process_has_threads_of_its_own(preparation: str, iterator: str, leave: str) -> None:
+    """It cannot wait for threads that did not come along; its own iterators work, from any state."""
+    code = FORKING_SCRIPT.format(preparation=preparation, iterator=iterator, leave=leave)
+    done = python("-c", code)
+    assert (done.stderr, done.stdout) == ("", "done\n")

@@ -1,0 +1,441 @@
+"""No byte of a batch is written again while anybody can read it, and all memory is used again when nobody can."""
+
+import contextlib
+import gc
+import itertools
+import os
+import sys
+import threading
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from arena_pairs import arena_file, arena_pair, mapped_arenas, real_bytes, watched_arenas
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from numpy.typing import NDArray
+from worker_pools import in_background
+
+import millstream
+from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.recycled_memory import ALIGNMENT
+from millstream.loader.processes import pool
+from millstream.loader.transport.arena import (
+    LARGE_LEAF_BYTES,
+    LATELY_MESSAGES,
+    MOST_REAL,
+    SPARE_BYTES,
+    Allocator,
+    ArenaView,
+    create_arena_file,
+    whole_pages,
+)
+from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.payload import pack, release, unpack
+
+# Workers cannot import the modules of tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+Filled = tuple[NDArray[np.uint8], int]
+"""An array, and the number that all of it is."""
+
+NO_CLASSES = ClassTable()
+SIZES = st.sampled_from([1, 63, 64, 1000, 1024, 30_000, LARGE_LEAF_BYTES - 1, LARGE_LEAF_BYTES, 100_000, 300_000])
+
+
+def address(array: NDArray[Any]) -> int:
+    """Returns where an array begins."""
+    return int(array.__array_interface__["data"][0])
+
+
+def run_of(arrays: list[Any]) -> Elements:
+    """Returns a run of some elements."""
+    numbers = np.arange(len(arrays), dtype=np.int64)
+    return Elements(arrays, Origins(np.stack([numbers] * 5)))
+
+
+class ArenaMachine(RuleBasedStateMachine):
+    """A worker and its parent who make, send, keep and drop arrays in any order.
+
+    The model is the value that each array was filled with: one that changes by itself was overwritten.
+    """
+
+    @initialize(num_bytes=st.sampled_from([1 << 16, 1 << 20, 1 << 24]))
+    def begin(self, num_bytes: int) -> None:
+        """Makes an arena: in the smallest, hardly anything finds room."""
+        self.exit = contextlib.ExitStack()
+        self.allocator, self.view = self.exit.enter_context(arena_pair(num_bytes))
+        self.count = 0
+        self.made: list[Filled] = []
+        self.kept: list[Filled] = []
+        self.received: list[Filled] = []
+
+    @rule(size=SIZES)
+    def make(self, size: int) -> None:
+        """The worker makes an array for the next message."""
+        array = self.allocator.allocate((size,), np.dtype(np.uint8))
+        self.count += 1
+        array[:] = self.count % 251
+        self.made.append((array, self.count % 251))
+        assert size < LARGE_LEAF_BYTES or address(array) % ALIGNMENT == 0 or array.base is None
+
+    @rule(keeps=st.booleans(), twice=st.booleans())
+    def send(self, keeps: bool, twice: bool) -> None:
+        """The worker sends what it has made and keeps it, or not."""
+        self.received += self.sent(self.made * (1 + twice))
+        if keeps:
+            self.kept += self.made
+        self.made = []
+
+    @rule()
+    def send_again(self) -> None:
+        """The worker sends arrays that it has kept from earlier messages."""
+        self.received += self.sent(self.kept[:3])
+
+    @rule(keeps=st.booleans())
+    def fail_to_send(self, keeps: bool) -> None:
+        """Something in the message cannot be pickled."""
+        with pytest.raises(TypeError):
+            pack(run_of([*(array for array, _ in self.made), threading.Lock()]), self.allocator, NO_CLASSES)
+        if keeps:
+            self.kept += self.made
+        self.made = []
+
+    @rule()
+    def discard(self) -> None:
+        """The worker drops what it has made without sending it."""
+        self.made = []
+
+    @rule()
+    def forget(self) -> None:
+        """The worker drops what it kept."""
+        self.kept = []
+
+    @rule(which=st.integers(0, 50))
+    def drop(self, which: int) -> None:
+        """The parent drops one array."""
+        if self.received:
+            self.received.pop(which % len(self.received))
+
+    @rule()
+    def drop_all(self) -> None:
+        """The parent drops all arrays."""
+        self.received = []
+
+    @rule()
+    def refuse(self) -> None:
+        """A message comes that the parent no longer waits for."""
+        payload = pack(run_of([array for array, _ in self.made]), self.allocator, NO_CLASSES)
+        release(payload, self.view)
+        self.made = []
+
+    @rule()
+    def release(self) -> None:
+        """What the parent has dropped comes back to the worker."""
+        for offset in self.view.take_released():
+            self.allocator.take_back(offset)
+
+    @invariant()
+    def nothing_is_overwritten(self) -> None:
+        """Every array that anybody has is what it was filled with, and lies apart from all others on its side."""
+        for arrays in (self.made + self.kept, self.received):
+            assert all(np.all(array == value) for array, value in arrays)
+            spans = sorted({(address(array), address(array) + array.nbytes) for array, _ in arrays})
+            assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+    def sent(self, arrays: list[Filled]) -> list[Filled]:
+        """Returns some of the worker's arrays as the parent gets them."""
+        payload = pack(run_of([array for array, _ in arrays]), self.allocator, NO_CLASSES)
+        values, _ = unpack(payload, self.view, NO_CLASSES)
+        return list(zip(values, [value for _, value in arrays], strict=True))
+
+    def teardown(self) -> None:
+        """Drops everything: the memory of all of it can be used again."""
+        if not hasattr(self, "exit"):
+            return
+        self.made, self.kept, self.received = [], [], []
+        self.allocator.end_message()
+        self.release()
+        self.allocator.bytes_for(1)
+        self.allocator.end_message()
+        self.allocator.bytes_for(1)
+        assert len(self.allocator._chunks) <= 1
+        self.exit.close()
+
+
+ArenaMachine.TestCase.settings = settings(deadline=None, max_examples=150, stateful_step_count=30)
+TestArenaMachine = ArenaMachine.TestCase
+
+
+@given(sizes=st.lists(st.integers(0, 300_000), min_size=1, max_size=5), keeps=st.integers(0, 3))
+@settings(deadline=None, max_examples=40)
+def test_the_same_batches_again_need_no_more_memory(sizes: list[int], keeps: int) -> None:
+    """A consumer that holds the last few batches makes the arena grow to these, and no further."""
+    with arena_pair() as (allocator, view):
+        held: list[Any] = []
+        used = []
+        for _ in range(12):
+            run = run_of([allocator.allocate((size,), np.dtype(np.uint8)) for size in sizes])
+            payload = pack(run, allocator, NO_CLASSES)
+            del run
+            held = [*held, unpack(payload, view, NO_CLASSES)][-keeps - 1 :]
+            for offset in view.take_released():
+                allocator.take_back(offset)
+            used.append(allocator.real_bytes)
+
+    assert used[keeps + 3 :] == used[keeps + 3 : keeps + 4] * (9 - keeps)
+
+
+def through(allocator: Allocator, view: ArenaView, size: int, value: int = 1) -> NDArray[np.uint8]:
+    """Returns an array of this many bytes that a worker has made and its parent has got."""
+    run = run_of([allocator.allocate((size,), np.dtype(np.uint8))])
+    run.values[0][...] = value
+    payload = pack(run, allocator, NO_CLASSES)
+    del run
+    for offset in view.take_released():
+        allocator.take_back(offset)
+    (array,), _ = unpack(payload, view, NO_CLASSES)
+    assert isinstance(array, np.ndarray)
+    return array
+
+
+@pytest.mark.parametrize("keeps", [1, 6])
+def test_batches_of_ever_other_sizes_share_their_memory(keeps: int) -> None:
+    """Free memory serves arrays of any size: there is hardly more of it than was lately in use, however sizes vary."""
+    sizes = np.exp(np.random.default_rng(0).uniform(np.log(1 << 15), np.log(1 << 22), 500)).astype(int).tolist()
+    with arena_file(1 << 30) as descriptor:
+        allocator, view = Allocator(descriptor, 1 << 30), ArenaView(descriptor, 1 << 30)
+        held: list[NDArray[np.uint8]] = []
+        most_held = 0
+        for size in sizes:
+            held = [*held, through(allocator, view, size)][-keeps:]
+            most_held = max(most_held, sum(array.nbytes for array in held))
+            assert real_bytes(descriptor) <= MOST_REAL * (most_held + 3 * (1 << 22)) + SPARE_BYTES
+
+
+def test_memory_that_is_no_longer_needed_goes_back() -> None:
+    """After many batches were kept and dropped, the arena shrinks to what it needs, while its worker lives."""
+    with arena_file(1 << 30) as descriptor:
+        allocator, view = Allocator(descriptor, 1 << 30), ArenaView(descriptor, 1 << 30)
+        kept = [through(allocator, view, 1 << 22) for _ in range(40)]
+        assert real_bytes(descriptor) >= 40 << 22
+        del kept[1:]
+        for _ in range(2 * LATELY_MESSAGES + 1):
+            through(allocator, view, 1 << 15)
+        assert real_bytes(descriptor) <= MOST_REAL * (2 << 22) + SPARE_BYTES
+
+
+def test_memory_in_small_pieces_serves_large_arrays() -> None:
+    """An arena full of small arrays, all dropped, has room for one as large as itself."""
+    with arena_pair(1 << 24) as (allocator, _):
+        small = [allocator.allocate((1 << 16,), np.dtype(np.uint8)) for _ in range(1 << 8)]
+        assert allocator.bytes_for(1 << 16) is None
+        del small
+        whole = allocator.bytes_for(1 << 24)
+        assert whole is not None
+        whole[:] = 1
+
+
+@pytest.mark.parametrize("size", [1 << 15, 100_000, 1 << 20])
+@pytest.mark.parametrize("kept", [[], [0], [19], [3, 4, 11]])
+def test_a_retired_arena_holds_what_arrays_are_on(size: int, kept: list[int]) -> None:
+    """Their pages and the address space up to the last of them; what they hold stays, and goes with each of them."""
+    before = mapped_arenas()
+    with arena_file(1 << 26) as descriptor:
+        view = ArenaView(descriptor, 1 << 26)
+        allocator = Allocator(descriptor, 1 << 26)
+        every = [through(allocator, view, size, number) for number in range(20)]
+        arrays = {number: every[number] for number in kept}
+        del every, allocator
+        view.retire()
+        with pytest.raises(ValueError, match="stopped"):
+            view.lease(1 << 25, 1)
+        mapped = sum(stop - start for start, stop in set(mapped_arenas()) - set(before))
+        assert mapped <= (24 * whole_pages(size) if kept else 0)
+        for number in kept:
+            # The kernel counts a page of its own here and there.
+            assert 0 <= real_bytes(descriptor) - len(arrays) * whole_pages(size) < 1 << 14
+            assert all((array == value).all() for value, array in arrays.items())
+            del arrays[number]
+        assert real_bytes(descriptor) == 0
+    del view
+
+    assert mapped_arenas() == before
+
+
+def test_arrays_may_end_while_their_arena_is_retired() -> None:
+    """In another thread, at any moment: what they had goes back, and what is left is as it was."""
+    for _ in range(20):
+        with arena_file(1 << 26) as descriptor:
+            allocator, view = Allocator(descriptor, 1 << 26), ArenaView(descriptor, 1 << 26)
+            arrays = [through(allocator, view, 1 << 15) for _ in range(60)]
+            kept = arrays.pop(30)
+            with in_background(arrays.clear):
+                view.retire()
+            # The kept one, perhaps the one that ended in that moment, and the kernel's own pages.
+            assert real_bytes(descriptor) < 3 << 15
+            assert kept.all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # Forks are warned of; JAX does.
+def test_a_forked_process_gives_nothing_back() -> None:
+    """Its copies of batches may end as they like: the pages are the trainer's."""
+    with arena_pair() as (allocator, view):
+        arrays = [through(allocator, view, 1 << 16, 7)]
+    view.retire()
+    if (pid := os.fork()) == 0:
+        arrays.clear()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+    assert (arrays[0] == 7).all()
+
+
+def test_an_arena_that_is_full_is_no_obstacle() -> None:
+    """Arrays without room are private memory of the same contents."""
+    with arena_pair(1 << 16) as (allocator, view):
+        arrays = [allocator.allocate((1000, 30), np.dtype(np.float32)) for _ in range(4)]
+        for number, array in enumerate(arrays):
+            array[...] = number
+        values, _ = unpack(pack(run_of(arrays), allocator, NO_CLASSES), view, NO_CLASSES)
+
+    assert [float(value.mean()) for value in values] == [0, 1, 2, 3]
+
+
+def test_the_size_of_an_arena_is_sealed() -> None:
+    """No process can cut memory off from under another one, which would be killed for touching it."""
+    descriptor = create_arena_file(1 << 20)
+    for size in (0, 1 << 21):
+        with pytest.raises(PermissionError):
+            os.ftruncate(descriptor, size)
+    os.close(descriptor)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+BATCH = 16
+ELEMENTS = 4096
+
+
+def picture(number: int) -> NDArray[np.float32]:
+    """Returns an element of 16 KB that tells from which record it is."""
+    return np.full(ELEMENTS, number, dtype=np.float32)
+
+
+def loader_of_pictures(size: int, worker_count: int = 2) -> millstream.DataLoader:
+    """Returns a loader of batches of 256 KB."""
+    return millstream.DataLoader(
+        data_source=range(size),
+        sampler=millstream.IndexSampler(size, num_epochs=1),
+        operations=[picture, millstream.Batch(BATCH)],
+        worker_count=worker_count,
+        read_options=millstream.ReadOptions(0),
+    )
+
+
+def expected_of_pictures(size: int) -> list[list[float]]:
+    """Returns the first number of each element of each batch."""
+    return np.arange(size, dtype=np.float64).reshape(-1, BATCH).tolist()
+
+
+def test_batches_that_are_kept_stay_as_they_are() -> None:
+    """`list(loader)`: the memory grows, and no batch is overwritten, even after the iterator is closed."""
+    with iter(loader_of_pictures(BATCH * 100)) as iterator:
+        batches = list(iterator)
+    gc.collect()
+
+    assert [batch[:, 0].tolist() for batch in batches] == expected_of_pictures(BATCH * 100)
+    assert all(np.all(batch == batch[:, :1]) for batch in batches)
+    assert all(batch.flags.writeable and address(batch) % ALIGNMENT == 0 for batch in batches)
+    assert len({address(batch) for batch in batches}) == 100
+
+
+@pytest.mark.third_party
+def test_batches_that_jax_has_taken_stay_as_they_are() -> None:
+    """`jax.device_put` on the CPU takes an aligned array as it is: while JAX has it, its memory is not used again."""
+    import jax
+
+    with iter(loader_of_pictures(BATCH * 100)) as iterator:
+        taken = [jax.device_put(batch, jax.devices("cpu")[0]) for batch in iterator]
+        again = iter(loader_of_pictures(BATCH * 100))
+        for _ in again:
+            pass
+        again.close()
+
+    assert [np.asarray(array)[:, 0].tolist() for array in taken] == expected_of_pictures(BATCH * 100)
+    assert all(np.all(np.asarray(array) == np.asarray(array)[:, :1]) for array in taken)
+
+
+def test_parts_of_batches_that_are_kept_stay_as_they_are() -> None:
+    """A view of one row of a batch keeps the batch's memory."""
+    with iter(loader_of_pictures(BATCH * 100)) as iterator:
+        rows = [batch[3, 5:7] for batch in iterator]
+
+    assert [row.tolist() for row in rows] == [[batch[3]] * 2 for batch in expected_of_pictures(BATCH * 100)]
+
+
+def test_a_consumer_may_write_into_its_batches() -> None:
+    """Batches are the consumer's own: what it writes into one is in no other."""
+    with iter(loader_of_pictures(BATCH * 50)) as iterator:
+        kept = []
+        for number, batch in enumerate(iterator):
+            assert np.all(batch == batch[:, :1])
+            assert batch[:, 0].tolist() == expected_of_pictures(BATCH * 50)[number]
+            batch[...] = -number
+            kept.append(batch)
+
+    assert [float(batch.max()) for batch in kept] == [-float(number) for number in range(50)]
+
+
+def test_memory_is_bounded_where_batches_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the stream, the arenas hold the batches in flight and those that the consumer has."""
+    with watched_arenas(monkeypatch) as arenas, iter(loader_of_pictures(BATCH * 300)) as iterator:
+        most = max(sum(map(real_bytes, arenas)) for _ in iterator)
+
+    # Two workers with a batch in work, one ahead, one in the socket and two at the consumer, of 256 KB each.
+    assert 0 < most <= 2 * 5 * BATCH * ELEMENTS * 4 + (1 << 22)
+
+
+def test_an_arena_too_small_for_what_is_kept_gives_private_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget of shared memory is kept to, and the stream is the same."""
+    monkeypatch.setattr(pool, "memory_budget", lambda: 1 << 21)
+    with watched_arenas(monkeypatch) as arenas, iter(loader_of_pictures(BATCH * 40)) as iterator:
+        batches = list(iterator)
+        # The kernel counts a page of its own here and there.
+        assert sum(map(real_bytes, arenas)) <= (1 << 21) + (1 << 15)
+
+    assert [batch[:, 0].tolist() for batch in batches] == expected_of_pictures(BATCH * 40)
+    assert all(np.all(batch == batch[:, :1]) for batch in batches)
+
+
+def test_a_few_kept_bytes_pin_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new loader each epoch, and something of each batch kept: no image, no descriptor, no address space is kept."""
+
+    def labelled(number: int) -> dict[str, NDArray[Any]]:
+        return {"image": picture(number), "label": np.full(64, number), "hidden": picture(number)[:2048]}
+
+    kept = []
+    with watched_arenas(monkeypatch) as arenas:
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (the names are wanted)
+        before = set(mapped_arenas())
+        for _ in range(3):
+            loader = millstream.DataLoader(
+                data_source=range(64),
+                sampler=millstream.IndexSampler(64, num_epochs=1),
+                operations=[labelled, millstream.Batch(BATCH)],
+                worker_count=2,
+                read_options=millstream.ReadOptions(0),
+            )
+            with iter(loader) as iterator:
+                kept += [(batch["label"], batch["hidden"]) for batch in iterator]
+            del loader, iterator
+        gc.collect()
+
+        needed = sum(whole_pages(hidden.nbytes) for _, hidden in kept)
+        assert needed <= sum(map(real_bytes, arenas)) <= needed + len(arenas) * (1 << 14)
+        assert sum(stop - start for start, stop in set(mapped_arenas()) - before) <= 3 * 16 << 20
+        assert len(os.listdir("/proc/self/fd")) == descriptors + len(arenas)  # noqa: PTH208
+    assert [int(label[0, 0]) for label, _ in kept] == [0, 16, 32, 48] * 3
+    assert [int(hidden[0, 0]) for _, hidden in kept] == [0, 16, 32, 48] * 3

@@ -1,0 +1,103 @@
+"""Elements that cross as columns are the elements that they were, and cost what a few arrays cost."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from elements_of_all_kinds import SHAPES, array_of, elements
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from streams import comparable
+
+from millstream.loader.pipeline.recycled_memory import ALIGNMENT
+from millstream.loader.transport.element_columns import LARGE_BYTES, UNALIGNED_BYTES, to_columns, to_elements
+
+NUMBERS = 11 * len(SHAPES) * 6
+"""So many kinds of arrays are there in `array_of`, each with different contents."""
+
+
+def arrays_in(element: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields the arrays of an element."""
+    if isinstance(element, np.ndarray):
+        yield element
+    elif isinstance(element, dict | tuple | list):
+        for part in element.values() if isinstance(element, dict) else element:
+            yield from arrays_in(part)
+
+
+@st.composite
+def alike(draw: st.DrawFn, depth: int = 3) -> list[Any]:
+    """Draws elements of one structure, whose arrays are alike where they are at the same place."""
+    count = draw(st.integers(0, 5))
+    kind = draw(st.sampled_from(["dict", "tuple", "leaf"] if depth else ["leaf"]))
+    if kind == "leaf":
+        number = draw(st.integers(0, NUMBERS - 1))
+        scalars = draw(st.sampled_from([range(5), "abcde", [1.5] * 5, [None] * 5]))
+        return draw(
+            st.sampled_from([[array_of(number + NUMBERS * row) for row in range(count)], list(scalars)[:count]])
+        )
+    parts = [draw(alike(depth - 1)) for _ in range(draw(st.integers(0, 3)))]
+    rows = list(zip(*parts, strict=False)) or [()] * count
+    names = draw(st.sampled_from([("a", "b", "c"), ("a", 1, None)]))
+    return rows if kind == "tuple" else [dict(zip(names, row, strict=False)) for row in rows]
+
+
+@given(alike() | st.lists(elements, max_size=4) | st.tuples(alike(), alike()).map(lambda both: both[0] + both[1]))
+@settings(deadline=None, max_examples=400)
+def test_elements_come_back_unchanged(values: list[Any]) -> None:
+    """Structure, keys and their types and order, dtypes, shapes, bytes and writability, alike or not."""
+    before = [comparable(value) for value in values]
+    arrived = to_elements(to_columns(values, np.empty))
+    assert [comparable(value) for value in arrived] == before == [comparable(value) for value in values]
+    for array, original in zip(arrays_in(arrived), arrays_in(values), strict=True):
+        assert array.flags.writeable == original.flags.writeable
+    for element, original in zip(arrived, values, strict=True):
+        if isinstance(element, dict):
+            assert [(type(key), key) for key in element] == [(type(key), key) for key in original]
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "together"),
+    [
+        (1, True),
+        (UNALIGNED_BYTES - 1, True),
+        (UNALIGNED_BYTES, True),
+        (UNALIGNED_BYTES + 1, False),
+        (UNALIGNED_BYTES + ALIGNMENT, True),
+        (LARGE_BYTES - ALIGNMENT, True),
+        (LARGE_BYTES, False),
+    ],
+)
+def test_small_arrays_cross_together(row_bytes: int, *, together: bool) -> None:
+    """Arrays become rows of one where they are small, and would not lose the alignment that they are promised."""
+    values = [{"image": (np.full(row_bytes, row, np.uint8),), "label": row} for row in range(3)]
+    memory: list[np.ndarray[Any, Any]] = []
+
+    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        memory.append(np.empty(shape, dtype))
+        return memory[-1]
+
+    arrived = to_elements(to_columns(values, allocate))
+    assert [comparable(value) for value in arrived] == [comparable(value) for value in values]
+    assert len(memory) == together
+    assert all(np.shares_memory(array, memory[0]) is together for array in arrays_in(arrived) for _ in memory)
+
+
+def test_an_element_may_contain_itself() -> None:
+    """Structure without end is taken apart to some depth only, and comes back with its end in itself."""
+    values: list[dict[str, Any]] = [{"image": np.full(3, row)} for row in range(3)]
+    for value in values:
+        value["self"] = value
+    for row, value in enumerate(to_elements(to_columns(values, np.empty))):
+        inner = value
+        for _ in range(100):
+            assert inner["image"].tolist() == [row] * 3
+            inner = inner["self"]
+
+
+def test_an_element_alone_is_left_as_it_is() -> None:
+    """A batch, which is one element, costs nothing."""
+    batch = [{"image": np.zeros((2, 3))}]
+    assert to_columns(batch, np.empty) is batch
+    assert to_elements(batch) is batch

@@ -1,0 +1,221 @@
+"""A list of records crosses as memory that all workers share; what comes of it is what the list gives."""
+
+import dataclasses
+import io
+import operator
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from elements_of_all_kinds import elements
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from streams import comparable
+from worker_pools import pids_of
+
+import millstream
+from millstream.loader.transport import pipeline_parts, shared_records
+from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.pipeline_pickler import dump_with_classes
+from millstream.loader.transport.shared_records import LARGE_ARRAY_BYTES, SharedRecords, share
+
+
+@dataclasses.dataclass(slots=True)
+class Sample:
+    """A record of a class of its own."""
+
+    image: Any
+    label: int
+
+
+def local_sample() -> type[Any]:
+    """Returns a class that no module has."""
+
+    @dataclasses.dataclass
+    class Local:
+        image: Any
+
+    return Local
+
+
+@pytest.fixture
+def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes lists of any size be shared."""
+    monkeypatch.setattr(shared_records, "SMALLEST_BYTES", 0)
+    monkeypatch.setattr(shared_records, "SMALLEST_RECORD_BYTES", 0)
+
+
+def arrived(records: Any) -> Any:
+    """Returns records as they are in a worker."""
+    file, buffers = io.BytesIO(), []
+
+    def take_out(buffer: Any) -> bool:
+        buffers.append(buffer)
+        return False
+
+    dump_with_classes(share(records), file, take_out)
+    return ClassTable().loads(file.getvalue(), buffers)[0]
+
+
+RECORDS: dict[str, Callable[[], Sequence[Any]]] = {
+    "bytes": lambda: [bytes([number]) * number for number in range(100)],
+    "texts": lambda: ["ä€\ud800" * number for number in range(100)],
+    "dicts": lambda: [{"image": np.full((number, 3), number), "label": number} for number in range(100)],
+    "large arrays": lambda: [np.full(LARGE_ARRAY_BYTES * (number % 3), number, np.uint8) for number in range(20)],
+    "large arrays in parts": lambda: [
+        {"a": [np.arange(LARGE_ARRAY_BYTES)[::2]] * 2, "b": number} for number in range(9)
+    ],
+    "objects": lambda: [Sample(np.full(3, number), number) for number in range(100)],
+    "mixed": lambda: [1, "text", None, b"bytes", np.zeros(3), (1, 2)],
+    "tuple": lambda: tuple({"a": number} for number in range(70)),
+}
+
+
+@pytest.mark.usefixtures("everything_is_shared")
+@pytest.mark.parametrize("name", RECORDS)
+def test_shared_records_are_those_of_the_list(name: str) -> None:
+    """By number, from the end, by NumPy's integers, by slice, and one past the end, with the list's own error."""
+    records = RECORDS[name]()
+    shared = arrived(records)
+
+    assert type(shared) is SharedRecords
+    assert len(shared) == len(records)
+    for number in (*range(-len(records), len(records)), np.int64(3)):
+        assert comparable(shared[number]) == comparable(records[number])
+    assert comparable(shared[2:9:3]) == comparable(records[2:9:3])
+    for beyond in (len(records), -len(records) - 1):
+        with pytest.raises(IndexError, match=f"{type(records).__name__} index out of range"):
+            shared[beyond]
+        with pytest.raises(IndexError, match=f"{type(records).__name__} index out of range"):
+            records[beyond]
+
+
+@pytest.mark.usefixtures("everything_is_shared")
+@given(records=st.lists(elements, min_size=1, max_size=4))
+@settings(deadline=None, max_examples=100)
+def test_records_of_all_kinds_can_be_shared(records: list[Any]) -> None:
+    """Structure, dtype, shape and bytes of whatever a record is are kept."""
+    assert [comparable(record) for record in arrived(records)] == [comparable(record) for record in records]
+
+
+@pytest.mark.usefixtures("everything_is_shared")
+def test_records_keep_their_classes() -> None:
+    """A class that crosses by value does so once, not with each record."""
+    kind = local_sample()
+    records = [kind(number) for number in range(100)]
+    shared = share(records)
+
+    assert type(shared) is SharedRecords
+    assert shared.__reduce__()[1][0].memory.nbytes < 100 * len(records)
+    assert [type(shared[number]) is kind for number in range(len(shared))] == [True] * len(records)
+    assert len({type(record) for record in arrived(records)[:]}) == 1
+
+
+@pytest.mark.usefixtures("everything_is_shared")
+def test_large_arrays_of_records_are_not_copied() -> None:
+    """To read a record twice gives two views of one piece of memory."""
+    shared = arrived([{"image": np.ones(LARGE_ARRAY_BYTES, np.uint8)} for _ in range(3)])
+
+    assert np.shares_memory(shared[1]["image"], shared[1]["image"])
+    assert not np.shares_memory(shared[0]["image"], shared[1]["image"])
+
+
+LONG = {"table": "x" * 1_000_000}
+
+KEPT: dict[str, Callable[[], Any]] = {
+    "small lists": lambda: [b"x" * 100] * 100,
+    "lists of numbers": lambda: list(range(1_000_000)),
+    "one record, many times": lambda: [b"x" * 1_000_000] * 1000,
+    "records with much in common": lambda: [{"all": LONG, "number": number} for number in range(1000)],
+    "other sequences": lambda: range(1 << 40),
+    "nothing": list,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_lists_stay_lists_where_sharing_does_not_pay(name: str) -> None:
+    """Where they are small, of small records, or would grow by being pickled one by one."""
+    records = KEPT[name]()
+
+    assert share(records) is records
+
+
+def own_bytes(pid: int) -> int:
+    """Returns how much memory a process has that is in no file: a map of one process alone counts as private, too."""
+    rows = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+    return next(int(row[1]) for row in rows if row[0] == "Anonymous:") << 10
+
+
+@pytest.mark.parametrize("hold", [list, tuple, millstream.InMemoryDataSource], ids=["list", "tuple", "held"])
+@pytest.mark.parametrize("name", ["bytes", "dicts"])
+def test_workers_share_the_records_of_a_list(name: str, hold: Callable[[Any], Any]) -> None:
+    """The batches are the inline ones, and a worker's own memory is a fraction of the list's."""
+    texts = [bytes([number % 256]) * 4000 for number in range(16_000)]
+    source = hold(texts if name == "bytes" else [{"x": text, "y": number} for number, text in enumerate(texts)])
+    inline, with_a_worker = (
+        millstream.load(source, shuffle=True, seed=1, num_epochs=1, batch_size=64, worker_count=worker_count)
+        for worker_count in (0, 1)
+    )
+    with iter(with_a_worker) as iterator:
+        batches = [comparable(next(iterator)) for _ in range(100)]
+        if Path("/proc/self/smaps_rollup").exists():
+            assert own_bytes(pids_of(iterator)[0]) < 32_000_000
+        batches += map(comparable, iterator)
+    assert batches == list(map(comparable, inline))
+
+
+@pytest.mark.usefixtures("everything_is_shared")
+def test_errors_of_shared_records_are_those_of_the_list() -> None:
+    """What an operation, or the source, raises says the same with workers as inline."""
+    records = [{"x": number} for number in range(9)]
+
+    def error(worker_count: int, **options: Any) -> list[str]:
+        loader = millstream.load(records, num_epochs=1, worker_count=worker_count, **options)
+        with pytest.raises(KeyError) as caught:
+            list(loader)
+        return [str(caught.value), *caught.value.__notes__]
+
+    assert error(1, transformations=[operator.itemgetter("y")]) == error(0, transformations=[operator.itemgetter("y")])
+
+
+@pytest.mark.usefixtures("everything_is_shared")
+def test_a_record_that_cannot_be_pickled_is_named() -> None:
+    """Before anything starts: the source is named, and what is wrong."""
+    with pytest.raises(TypeError, match=r"data_source.* cannot be sent to worker processes: cannot pickle"):
+        next(iter(millstream.load([{"x": threading.Lock()}] * 3, worker_count=1)))
+
+
+class Holder:
+    """A source that has its records in a list of its own."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.records = [bytes([number]) * (num_bytes // 64) for number in range(64)]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, key: int) -> int:
+        return len(self.records[key])
+
+
+def test_what_cannot_be_shared_and_is_large_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log says which part of the pipeline each worker keeps for itself, how much that is, and what to do."""
+    monkeypatch.setattr(pipeline_parts, "PRIVATE_BYTES", 1 << 22)
+    table = Holder(1 << 23)
+    small = millstream.load(Holder(1 << 16), num_epochs=1, worker_count=1)
+    large = millstream.load(Holder(1 << 23), num_epochs=1, worker_count=1)
+    used = millstream.load(range(4), num_epochs=1, worker_count=1, transformations=[lambda number: table[number]])
+    for loader in (small, large, large, used):
+        with iter(loader) as iterator:
+            next(iterator)
+    told = [record.getMessage() for record in caplog.records]
+
+    assert len(told) == 2
+    assert "at least 8 MB of its own for data_source (attribute records)" in told[0]
+    assert "(variable table of test_what_cannot_be_shared_and_is_large_is_told_once.<locals>.<lambda>)" in told[1]
+    assert all("InMemoryDataSource" in text for text in told)
