@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PARTS = ["millstream", "loader", "samplers", "sources", "transforms"]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "loader" / "README.md"])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("loader/**/README.md")])
 WITH_CODE = [document for document in DOCUMENTS if "```python\n" in document.read_text()]
 
 BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

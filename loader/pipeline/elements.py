@@ -28,12 +28,14 @@ class Origins:
     @property
     def position(self) -> NDArray[np.int64]:
         """The position in the sampler's order, shape `(n,)`, as are all the others."""
-        return self._row(0)
+        row: NDArray[np.int64] = self.table[0]
+        return row
 
     @property
     def record_key(self) -> NDArray[np.int64]:
         """The record at that position."""
-        return self._row(1)
+        row: NDArray[np.int64] = self.table[1]
+        return row
 
     @property
     def index(self) -> NDArray[np.int64]:
@@ -41,17 +43,20 @@ class Origins:
 
         It is the position, until a FlatMap gives its children numbers of their own.
         """
-        return self._row(2)
+        row: NDArray[np.int64] = self.table[2]
+        return row
 
     @property
     def block(self) -> NDArray[np.int64]:
         """The block of the shard that the position belongs to."""
-        return self._row(3)
+        row: NDArray[np.int64] = self.table[3]
+        return row
 
     @property
     def component(self) -> NDArray[np.int64]:
         """Which component of a mixture the record is from; 0 where nothing is mixed."""
-        return self._row(4)
+        row: NDArray[np.int64] = self.table[4]
+        return row
 
     def __len__(self) -> int:
         """Returns the number of elements."""
@@ -87,10 +92,6 @@ class Origins:
         # Indexing with an array has copied: the parents' table is as it was.
         children.index[:] = children.index * max_fan_out + np.arange(len(children)) - starts
         return children
-
-    def _row(self, number: int) -> NDArray[np.int64]:
-        row: NDArray[np.int64] = self.table[number]
-        return row
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:

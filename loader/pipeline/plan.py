@@ -95,7 +95,8 @@ class Plan:
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
         # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
         self._locate: Callable[[int, int], Origins] = watch(KEYS, functools.partial(_locate, self.partition, order))
-        look_ahead = watch(KEYS, functools.partial(_locate_chunk, self.partition, order))
+        locate_chunk = watch(KEYS, functools.partial(_locate_chunk, self.partition, order))
+        look_ahead = functools.partial(_isolated, locate_chunk)
         self._look_ahead: Callable[[int, int], Origins] = functools.lru_cache(maxsize=4)(look_ahead)
 
     @functools.cached_property
@@ -116,7 +117,7 @@ class Plan:
             return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])
         try:
             # Several threads may make the same keys at once, which is cheaper than a lock that one of them might keep.
-            ahead = _isolated(self._look_ahead, start // chunk, chunk)
+            ahead = self._look_ahead(start // chunk, chunk)
         except Exception as error:
             if is_from_signal_handler(error):
                 raise

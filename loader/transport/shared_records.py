@@ -71,6 +71,9 @@ class SharedRecords:
         self._recipe = recipe
         self._memory: Any = memoryview(recipe.memory.data)
         self._classes = ClassTable(recipe.classes) if recipe.classes else None
+        # Objects around large arrays, which are nothing beside these, but take as long to make as copying 30 KB. A dict
+        # or list among them is copied when it is read, as where there are no workers.
+        self._made: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedRecords, (self._recipe,)
@@ -91,6 +94,8 @@ class SharedRecords:
             number += len(self)
         if not 0 <= number < len(self):
             raise IndexError(f"{self.stands_in_for.__name__} index out of range")
+        if (made := self._made.get(number)) is not None:
+            return made.copy() if type(made) is dict or type(made) is list else made
         recipe = self._recipe
         record = self._memory[recipe.ends[number] : recipe.ends[number + 1]]
         if recipe.record_kind is bytes:
@@ -99,8 +104,13 @@ class SharedRecords:
             return str(record, "utf-8", "surrogatepass")
         large = recipe.large[recipe.large_ends[number] : recipe.large_ends[number + 1]] if recipe.large else ()
         if self._classes is not None:
-            return self._classes.loads(record, large)
-        return pickle.loads(record, buffers=large)  # noqa: S301  (written by `share`)
+            made = self._classes.loads(record, large)
+        else:
+            made = pickle.loads(record, buffers=large)  # noqa: S301  (written by `share`)
+        if large:
+            self._made[number] = made
+            return self[number]
+        return made
 
 
 def share(records: Any) -> Any:

@@ -22,7 +22,7 @@ def oracle(
     shard: ShardOptions | None = None,
 ) -> Iterator[Any]:
     """Yields the stream of one shard, in the order of design: shuffle, partition, read, operate."""
-    positions, template = dealt(len(sampler), operations, shard or NoSharding())
+    positions, template = partitioned(len(sampler), operations, shard or NoSharding())
     elements: Iterator[Element] = ((position, position, source[sampler[position].record_key]) for position in positions)
     random_number = 0
     for operation in operations:
@@ -31,7 +31,7 @@ def oracle(
     return (value for _, _, value in elements)
 
 
-def dealt(length: int, operations: Sequence[Transformation], shard: ShardOptions) -> tuple[list[int], int | None]:
+def partitioned(length: int, operations: Sequence[Transformation], shard: ShardOptions) -> tuple[list[int], int | None]:
     """Returns the positions of one shard: global batches of whole blocks, and an evenly split tail.
 
     A padded tail is not split: each shard has its place in it. The second value is the position that a shard without

@@ -87,7 +87,7 @@ class Swept:
         }
         self.loader = millstream.DataLoader(**(arguments | options))
         plain = millstream.DataLoader(data_source=range(SIZE), sampler=SAMPLER, operations=operations)
-        self.expected = [comparable(element) for element in oracle(range(SIZE), SAMPLER, plain._operations)]
+        self.expected = [comparable(element) for element in oracle(range(SIZE), SAMPLER, plain.operations)]
         assert self.expected == [comparable(element) for element in plain]
 
     def sweep(self, check: Callable[[millstream.DataLoaderIterator], None]) -> int:

@@ -67,7 +67,7 @@
                                       iterator: a_refused_state_leaves_everything_as_it_was
 22 a state of an unknown version      state: another_version_is_refused_with_what_to_do
 23 another batch size or operations   compatibility: a_difference_in_words_is_named_and_can_be_allowed
-                                      checkpoint: a_state_of_another_pipeline_is_refused
+                                      orbax_handler: a_state_of_another_pipeline_is_refused
 24 another number of workers          pool_faults: a_state_fits_any_number_of_workers
 25 a disk that is full                pool_faults: a_full_disk_leaves_the_checkpoint_before
 26 a worker that does not end         pool_stalls: closing_does_not_wait_for_user_code,

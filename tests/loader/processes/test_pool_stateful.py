@@ -72,7 +72,7 @@ class Course:
     def of(cls, pipeline: Pipeline) -> "Course":
         """Returns the course of a pipeline."""
         loaders = {count: loader_of(pipeline, count) for count in (0, 1, 2, 3)}
-        plain = loaders[0]._operations
+        plain = loaders[0].operations
         stream = oracle(pipeline.source, pipeline.sampler, plain, pipeline.shard)
         return cls(pipeline, loaders, [comparable(element) for element in stream])
 
