@@ -1,4 +1,4 @@
-"""Who does the work, and where: the DataLoader, its iterator, and the executors behind them.
+"""Who does the work, and where: the DataLoader, its iterator, and the executors beneath them.
 
 Read `plan` for what the batches are, `schedule` for their order, `executors` for who makes them, `state` for what a
 checkpoint holds. README.md beside this file has the picture.

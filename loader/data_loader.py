@@ -204,9 +204,9 @@ class DataLoader:
 
         `keys`, `read` and one stage for each operation (`operations[0], Map(decode)`) are what the pipeline itself
         takes, added up over all threads and worker processes, waits included. `hand-over` is pickling and unpickling
-        between processes. `next` is the consumer's thread inside `next`: waiting, or working where nobody else does.
-        `consumer` is the same thread between two calls of `next`. If `consumer` is much more than `next`, a faster
-        loader would not make training faster.
+        between processes. `next` is the consumer's thread inside `next`: waiting, or working where there are no threads
+        and workers. `consumer` is the same thread between two calls of `next`. If `consumer` is much more than `next`,
+        a faster loader would not make training faster.
         """
         return Profile(self._profiler.read())
 

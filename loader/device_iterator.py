@@ -4,11 +4,11 @@ Guarantees:
     * The iterator beneath is used by one thread only, a `ReaderThreads(1)`: a draw, `set_state` and `seek` are jobs
       which it does in order. `close()` alone is called from elsewhere, which that iterator allows.
     * A job draws one batch, and there are as many jobs as batches may be ahead: a new one when a batch is delivered.
-    * The place travels with the batch. What is staged does not count until it is delivered.
-    * The thread and the consumer share a round, which is staging from one place on. It ends with an error, at the end
-      of the stream, or when the consumer goes elsewhere or is interrupted; the next begins at the consumer's place.
-    * An exception may come at any line, from a signal's handler. So a round knows for which place its next batch is,
-      and for none while that may be lost: a round that is not at the consumer's place is not used again.
+    * The position travels with the batch. What is staged does not count until it is delivered.
+    * The thread and the consumer share a staging, which begins at one position. It ends with an error, at the end of
+      the stream, or when the consumer moves or is interrupted; the next one begins at the consumer's position.
+    * An exception may come at any line, from a signal's handler. So a staging knows for which position its
+      next batch is, and for none while that may be lost: one that is not at the consumer's position is not used again.
     * Two at once, in two threads or beneath a signal's handler, get a ValueError; `close`, `get_state` and `step` take
       no lock, and may be used in any thread and any handler.
     * No job refers to the `DeviceIterator`: when that is let go of, the thread ends.
@@ -59,15 +59,15 @@ def device_put(
 
 @final
 class DeviceIterator(ResumableIterator):
-    """Yields the batches of a `DataLoaderIterator` on the device, and knows its place among them.
+    """Yields the batches of a `DataLoaderIterator` on the device, and knows its position among them.
 
     Made by `device_put`. Each batch has the structure that the loader gives it, with `jax.Array`s as leaves, of the
     dtypes that JAX gives them (64 bits become 32, unless JAX is told to keep them). Nothing is drawn before the first
     `next` or `start_prefetch`.
 
-    Its place is that behind the last batch delivered: what lies on the device already does not count. An exception
-    comes at its turn and leaves the place as it was: `next` tries the same batch again and, where the pipeline is 1:1,
-    `seek(step + 1)` passes over it.
+    Its position is just after the last batch delivered: batches that are already on the device do not count. An
+    exception comes at its turn and leaves the position as it was: `next` tries the same batch again and, where the
+    pipeline is 1:1, `seek(step + 1)` passes over it.
 
     One thread at a time may use it, except that any may `close` it. Where two meet, one gets a ValueError.
     """
@@ -76,8 +76,8 @@ class DeviceIterator(ResumableIterator):
         self._iterator = iterator
         self._placement = placement
         self._buffer_size = buffer_size
-        self._place = _Place.of(iterator)
-        self._round: _Staging | None = None
+        self._position = _Position.of(iterator)
+        self._staging: _Staging | None = None
         self._is_closed = False
         self._in_use = threading.Lock()
         self._readers = ReaderThreads(1)
@@ -88,12 +88,12 @@ class DeviceIterator(ResumableIterator):
     @property
     def step(self) -> int:
         """The number of batches delivered since the beginning of the stream."""
-        return self._place.step
+        return self._position.step
 
     @property
     def epoch(self) -> int | None:
         """The epoch that the next batch begins in, as `DataLoaderIterator.epoch` says."""
-        return self._place.epoch
+        return self._position.epoch
 
     def __len__(self) -> int:
         """Returns how many batches are left to be delivered.
@@ -118,7 +118,7 @@ class DeviceIterator(ResumableIterator):
                 current = self._running_round()
                 staged = current.take()
                 self._readers.submit(current.stage)
-                self._place = staged.place
+                self._position = staged.position
             except BaseException:
                 self._end_round()
                 raise
@@ -139,8 +139,8 @@ class DeviceIterator(ResumableIterator):
                 raise
 
     def get_state(self) -> bytes:
-        """Returns the place as a few hundred bytes of JSON, at once: no thread or process is asked."""
-        return self._place.state
+        """Returns the position as a few hundred bytes of JSON, at once: no thread or process is asked."""
+        return self._position.state
 
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state, that of any iterator over the same stream, on a device or not.
@@ -150,7 +150,7 @@ class DeviceIterator(ResumableIterator):
         self._go(functools.partial(self._iterator.set_state, state, allow=allow, strict=strict))
 
     def seek(self, step: int) -> None:
-        """Goes to the place behind the first `step` batches.
+        """Moves to the position after the first `step` batches.
 
         The argument and errors are those of `DataLoaderIterator.seek`. Waits for the batch that is being made.
         """
@@ -163,7 +163,7 @@ class DeviceIterator(ResumableIterator):
         """
         deadline = time.monotonic() + CLOSE_SECONDS
         self._is_closed = True
-        if (current := self._round) is not None:
+        if (current := self._staging) is not None:
             current.outcomes.put(_closed_error())
         self._end_round()
         self._readers.stop()
@@ -174,21 +174,21 @@ class DeviceIterator(ResumableIterator):
         return f"<DeviceIterator at step {self.step}, up to {self._buffer_size} batches ahead on {self._placement}>"
 
     def _running_round(self) -> "_Staging":
-        """Returns the round at hand, or a new one from the consumer's place on."""
+        """Returns the staging at hand, or a new one from the consumer's position on."""
         self._check_open()
-        current = self._round
-        if current is not None and current.next_place is self._place:
+        current = self._staging
+        if current is not None and current.next_position is self._position:
             return current
         self._end_round()
         current = self._begin_round()
         for _ in range(self._buffer_size):
             self._readers.submit(current.stage)
-        # Not before: a round with fewer jobs would have the consumer wait for a batch that nobody stages.
-        current.next_place = self._place
+        # Not before: a staging with fewer jobs would have the consumer wait for a batch that is never staged.
+        current.next_position = self._position
         return current
 
     def _go(self, move: Callable[[], None]) -> None:
-        """Has the thread go to another place, and takes it for the consumer's if that succeeds."""
+        """Has the thread go to another position, and takes it for the consumer's if that succeeds."""
         self._check_open()
         check_unused(self._in_use)
         with self._in_use:
@@ -196,25 +196,25 @@ class DeviceIterator(ResumableIterator):
             try:
                 current = self._begin_round()
                 self._readers.submit(functools.partial(current.report, move))
-                self._place = current.take().place
+                self._position = current.take().position
             finally:
                 self._end_round()
 
     def _begin_round(self) -> "_Staging":
-        current = self._round = _Staging(self._iterator, self._placement, self._place.state)
-        # Another thread that closes this either finds the round, and ends the wait for it, or is found out here.
+        current = self._staging = _Staging(self._iterator, self._placement, self._position.state)
+        # Another thread that closes this either finds the staging, and ends the wait for it, or is found out here.
         self._check_open()
         return current
 
     def _end_round(self) -> None:
-        """Has the thread do nothing more of the round, and lets go of what it staged."""
-        if (current := self._round) is not None:
-            current.next_place = None
+        """Has the thread do nothing more of the staging, and lets go of what it staged."""
+        if (current := self._staging) is not None:
+            current.next_position = None
             current.is_over = True
             if current.is_awaited:
                 # The consumer was interrupted: perhaps because the thread waits for what never comes.
                 self._iterator.interrupt()
-        self._round = None
+        self._staging = None
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -223,33 +223,33 @@ class DeviceIterator(ResumableIterator):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
-    """A place between two batches: the state that tells of it, the step, and the epoch."""
+class _Position:
+    """A position between two batches: the state that records it, the step, and the epoch."""
 
     state: bytes
     step: int
     epoch: int | None
 
     @classmethod
-    def of(cls, iterator: DataLoaderIterator) -> "_Place":
+    def of(cls, iterator: DataLoaderIterator) -> "_Position":
         return cls(iterator.get_state(), iterator.step, iterator.epoch)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Staged:
-    """A batch on the device, and the place behind it."""
+    """A batch on the device, and the position after it."""
 
     batch: Any
-    place: _Place
+    position: _Position
 
 
 @final
 class _Staging:
-    """Staging from one place on. Jobs run in the thread; the consumer takes what came of them, in order.
+    """What is staged from one position on. Jobs run in the thread; the consumer takes what came of them, in order.
 
     Attributes:
         outcomes: what came of each job.
-        next_place: the place before the batch that `take` returns next; None where it may be another one.
+        next_position: the position before the batch that `take` returns next; None where it may be another one.
         is_awaited: whether the consumer waits for an outcome, or did when it was interrupted.
         is_over: whether jobs are to do nothing any more; set by either side.
     """
@@ -260,7 +260,7 @@ class _Staging:
         self._start = start
         self._has_begun = False
         self.outcomes: queue.SimpleQueue[_Staged | BaseException] = queue.SimpleQueue()
-        self.next_place: _Place | None = None
+        self.next_position: _Position | None = None
         self.is_awaited = False
         self.is_over = False
 
@@ -269,11 +269,11 @@ class _Staging:
         self.report(self._next_on_device)
 
     def report(self, work: Callable[[], Any]) -> None:
-        """A job: does some work, and puts what it returned, with the place where it led to, or what it raised."""
+        """A job: does some work, and puts what it returned, with the position that it led to, or what it raised."""
         if self.is_over:
             return
         try:
-            outcome: _Staged | BaseException = _Staged(work(), _Place.of(self._iterator))
+            outcome: _Staged | BaseException = _Staged(work(), _Position.of(self._iterator))
         except BaseException as error:  # noqa: BLE001  (a thread has no one to raise to: the consumer gets it)
             self.is_over = True
             outcome = error
@@ -281,18 +281,18 @@ class _Staging:
 
     def take(self) -> _Staged:
         """Returns what the next job came to, having waited for it, or raises what it raised."""
-        self.next_place = None
+        self.next_position = None
         self.is_awaited = True
         outcome = self.outcomes.get()
         self.is_awaited = False
         if isinstance(outcome, BaseException):
             raise outcome
-        self.next_place = outcome.place
+        self.next_position = outcome.position
         return outcome
 
     def _next_on_device(self) -> Any:
         if not self._has_begun:
-            # The last round may have drawn more than it delivered.
+            # The last staging may have drawn more than it delivered.
             if self._iterator.get_state() != self._start:
                 self._iterator.set_state(self._start)
             self._has_begun = True

@@ -99,7 +99,7 @@ def closure(function: types.FunctionType) -> dict[str, object]:
 
 
 def code_mark(code: types.CodeType, defaults: tuple[object, ...] | None = None) -> int:
-    """Returns the mark of what code does, whatever its place, its comments and its docstring are."""
+    """Returns the mark of what code does, wherever it stands, whatever its comments and its docstring are."""
     constants = list(code.co_consts)
     if code.co_flags & _DOCSTRING_FLAG and not code.co_name.startswith("<") and isinstance(constants[0], str):
         constants[0] = None

@@ -25,7 +25,7 @@ class ResumableIterator(abc.ABC):
         """Returns how many batches are left; TypeError where that is not known."""
 
     def __bool__(self) -> bool:
-        """Returns True: an iterator is one even where nothing is left, or nobody knows how much."""
+        """Returns True: an iterator is one even where nothing is left, or it is not known how much."""
         return True
 
     @abc.abstractmethod
@@ -111,7 +111,7 @@ def check_unused(in_use: threading.Lock) -> None:
     """Raises a ValueError where another call holds the lock of an iterator.
 
     One may take it between this look and the caller's turn. Then the caller waits until that one is done, and is
-    right. Only in its own thread would it wait for ever, and there the other one, in a handler, has ended before.
+    right. Only in its own thread would it wait forever, and there the other one, in a handler, has ended before.
     """
     if in_use.locked():
         raise ValueError(

@@ -44,7 +44,7 @@ TEXT_LIMIT = 80
 SHOWN_LIMIT = 16
 """Containers with more items than this are shown as a count and a CRC."""
 ENTRY_LIMIT = 32
-"""The most texts that describe one value, all its parts together; so many functions are marked one by one, too."""
+"""The most texts that describe one value, all its parts together; this many functions are marked one by one, too."""
 PLAIN_LIMIT = 1 << 16
 """The same where all items are plain numbers and strings, which are read a thousand times as fast."""
 NODE_LIMIT = 50_000

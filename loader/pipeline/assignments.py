@@ -1,7 +1,7 @@
 """Which calls are in whose hands, which have to be made again, and which call is to blame for what went wrong.
 
 Guarantees:
-    * A call is completed once, by its outputs or by an error. Answers to calls that nobody waits for are nobody's.
+    * A call is completed once, by its outputs or by an error. Answers to calls that are no longer wanted are dropped.
     * Calls that were lost go out again before all others, in their order.
     * Several blocks that were made by one call, and with which something went wrong, are made by calls of one block
       each, until it shows which block is at fault.
@@ -57,14 +57,14 @@ class Assignments:
         return None
 
     def call(self, number: int) -> Call | None:
-        """Returns the call that has a number, None if nobody waits for it."""
+        """Returns the call that has a number, None if it is no longer wanted."""
         assigned = self._assigned.get(number)
         return None if assigned is None else assigned.call
 
     def describe(self, number: int) -> str:
         """Returns which records a call is about, for texts for people."""
         call = self.call(number)
-        return "outputs that nobody waits for any more" if call is None else self._plan.describe(call.request)
+        return "outputs that are no longer wanted" if call is None else self._plan.describe(call.request)
 
     def complete(self, number: int, elements: Elements) -> None:
         """Takes the outputs of a call, or the error that comes instead of them."""
@@ -73,7 +73,7 @@ class Assignments:
             self._schedule.complete(assigned.call, elements)
 
     def lose(self, numbers: Iterable[int]) -> None:
-        """Has calls made again, before all others; those that nobody waits for are forgotten."""
+        """Has calls made again, before all others; those that are no longer wanted are forgotten."""
         lost = [self._assigned.pop(number, None) for number in numbers]
         self._lost.extendleft(reversed([assigned for assigned in lost if assigned is not None]))
 

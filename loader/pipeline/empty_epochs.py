@@ -1,7 +1,7 @@
 """Says in the log when Filters have let nothing through for a whole epoch: a wrong key, perhaps, or a wrong split.
 
 That is not an error: a random Filter may let something through in the next epoch. But `next` reads on until one does,
-perhaps for ever, and only this line says why.
+perhaps forever, and only this line says why.
 """
 
 import dataclasses

@@ -11,9 +11,9 @@ and the k-th blocks of all shards laid end to end are the same positions for eve
 contiguous runs too, as evenly as it goes.
 
 Where batches are padded, the tail is dealt like any other global block, positions [(k * shard_count + s) * block, …) as
-far as there are any: the padding is behind the last position, and its place does not depend on the number of shards. A
-shard that has no position there still has a block: it reads the last position of all as a *template*, to learn the
-structure of the batch that it fills with nothing but padding.
+far as there are any: the padding follows the last position, and where it stands does not depend on the number of
+shards. A shard that has no position there still has a block: it reads the last position of all as a *template*, to
+learn the structure of the batch that it fills with nothing but padding.
 """
 
 import dataclasses

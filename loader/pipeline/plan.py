@@ -200,7 +200,7 @@ def _run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elem
 
 
 def _locate(partition: Partition, order: VectorisedSampler | AdaptedSampler, start: int, stop: int) -> Origins:
-    # User code may see these, and other batches share them: nobody can write to them.
+    # User code may see these, and other batches share them: so they are read-only.
     positions = partition.positions(start, stop)
     positions.flags.writeable = False
     table = np.empty((5, len(positions)), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""How long a stream is, and how far a place in it is: what a progress bar asks."""
+"""How long a stream is, and how far along a position is: what a progress bar asks."""
 
 from millstream.loader.pipeline.plan import Plan
 

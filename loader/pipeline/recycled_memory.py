@@ -60,7 +60,7 @@ class RecycledMemory:
         return None
 
     def keep(self, memory: NDArray[np.uint8]) -> None:
-        """Keeps a piece for the next array. All others go where there is no room for them: sizes have changed."""
+        """Keeps a piece for the next array. Drops all others where there is no room for them: sizes have changed."""
         idle = self._idle.copy()
         if sum(size * len(pieces) for size, pieces in idle.items()) + len(memory) > MOST_IDLE_BYTES:
             for pieces in idle.values():

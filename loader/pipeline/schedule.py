@@ -162,7 +162,7 @@ class Schedule:
 
         Args:
             stage: which one.
-            most_blocks: how many blocks a call of stage 0 makes, where there are so many left.
+            most_blocks: how many blocks a call of stage 0 makes at most.
         """
         if self._untaken[stage]:
             return self._untaken[stage].popleft()

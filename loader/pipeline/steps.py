@@ -40,7 +40,7 @@ def compile_step(
 
     Args:
         operation: what to do.
-        number: its place in the list of operations, from 0: for error texts.
+        number: its index in the list of operations: for error texts.
         name: what to call it in error texts.
         maker: what the operation that made its input is called in error texts; None for the source.
         streams: where random operations get their generators.

@@ -2,7 +2,7 @@
 
 A frame is the length of a pickled message, the number of descriptors that travel with it, and the pickle. Both ends
 come from one `socketpair` that only they hold, so what arrives is what this library wrote. A process that dies in the
-middle of a frame leaves an incomplete one, which is dropped: it can harm nobody's channel but its own.
+middle of a frame leaves an incomplete one, which is dropped: it can harm no channel but its own.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from millstream.loader.processes.messages import Message
 
 _HEADER = struct.Struct("<QB")
 _RECEIVE_BYTES = 1 << 16
-"""Memory for so many bytes is taken for each read: the C library gets and returns pages for more than 128 KB."""
+"""Memory for this many bytes is taken for each read: the C library gets and returns pages for more than 128 KB."""
 
 _MOST_DESCRIPTORS = 8
 
@@ -56,7 +56,7 @@ class Channel:
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Sends a message, and with it copies of file descriptors.
 
-        A broken connection is no error here: whoever waits for the other side to answer learns of its end.
+        A broken connection is not an error here: whoever waits for the other side to answer learns of its end.
         """
         body = pickle.dumps(message, protocol=5)
         frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
@@ -152,7 +152,7 @@ def copies_of(descriptors: Iterable[int]) -> list[int]:
     """Returns duplicates of all the descriptors, or makes none.
 
     Raises:
-        OSError: this process may not open so many.
+        OSError: this process may not open that many.
     """
     with contextlib.ExitStack() as undo:
         copies = []

@@ -1,7 +1,7 @@
 """What a worker leaves behind, however it dies: which call it had begun, and its stacks.
 
 An anonymous file that the parent makes and both hold. Its first eight bytes are the number of the call, written when
-the call begins; behind them comes what `faulthandler` writes, in a fatal signal or when asked. The worker only ever
+the call begins; after them comes what `faulthandler` writes, in a fatal signal or when asked. The worker only ever
 writes, the parent only ever reads, and neither waits for the other.
 """
 

@@ -189,7 +189,7 @@ class Pool:
                 self._fork()
 
     def replace(self, worker: Worker) -> None:
-        """Forks a worker in the place of a dead one, or of one to be killed."""
+        """Forks a worker to replace a dead one, or of one to be killed."""
         self.kill(worker)
         self._state.dismiss(worker)
         with explained_limits(self._options.num_workers):
@@ -271,7 +271,7 @@ class Pool:
 
     def _listen_to(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         received = worker.channel.receive_rest() if has_exited else worker.channel.receive()
-        # Part of a message is progress too: a long one, or a consumer that was away for long, is no stall.
+        # Part of a message is progress too: a long one, or a consumer that was away for long, is not a stall.
         worker.waited = 0.0
         yield from self._answers(worker, received)
         if has_exited or not worker.channel.is_open:

@@ -23,7 +23,7 @@ def describe_exit(exited: Exited | None, stacks: str) -> str:
         text = "died; how is not known."
     elif exited.status == -signal.SIGKILL:
         text = (
-            f"was killed by SIGKILL: by the system, if memory ran out, or by somebody. It had used up to "
+            f"was killed by SIGKILL: by the system, if memory ran out, or by another process. It had used up to "
             f"{exited.peak_bytes >> 20} MiB; {memory_available() >> 20} MiB are available."
         )
     elif exited.status < 0:

@@ -1,7 +1,7 @@
 """How many threads should work at once: found by trying.
 
 Work that waits for a disk or a network wants many. Work that waits for others of its kind, for Python's lock or for one
-inside a library, is slower the more there are. No look at one call tells which it is, but the rate of all of them does.
+inside a library, is slower the more there are. One call's duration cannot tell these apart; the overall rate can.
 """
 
 from typing import final
@@ -19,10 +19,10 @@ WORTH = 0.8
 """Fewer threads are enough if they reach this share of the best rate."""
 
 FIRST_SETTLED_WINDOWS = 4
-"""After so many windows a first refusal is put to the test: one burst of outputs may have made a rate look good."""
+"""After this many windows a first refusal is put to the test: one burst of outputs may have made a rate look good."""
 
 SETTLED_WINDOWS = 256
-"""After so many windows the search begins again: the consumer, the disk or the network may have changed."""
+"""After this many windows the search begins again: the consumer, the disk or the network may have changed."""
 
 
 @final
@@ -67,7 +67,7 @@ class Concurrency:
         self._open_window(now)
 
     def _decide(self, rate: float) -> None:
-        """Goes on searching, at the end of a window in which the consumer was starving."""
+        """Continues the search at the end of a window in which the consumer was starving."""
         if self._settled > 0:
             self._settled -= 1
             if self._settled == 0:

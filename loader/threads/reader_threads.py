@@ -61,7 +61,7 @@ class ReaderThreads:
         """Stops the readers when its owner is gone.
 
         The collector calls the queue's own `put`, which is C code: a callback in Python, `weakref.finalize` too, could
-        be interrupted by a signal's handler and leave the threads waiting for ever.
+        be interrupted by a signal's handler and leave the threads waiting forever.
         """
         self._owner = weakref.ref(owner, self._jobs.put)
 
@@ -82,7 +82,7 @@ class ReaderThreads:
         return self._is_stopped or (self._owner is not None and self._owner() is None)
 
     def check_process(self) -> None:
-        """Raises a RuntimeError in a forked process: threads do not come along, and it would wait for them for ever."""
+        """Raises a RuntimeError in a forked process: threads do not come along, and it would wait for them forever."""
         if self._started and self._process != os.getpid():
             raise RuntimeError(
                 "This iterator belongs to the process that made it, and its threads too. "

@@ -28,7 +28,7 @@ UNALIGNED_BYTES = 1 << 10
 """Smaller arrays may begin anywhere; others begin at a multiple of ALIGNMENT."""
 
 MOST_LEVELS = 8
-"""Structure below so many levels crosses as it is."""
+"""Structure below this many levels crosses as it is."""
 
 _IS_WRITEABLE = attrgetter("flags.writeable")
 

@@ -1,4 +1,4 @@
-"""Which parts of an arena nobody uses."""
+"""Which parts of an arena are free."""
 
 import bisect
 from typing import final

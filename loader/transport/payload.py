@@ -69,7 +69,7 @@ class Failure(NamedTuple):
 
 
 @final
-class WorkerTraceback(Exception):  # noqa: N818  (it is no error of its own, but where one came from)
+class WorkerTraceback(Exception):  # noqa: N818  (it is not an error of its own, but where one came from)
     """The worker's side of an exception's traceback: the cause of the exception that the parent raises."""
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ def unpack(payload: Payload, arena: ArenaView, classes: ClassTable) -> tuple[lis
 
 
 def release(payload: Payload, arena: ArenaView) -> None:
-    """Gives back what a payload that nobody wants any more has in the arena."""
+    """Gives back what a payload that is no longer wanted has in the arena."""
     _, _, chunks = payload
     for offset, _ in chunks:
         arena.release(offset)

@@ -14,7 +14,7 @@ from millstream.sources.base import HeldRecords
 
 
 def dump_with_classes(value: Any, file: BinaryFile, buffer_callback: BufferCallback) -> ClassTable:
-    """Writes the pickle of a value and, behind it, the list of the classes that are in it by value; returns these.
+    """Writes the pickle of a value and, after it, the list of the classes that are in it by value; returns these.
 
     Raises:
         Exception: the value cannot be pickled.

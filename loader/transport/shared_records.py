@@ -26,7 +26,7 @@ from millstream.loader.transport.mapped_arrays import MappedFiles
 from millstream.loader.transport.value_pickler import ValuePickler
 
 SMALLEST_BYTES = 1 << 24
-"""Lists of fewer bytes stay lists: so much memory for each worker is no matter."""
+"""Lists of fewer bytes stay lists: that much memory for each worker does not matter."""
 
 SMALLEST_RECORD_BYTES = 64
 """Nor do records below this size, on average, become pickles of their own: to read one would cost too much."""
@@ -103,14 +103,15 @@ class SharedRecords:
         if recipe.record_kind is str:
             return str(record, "utf-8", "surrogatepass")
         large = recipe.large[recipe.large_ends[number] : recipe.large_ends[number + 1]] if recipe.large else ()
+        if not large:
+            return self._loads(record, ())
+        self._made[number] = self._loads(record, large)
+        return self[number]
+
+    def _loads(self, record: Any, large: Sequence[Any]) -> Any:
         if self._classes is not None:
-            made = self._classes.loads(record, large)
-        else:
-            made = pickle.loads(record, buffers=large)  # noqa: S301  (written by `share`)
-        if large:
-            self._made[number] = made
-            return self[number]
-        return made
+            return self._classes.loads(record, large)
+        return pickle.loads(record, buffers=large)  # noqa: S301  (written by `share`)
 
 
 def share(records: Any) -> Any:

@@ -79,7 +79,7 @@ def test_a_stream_can_be_restarted_at_each_group(grouping: Grouping, pieces: lis
 def test_a_full_group_takes_nothing_more(grouping: Grouping, count: int) -> None:
     """A new group takes at least one element, and a full one none, however many there are."""
     group = grouping.begin()
-    assert not group.is_full
+    assert grouping.begin().is_full is False
     assert 1 <= group.take(count) <= count
     while not group.is_full:
         assert group.take(count) >= 1

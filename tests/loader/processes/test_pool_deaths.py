@@ -34,7 +34,7 @@ BAD = EXPECTED[STEP][2]
 """An element in the middle of batch STEP."""
 
 FAULTS = {
-    faults.be_killed: "was killed by SIGKILL: by the system, if memory ran out, or by somebody",
+    faults.be_killed: "was killed by SIGKILL: by the system, if memory ran out, or by another process",
     faults.be_terminated: "was killed by SIGTERM",
     faults.crash: "was killed by SIGSEGV",
     faults.exit_at_once: "exited with status 0: an operation or the source called exit()",
