@@ -32,6 +32,13 @@ def rates(*bounds: str, from_files: bool = False) -> tuple[Contender, ...]:
     )
 
 
+COLUMNS = (
+    Contender("millstream", threads=0, mode="columns"),
+    Contender("millstream", threads=None, mode="columns"),
+)
+"""millstream where it holds the records as tf.data does: as columns, which it batches before any step."""
+
+
 def with_workers(count: int) -> tuple[Contender, ...]:
     """Returns all contenders that have worker processes, with this many of them."""
     return (

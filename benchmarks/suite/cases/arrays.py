@@ -6,7 +6,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Contender, Goal, Pick
-from suite.contenders import rates
+from suite.contenders import COLUMNS, rates
 from suite.scale import Scale
 from suite.steps import identity
 from suite.work import Columns, Map, Records, Work
@@ -50,7 +50,7 @@ CASES = (
         name="big",
         title="150 KB arrays in memory, batch 128 (19 MB)",
         make_work=_big,
-        contenders=(*rates("copy"), Contender("bare", mode="copy in turns", copies=2)),
+        contenders=(*rates("copy"), *COLUMNS, Contender("bare", mode="copy in turns", copies=2)),
         goals=(
             Goal("10 times Grain, both with 2 workers", 10, Pick("grain", 2), Pick("millstream", 2)),
             Goal("10 times PyTorch, both with 2 workers", 10, Pick("pytorch", 2), Pick("millstream", 2)),
@@ -66,7 +66,7 @@ CASES = (
         name="big_read",
         title="the same, the consumer copies every batch out",
         make_work=_big,
-        contenders=rates("copy"),
+        contenders=(*rates("copy"), *COLUMNS),
         consume=CopyOut(),
     ),
     Case(
@@ -82,7 +82,7 @@ CASES = (
         name="nested",
         title="nested dicts with 20 small leaves, batch 256",
         make_work=_nested,
-        contenders=rates("loop"),
+        contenders=(*rates("loop"), *COLUMNS),
         goals=(Goal("20 times Grain", 20, Pick("grain")),),
     ),
     Case(

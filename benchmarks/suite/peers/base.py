@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
+
 from suite.case import Contender, UnsupportedError
-from suite.work import Work
+from suite.work import Columns, Records, Work
 
 
 class Position(Protocol):
@@ -63,3 +65,22 @@ class Adapter(Protocol):
 def no_sampler(_num_records: int, _starts: list[int], _count: int) -> list[Any]:
     """Raises: for peers whose samplers have no positions."""
     raise UnsupportedError("its order cannot be asked for positions")
+
+
+def columns_of(work: Work) -> Any:
+    """Returns the records in memory as arrays of many rows, in the structure of a record.
+
+    Raises:
+        UnsupportedError: they cannot be held so.
+    """
+    if isinstance(work.source, Columns):
+        return work.source.arrays
+    if isinstance(work.source, Records) and isinstance(work.source.values, list):
+        return _stacked(work.source.values)
+    raise UnsupportedError("the source is Python, and not data in memory")
+
+
+def _stacked(values: list[Any]) -> Any:
+    if isinstance(values[0], dict):
+        return {name: _stacked([value[name] for value in values]) for name in values[0]}
+    return np.array(values)

@@ -1,10 +1,10 @@
-"""millstream."""
+"""millstream: records as they are or, where a contender says so, as columns, batched before any step."""
 
 from typing import Any, final
 
 import millstream
-from suite.case import Contender
-from suite.peers.base import Stream
+from suite.case import Contender, UnsupportedError
+from suite.peers.base import Stream, columns_of
 from suite.work import SEED, Columns, Files, Filter, Map, RandomMap, Records, Step, Work
 
 
@@ -14,7 +14,8 @@ class MillstreamAdapter:
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
-        source = _source(work)
+        as_columns = contender.mode == "columns"
+        source = millstream.InMemoryDataSource(columns_of(work)) if as_columns else _source(work)
         sampler = millstream.IndexSampler(
             len(source), shuffle=True, seed=SEED, num_epochs=1 if work.one_epoch else None
         )
@@ -22,10 +23,7 @@ class MillstreamAdapter:
         loader = millstream.DataLoader(
             data_source=source,
             sampler=sampler,
-            operations=[
-                *map(_operation, work.steps),
-                *([millstream.Batch(work.batch_size)] if work.batch_size else []),
-            ],
+            operations=_operations(work, batches_first=as_columns),
             worker_count=contender.workers,
             shard_options=millstream.ShardOptions(*work.shard),
             read_options=millstream.ReadOptions() if threads is None else millstream.ReadOptions(num_threads=threads),
@@ -62,6 +60,15 @@ def _source(work: Work) -> Any:
             return millstream.InMemoryDataSource(arrays)
         case Files(paths=paths):
             return millstream.ArrayRecordDataSource(list(paths))
+
+
+def _operations(work: Work, *, batches_first: bool) -> list[Any]:
+    batch = [millstream.Batch(work.batch_size)] if work.batch_size else []
+    if not batches_first:
+        return [*map(_operation, work.steps), *batch]
+    if any(not isinstance(step, Map) or step.graph_of_many is not step.function for step in work.steps):
+        raise UnsupportedError("a step does not take whole batches as they are")
+    return [*batch, *map(_operation, work.steps)]
 
 
 def _operation(step: Step) -> Any:

@@ -6,13 +6,12 @@ It has no worker processes, and reads files in order only: there it shuffles thr
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import tensorflow as tf
 
 from suite.case import Contender, UnsupportedError
 from suite.data import bring_into_memory
-from suite.peers.base import Stream, no_sampler
-from suite.work import SEED, Columns, Files, Filter, Records, Step, Work
+from suite.peers.base import Stream, columns_of, no_sampler
+from suite.work import SEED, Files, Filter, Step, Work
 
 SHUFFLE_BUFFER = 10_000
 """Records from files are shuffled within so many of them."""
@@ -83,19 +82,8 @@ def _gathered(columns: Any, keys: Any) -> Any:
 
 def _columns(work: Work) -> tuple[Any, int]:
     """Returns the records in memory as tensors of many rows."""
-    if isinstance(work.source, Columns):
-        arrays: Any = work.source.arrays
-        return tf.nest.map_structure(tf.constant, arrays), len(next(iter(arrays.values())))
-    if not isinstance(work.source, Records) or not isinstance(work.source.values, list):
-        raise UnsupportedError("the source is Python that TensorFlow has no operations for")
-    values = work.source.values
-    return tf.nest.map_structure(tf.constant, _stacked(values)), len(values)
-
-
-def _stacked(values: list[Any]) -> Any:
-    if isinstance(values[0], dict):
-        return {name: _stacked([value[name] for value in values]) for name in values[0]}
-    return np.array(values)
+    columns = columns_of(work)
+    return tf.nest.map_structure(tf.constant, columns), len(tf.nest.flatten(columns)[0])
 
 
 def _files(work: Work) -> Any:
