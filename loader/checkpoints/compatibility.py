@@ -103,9 +103,9 @@ def _word_differences(then: Stream, now: Stream) -> Iterator[_Difference]:
     """Yields the differences of the fingerprints; of a value that is another one as a whole, not those of its parts."""
     before, after = then.fingerprint.words, now.fingerprint.words
     reported: list[str] = []
-    for path in sorted(before.keys() | after.keys(), key=_natural_order):
-        is_known = any(path.startswith(parent) and path[len(parent)] in ".[(" for parent in reported)
-        if before.get(path) != after.get(path) and not is_known:
+    different = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    for path in sorted(different, key=_natural_order):
+        if not any(path.startswith(parent) and path[len(parent)] in ".[(" for parent in reported):
             reported.append(path)
             yield from _unequal(_part_of(path), path, before.get(path), after.get(path))
 
@@ -139,11 +139,10 @@ def _position_differences(saved: LoaderState, now: Stream) -> Iterator[_Differen
 def _code_changes(then: Stream, now: Stream) -> Iterator[_Difference]:
     """Yields which part of the pipeline runs other code, where its words are the same."""
     before, after = then.fingerprint, now.fingerprint
-    for path in sorted(before.code.keys() & after.code.keys(), key=_natural_order):
+    different = {path for path in before.code.keys() & after.code.keys() if before.code[path] != after.code[path]}
+    for path in sorted(different, key=_natural_order):
         old, new = before.code[path], after.code[path]
         names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-        if not names:
-            continue
         what = f"{path}, {after.words[path]}: the code of {', '.join(names)} has changed"
         if before.python != after.python:
             what = (
