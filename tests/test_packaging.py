@@ -20,7 +20,7 @@ def test_every_folder_with_code_is_mapped_to_its_package() -> None:
     """Each root folder that is a package is installed under its import name, and nothing else is."""
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     names = {folder: "millstream" if folder == "millstream" else f"millstream.{folder}" for folder in folders}
-    rooms = {f"{names[path.parts[-3]]}.{path.parts[-2]}" for path in ROOT.glob("*/*/__init__.py")}
+    rooms = {f"{names[folder]}.{path.parts[-2]}" for folder in folders for path in ROOT.glob(f"{folder}/*/__init__.py")}
     options = setup_options()
     mapped = dict(line.split(" = ") for line in options["package_dir"].split("\n") if line)
 
