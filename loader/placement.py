@@ -1,10 +1,11 @@
 """Puts the leaves of batches where JAX computes with them."""
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
+
+from millstream import tree
 
 if TYPE_CHECKING:
     import jax
@@ -42,8 +43,8 @@ class Placement:
         """Returns the batch with a `jax.Array` in the place of each leaf. The transfers may still be under way.
 
         Args:
-            batch: what JAX takes for a tree; dataclasses that JAX does not know are one, too. Where the sharding spans
-                several processes, this process's part of a global batch.
+            batch: what JAX takes for a tree, and other structures, such as dataclasses that JAX does not know. Where
+                the sharding spans several processes, this process's part of a global batch.
 
         Raises:
             TypeError: JAX has no array of a leaf: a text, bytes, or an array of them.
@@ -109,37 +110,33 @@ def _check(device: Any) -> None:
         )
 
 
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a tree, each with where it is: `['image']`."""
+def _leaves(batch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of a batch, each with where it is: `['image']`.
+
+    JAX's trees come first, since classes of the user's may be registered as such. What is a leaf there may still be a
+    structure, and may hold trees in turn.
+    """
     import jax  # noqa: PLC0415  (as above)
 
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(batch):
         here = path + jax.tree_util.keystr(keys)
-        if _is_instance_of_dataclass(leaf):
-            for field in dataclasses.fields(leaf):
-                yield from _leaves(getattr(leaf, field.name), f"{here}.{field.name}")
-        else:
+        parts = tree.parts(leaf)
+        if parts is None:
             yield here, leaf
+        else:
+            for step, part in zip(tree.paths(leaf), parts, strict=True):
+                yield from _leaves(part, here + step)
 
 
-def _with_leaves(tree: Any, leaves: Iterator[Any]) -> Any:
-    """Returns the tree with other leaves, given in the order of `_leaves`."""
+def _with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
+    """Returns the batch with other leaves, given in the order of `_leaves`."""
     import jax  # noqa: PLC0415  (as above)
 
     def replaced(leaf: Any) -> Any:
-        if not _is_instance_of_dataclass(leaf):
-            return next(leaves)
-        # The class is not called, as in `stack`: its checks are about one element.
-        filled = object.__new__(type(leaf))
-        for field in dataclasses.fields(leaf):
-            object.__setattr__(filled, field.name, _with_leaves(getattr(leaf, field.name), leaves))
-        return filled
+        parts = tree.parts(leaf)
+        return next(leaves) if parts is None else tree.builder(leaf)([_with_leaves(part, leaves) for part in parts])
 
-    return jax.tree.map(replaced, tree)
-
-
-def _is_instance_of_dataclass(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return jax.tree.map(replaced, batch)
 
 
 def _described(leaf: Any) -> str:

@@ -15,7 +15,7 @@ def advice_for(value: object) -> str | None:
         )
     if isinstance(value, type):
         return f"it is a class. Pass an instance of it: {value.__name__}(...)."
-    if isinstance(value, Mapping) and not _is_numbered(value):
+    if isinstance(value, Mapping) and not is_numbered(value):
         return (
             "its keys are names, not record keys. If its values are columns, equally long NumPy arrays, write "
             "millstream.InMemoryDataSource(dict(columns))."
@@ -43,5 +43,6 @@ def _columns(table: str, names: str) -> str:
     )
 
 
-def _is_numbered(mapping: Mapping[object, object]) -> bool:
+def is_numbered(mapping: Mapping[object, object]) -> bool:
+    """Returns whether the keys of a mapping are record keys, by the first and the last of them."""
     return not mapping or (0 in mapping and len(mapping) - 1 in mapping)

@@ -1,15 +1,18 @@
 """Sources whose records are computed, or are in memory already."""
 
+import dataclasses
+import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, SupportsIndex, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
-from millstream.sources.lookalikes import advice_for
+from millstream.sources.lookalikes import advice_for, is_numbered
 
 FINGERPRINT_RECORDS = 16
 """How many records, evenly spread, a fingerprint looks at."""
@@ -74,9 +77,10 @@ class RangeDataSource:
 class InMemoryDataSource:
     """Records that lie in memory, one by one or as columns.
 
-    Columns are a dict (of dicts …) of equally long NumPy arrays, a tuple (or named tuple) of nothing but such arrays,
-    or one array. Record k is the same structure with row k of every array, copied, so that changing a record in place
-    leaves the source as it is. Reading many costs one fancy index per array.
+    Columns are equally long NumPy arrays: one array, a tuple (or named tuple) of nothing but arrays, a dict or a
+    dataclass whose values are arrays or, in turn, dicts, lists, tuples and dataclasses of them. Record k is the same
+    structure with row k of every array, copied, so that changing a record in place leaves the source as it is. Reading
+    many costs one fancy index per array.
 
     Anything else with `len()` and `[]` is a sequence of records: a list, a tuple, a memory-mapped or lazily decoding
     container. Its own `__getitems__` is used if it has one. Records of a list or tuple that are dicts or lists are
@@ -88,7 +92,7 @@ class InMemoryDataSource:
         records: the columns or the sequence. It is kept, not copied.
 
     Raises:
-        TypeError: a dict whose leaves are not NumPy arrays, text, or something without `len()` and `[]`.
+        TypeError: columns that are not NumPy arrays, text, or something without `len()` and `[]`.
         ValueError: there is no record, an array is 0-dimensional, or arrays differ in length.
     """
 
@@ -97,8 +101,8 @@ class InMemoryDataSource:
     def __init__(self, records: Any) -> None:
         self._is_columns = _is_columns(records)
         if self._is_columns:
-            self._records = _map_columns(np.asarray, records)
             self._num_records = _common_length(_named_columns(records))
+            self._records = tree.map_leaves(np.asarray, records)
         else:
             self._num_records = _sequence_length(records)
             is_held = isinstance(records, list | tuple) and not hasattr(records, "__getitems__")
@@ -126,7 +130,8 @@ class InMemoryDataSource:
         """Returns the records of the keys, in their order."""
         keys = checked_record_keys(record_keys, self._num_records)
         if self._is_columns:
-            return _ColumnRecords(self._records, keys) if self._stacks else _rows(_take(self._records, keys))
+            records = _ColumnRecords(self._records, keys)
+            return records if self._stacks else list(records)
         if hasattr(self._records, "__getitems__"):
             return cast("Sequence[Any]", self._records.__getitems__(keys.tolist()))
         return items_at(self._records, keys.tolist())
@@ -169,7 +174,7 @@ class _ColumnRecords(ColumnarRecords):
         return _take(self._columns, self._keys[place])
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_rows(_take(self._columns, self._keys)))
+        return iter(_rows(_take(self._columns, self._keys), len(self)))
 
     def stack(self, allocate: Allocate) -> Any:
         """Returns the batch: the columns' structure, arrays of shape (n, …), by one fancy index each."""
@@ -179,18 +184,21 @@ class _ColumnRecords(ColumnarRecords):
             # The keys are checked: with any other mode than "raise", NumPy writes to `out` without a second copy.
             return np.take(column, self._keys, axis=0, out=batch, mode="clip")
 
-        return _map_columns(take, self._columns)
+        return tree.map_leaves(take, self._columns)
 
 
 def _take(columns: Any, keys: Any) -> Any:
     """Returns the rows of a key, or of an array of keys, of every column; copied."""
-    return _map_columns(lambda column: np.take(column, keys, axis=0), columns)
+    return tree.map_leaves(lambda column: np.take(column, keys, axis=0), columns)
 
 
 def _is_columns(records: Any) -> bool:
     if isinstance(records, tuple):
         return len(records) > 0 and all(isinstance(member, np.ndarray) for member in records)
-    return isinstance(records, dict | np.ndarray)
+    if isinstance(records, Mapping) and not isinstance(records, dict):
+        return not is_numbered(records)
+    is_dataclass = dataclasses.is_dataclass(type(records)) and not hasattr(records, "__getitem__")
+    return is_dataclass or isinstance(records, dict | np.ndarray)
 
 
 def _sequence_length(records: _SizedIndexable) -> int:
@@ -202,26 +210,22 @@ def _sequence_length(records: _SizedIndexable) -> int:
         or not (hasattr(records, "__len__") and hasattr(records, "__getitem__"))
     ):
         raise TypeError(
-            "records must be a sequence of records, or a dict or tuple of equally long NumPy arrays, "
+            "records must be a sequence of records, or a dict, tuple or dataclass of equally long NumPy arrays, "
             f"got {type(records).__name__}" + (f": {advice}" if advice else ".")
         )
     return len(records)
 
 
-def _named_columns(columns: Any, name: str = "") -> list[tuple[str, NDArray[Any]]]:
-    """Returns every array with its place, such as `['image']`; refuses leaves that are no arrays."""
-    if isinstance(columns, dict):
-        return [leaf for key, value in columns.items() for leaf in _named_columns(value, f"{name}[{key!r}]")]
-    if isinstance(columns, tuple):
-        return [leaf for place, value in enumerate(columns) for leaf in _named_columns(value, f"{name}[{place}]")]
-    return [(name, _checked_column(columns, name))]
+def _named_columns(columns: Any) -> list[tuple[str, NDArray[Any]]]:
+    """Returns every array with where it is, such as `['image']`; refuses leaves that are not arrays."""
+    return [(name, _checked_column(column, name)) for name, column in tree.leaves(columns)]
 
 
 def _checked_column(column: Any, name: str) -> NDArray[Any]:
     if not isinstance(column, np.ndarray) or isinstance(column, np.ma.MaskedArray):
         raise TypeError(
             f"Column {name} must be a NumPy array without a mask, got {type(column).__name__}: "
-            "pass np.asarray(column), or a list of records instead of columns."
+            "pass np.asarray(column), also of a list of numbers or texts, or pass a list of records."
         )
     if column.ndim == 0:
         raise ValueError(f"Column {name or 'of the records'} must have one row per record, got a 0-dimensional array.")
@@ -236,28 +240,14 @@ def _common_length(columns: list[tuple[str, NDArray[Any]]]) -> int:
     return next(iter(lengths.values()), 0)
 
 
-def _map_columns(function: Callable[[NDArray[Any]], Any], columns: Any) -> Any:
-    """Returns the same structure with `function` applied to every array."""
-    if isinstance(columns, dict):
-        return {name: _map_columns(function, column) for name, column in columns.items()}
-    if isinstance(columns, tuple):
-        return _tuple_like(columns)([_map_columns(function, column) for column in columns])
-    return function(columns)
-
-
-def _rows(columns: Any) -> list[Any]:
+def _rows(columns: Any, count: int) -> list[Any]:
     """Returns the rows of the columns as records, each of the columns' structure."""
-    if isinstance(columns, dict):
-        names = tuple(columns)
-        return [dict(zip(names, row, strict=True)) for row in zip(*map(_rows, columns.values()), strict=True)]
-    if isinstance(columns, tuple):
-        return list(map(_tuple_like(columns), zip(*map(_rows, columns), strict=True)))
-    return list(columns)
-
-
-def _tuple_like(example: tuple[Any, ...]) -> Callable[[Any], Any]:
-    """Returns what makes a tuple of the example's type from an iterable: a named tuple has its own constructor."""
-    return getattr(type(example), "_make", type(example))
+    parts = tree.parts(columns)
+    if parts is None:
+        return list(columns)
+    # Of an empty structure among the columns, each record has one.
+    rows = zip(*(_rows(part, count) for part in parts), strict=True) if parts else itertools.repeat((), count)
+    return list(map(tree.builder(columns), rows))
 
 
 def _update_crc(crc: int, value: Any) -> int:

@@ -1,11 +1,11 @@
 """Fills a batch up with rows that are not elements."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream import tree
 from millstream.columnar import Allocate
 from millstream.transforms.batch import PaddedBatch
 
@@ -14,7 +14,7 @@ def pad(batch: Any, num_real: int, size: int, allocate: Allocate = np.empty) -> 
     """Returns the first rows of a batch with padding after them, and the mask that tells them apart.
 
     Args:
-        batch: what `stack` gives: dicts, lists, tuples, dataclasses and None around arrays of at least one row.
+        batch: what `stack` gives: structures, as in `millstream.tree`, of None and of arrays of at least one row.
         num_real: how many rows are elements: those of the batch, or 0 where it is only a template.
         size: how many rows the padded batch has.
         allocate: gives the memory of each array; arrays of objects have memory of their own.
@@ -22,26 +22,11 @@ def pad(batch: Any, num_real: int, size: int, allocate: Allocate = np.empty) -> 
     mask = allocate((size,), np.dtype(np.bool_))
     mask[:num_real] = True
     mask[num_real:] = False
-    return PaddedBatch(batch if num_real == size else _padded(batch, num_real, size, allocate), mask)
 
+    def fill(leaf: Any) -> Any:
+        return None if leaf is None else _padded_array(leaf, num_real, size, allocate)
 
-def _padded(batch: Any, num_real: int, size: int, allocate: Allocate) -> Any:
-    """Returns the structure with every array filled up."""
-    if batch is None:
-        return None
-    if isinstance(batch, np.ndarray):
-        return _padded_array(batch, num_real, size, allocate)
-    if isinstance(batch, dict):
-        return {key: _padded(value, num_real, size, allocate) for key, value in batch.items()}
-    if isinstance(batch, list):
-        return [_padded(value, num_real, size, allocate) for value in batch]
-    if isinstance(batch, tuple):
-        # Named tuples too: their class is not called, as in `stack`.
-        return tuple.__new__(type(batch), (_padded(value, num_real, size, allocate) for value in batch))
-    filled = object.__new__(type(batch))
-    for field in dataclasses.fields(batch):
-        object.__setattr__(filled, field.name, _padded(getattr(batch, field.name), num_real, size, allocate))
-    return filled
+    return PaddedBatch(batch if num_real == size else tree.map_leaves(fill, batch), mask)
 
 
 def _padded_array(rows: NDArray[Any], num_real: int, size: int, allocate: Allocate) -> NDArray[Any]:

@@ -6,13 +6,13 @@ Guarantees:
 """
 
 import contextlib
-import dataclasses
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 
+from millstream import tree
 from millstream.columnar import ColumnarRecords
 from millstream.loader.pipeline.elements import Elements
 
@@ -123,12 +123,9 @@ class _Bytes(bytes):
 
 def _members(value: Any) -> Sequence[Any]:
     """Returns what a value is made of."""
-    if isinstance(value, Mapping):
-        return [member for item in value.items() for member in item]
-    if isinstance(value, list | tuple):
-        return value
-    if dataclasses.is_dataclass(value):
-        return [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    parts = tree.parts(value)
+    if parts is not None:
+        return [*value, *parts] if isinstance(value, Mapping) else parts
     if isinstance(value, np.ndarray) or hasattr(value, "__array__"):
         return _array_members(value)
     return list(getattr(value, "__dict__", {}).values())

@@ -7,6 +7,9 @@ Guarantees:
     * Elements come back with the structure, keys, dtypes, shapes, bytes and writability that they had.
     * What is not alike crosses as it is: a list of elements is columns, too.
     * Arrays share the memory that they come in. So only small ones do, which cost little to keep for another's sake.
+
+Of the structures of `millstream.tree`, only plain dicts and tuples are taken apart: any other may hold more than its
+parts, in attributes or in the way in which it makes up a value, and has to come back whole.
 """
 
 import dataclasses

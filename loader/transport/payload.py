@@ -7,7 +7,6 @@ very same classes (`ClassTable`).
 """
 
 import contextlib
-import dataclasses
 import pickle
 import traceback
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream import tree
 from millstream.errors import WorkerError
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
@@ -235,14 +235,8 @@ def _children(value: Any, path: str) -> list[tuple[str, Any]]:
     """Returns what a structure consists of, each part with where it is; nothing for a leaf."""
     if len(path) > LONGEST_PATH:
         return []
-    if isinstance(value, dict):
-        return [(f"{path}[{key!r}]", child) for key, child in value.items()]
-    if isinstance(value, (list, tuple)):
-        names = getattr(value, "_fields", None)
-        return [(f"{path}.{names[i]}" if names else f"{path}[{i}]", child) for i, child in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f"{path}.{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    return []
+    parts = tree.parts(value)
+    return [(path + step, part) for step, part in zip(tree.paths(value), parts, strict=True)] if parts else []
 
 
 def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:

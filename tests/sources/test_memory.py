@@ -1,10 +1,12 @@
 """The sources in memory against plain Python, and what they refuse."""
 
 import collections
+import dataclasses
 import pickle
 import subprocess
 import sys
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,14 @@ class Pair(NamedTuple):
 
     image: Any
     label: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """Columns of a class of the user's."""
+
+    image: Any
+    extra: Any
 
 
 @settings(deadline=None)
@@ -112,6 +122,8 @@ COLUMNS = {
     "nested": {"a": {"b": np.arange(12.0), "c": (np.arange(12), np.ones((12, 1, 2)))}, "d": np.arange(12) > 5},
     "tuple": (np.arange(12), np.arange(12) * 1j),
     "named tuple": Pair(np.arange(12, dtype=np.float32), np.arange(12).astype("M8[D]")),
+    "dataclass": Sample(np.arange(12), [np.ones((12, 2)), types.MappingProxyType({"x": np.arange(12)})]),
+    "mapping": types.MappingProxyType({"a": np.arange(12), "none": {}, "nothing": (), "list": []}),
     "text": {
         "text": np.array([f"word {n}" for n in range(12)]),
         "raw": np.array([b"\0" * n + b"x" for n in range(12)]),
@@ -121,8 +133,12 @@ COLUMNS = {
 
 def row(columns: Any, key: int) -> Any:
     """The oracle: row `key` of every array."""
-    if isinstance(columns, dict):
+    if isinstance(columns, Mapping):
         return {name: row(column, key) for name, column in columns.items()}
+    if isinstance(columns, Sample):
+        return Sample(row(columns.image, key), row(columns.extra, key))
+    if isinstance(columns, list):
+        return [row(column, key) for column in columns]
     if isinstance(columns, Pair):
         return Pair(row(columns.image, key), row(columns.label, key))
     if isinstance(columns, tuple):
@@ -137,6 +153,8 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert list(actual) == list(expected)
         for name in expected:
             assert_same(actual[name], expected[name])
+    elif isinstance(expected, Sample):
+        assert_same((actual.image, actual.extra), (expected.image, expected.extra))
     elif isinstance(expected, tuple | list):
         assert len(actual) == len(expected)
         for one, other in zip(actual, expected, strict=True):
@@ -198,14 +216,19 @@ def test_records_of_columns_are_copies() -> None:
         ((np.zeros(3), np.zeros(4)), ValueError, r"\[0\] has 3, \[1\] has 4"),
         ({"a": np.array(3)}, ValueError, r"Column \['a'\] must have one row per record, got a 0-dimensional"),
         (np.array(3), ValueError, "0-dimensional"),
-        ({"a": [1, 2]}, TypeError, r"Column \['a'\] must be a NumPy array without a mask, got list"),
+        (
+            {"a": [1, 2]},
+            TypeError,
+            r"Column \['a'\]\[0\] must .*got int: pass np\.asarray.*, also of a list",
+        ),
+        ({"a": None}, TypeError, r"Column \['a'\] must be .*got NoneType"),
         ({"a": np.ma.masked_array([1, 2], [True, False])}, TypeError, "got MaskedArray"),
         ("text", TypeError, "must be a sequence of records.* got str"),
         ({1, 2}, TypeError, "must be a sequence of records.* got set"),
         (iter([1]), TypeError, r"must be a sequence of records.*: an iterator cannot be read at random\. Pass list"),
         (Path("x.array_record"), TypeError, r"Write millstream\.ArrayRecordDataSource\('x\.array_record'\)"),
         (list, TypeError, r"got type: it is a class\. Pass an instance of it: list\(\.\.\.\)"),
-        (types.MappingProxyType({"a": np.zeros(3)}), TypeError, r"InMemoryDataSource\(dict\(columns\)\)"),
+        (types.MappingProxyType({"a": [1, 2]}), TypeError, r"Column \['a'\]\[0\] must be"),
     ],
 )
 def test_what_is_no_source_is_refused(records: Any, error: type[Exception], message: str) -> None:
