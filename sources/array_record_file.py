@@ -11,8 +11,6 @@ import errno
 import itertools
 import os
 import re
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
@@ -33,9 +31,6 @@ _BATCHED_READ_SECONDS_PER_RECORD_IN_FILE = 3e-9
 
 # A small record read alone from the page cache takes 3 µs, as long as it takes in a batched read of a thousand.
 _FAST_RECORD_SECONDS = 5e-6
-
-_RECORDS_BETWEEN_LOOKS = 8
-"""After the first record, this many are read between two looks at the clock."""
 
 _NOT_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOENT)
 """Errors that say nothing of the file's content; the library reports them as text only."""
@@ -112,22 +107,18 @@ class ArrayRecordFile:
         One by one is best for small records in the page cache, but waits for each record of slow storage in turn. The
         batched read asks for 64 records at once, but costs as much as a hundred to a thousand records before it
         starts. So this reads one by one until that has lost as much time as the batched read's start would cost, and
-        leaves the rest to the latter: never much more than twice the time of the better of the two. Time for which
-        others had the processor is not lost by reading one by one, and begins the count anew.
+        leaves the rest to the latter: never much more than twice the time of the better of the two.
         """
         records: list[bytes] = []
         read = self.reader.read
         start_seconds = _BATCHED_READ_SECONDS + _BATCHED_READ_SECONDS_PER_RECORD_IN_FILE * self.num_records
-        switches = _context_switches()
         enough = time.perf_counter() + start_seconds
         for done, position in enumerate(positions, start=1):
             records += read(position, position + 1)
-            if done % _RECORDS_BETWEEN_LOOKS == 1 and time.perf_counter() > enough + done * _FAST_RECORD_SECONDS:
-                before, switches = switches, _context_switches()
-                if not _was_only_preempted(before, switches):
-                    rest = positions[done:]
-                    return records + self.reader.read(rest) if rest else records
-                enough = time.perf_counter() + start_seconds - done * _FAST_RECORD_SECONDS
+            enough += _FAST_RECORD_SECONDS
+            if time.perf_counter() > enough:
+                rest = positions[done:]
+                return records + read(rest) if rest else records
         return records
 
     def _read_alone(self, position: int, key: int) -> bytes:
@@ -154,19 +145,6 @@ class ArrayRecordFile:
         return DataSourceError(
             f"Cannot read record {position} of {self.path!r} (record key {key}): {reason}. Restore the file."
         )
-
-
-def _context_switches() -> tuple[int, int]:
-    """Returns how often this thread has waited, and how often it was preempted; zeros where the system does not say."""
-    if sys.platform != "linux":
-        return 0, 0
-    usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return usage.ru_nvcsw, usage.ru_nivcsw
-
-
-def _was_only_preempted(before: tuple[int, int], now: tuple[int, int]) -> bool:
-    """Returns whether a thread has lost the processor to others between two looks, and has not waited for anything."""
-    return before[0] == now[0] and before[1] != now[1]
 
 
 def open_array_record(
