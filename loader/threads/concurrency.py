@@ -2,6 +2,9 @@
 
 Work that waits for a disk or a network wants many. Work that waits for others of its kind, for Python's lock or for one
 inside a library, is slower the more there are. One call's duration cannot tell these apart; the overall rate can.
+
+No fixed number serves both. With one thread for each of 2 cores instead of up to 16, a source that waits 20 ms for
+each batched read of 32 records gave 95 batches/s instead of 700, and JPEGs cropped into batches of 64 gave 15, not 18.
 """
 
 from typing import final
@@ -67,7 +70,7 @@ class Concurrency:
         self._open_window(now)
 
     def _decide(self, rate: float) -> None:
-        """Continues the search at the end of a window in which the consumer was starving."""
+        """Continues the search, at the end of a window in which the consumer was starving."""
         if self._settled > 0:
             self._settled -= 1
             if self._settled == 0:
