@@ -10,7 +10,6 @@ Kill it whenever you like and start it again: it resumes from its newest checkpo
 have come next, also from the middle of a page.
 """
 
-import argparse
 import ast
 import sysconfig
 from collections.abc import Iterator
@@ -23,8 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from absl import logging
-from matplotlib.figure import Figure
+from around_training import OUTPUT, arguments, plot
 from tqdm import tqdm
 
 import millstream
@@ -167,33 +165,14 @@ def train(output: Path, steps: int, checkpoint_every: int, report_every: int) ->
                     manager.save(batches.step, args=now)
     sample = np.asarray(write(model["parameters"], jax.random.key(0)), np.uint8).tobytes()
     print(f"The model writes:\n\n{sample.decode(errors='replace')}\n")
-    plot(losses, output / "loss.png")
-    print(f"The loss is plotted in {output / 'loss.png'}.")
-
-
-def plot(losses: list[float], path: Path) -> None:
-    """Writes a picture of the losses."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(losses, linewidth=0.8)
-    axes.set(
-        xlabel="step", ylabel="bits per byte", ylim=(0, 8), title="A language model of bytes reads Python's manual"
-    )
-    axes.grid(alpha=0.3)
-    figure.savefig(path)
+    title = "A language model of bytes reads Python's manual"
+    plot(output / "loss.png", title, {"loss": dict(enumerate(losses))}, ylabel="bits per byte", ylim=(0, 8))
 
 
 def main() -> None:
-    """Trains as the command line says, without the log of Orbax."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    folder = Path(__file__).parent / "output" / "bytes"
-    parser.add_argument("--output", type=Path, default=folder, help="the folder for checkpoints and plot")
-    parser.add_argument("--steps", type=int, default=1000, help="how many batches, including those before a resume")
-    parser.add_argument("--checkpoint_every", type=int, default=100, help="steps between two checkpoints")
-    parser.add_argument("--report_every", type=int, default=100, help="steps between two lines about the loss")
-    arguments = parser.parse_args()
-    logging.set_verbosity(logging.ERROR)
-    train(arguments.output.resolve(), arguments.steps, arguments.checkpoint_every, arguments.report_every)
+    """Trains as the command line says."""
+    given = arguments(__doc__, output=OUTPUT / "bytes", steps=1000, checkpoint_every=100, report_every=100)
+    train(given.output.resolve(), given.steps, given.checkpoint_every, given.report_every)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Kill it whenever you like and start it again: model, optimizer, dropout keys and
 are one checkpoint, so it resumes with exactly the batches and losses that would have come next.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from absl import logging
+from around_training import OUTPUT, arguments, plot
 from flax import nnx
-from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
@@ -115,7 +113,7 @@ def evaluate(model: Network, loader: millstream.DataLoader) -> str:
 # ---- The training loop ---------------------------------------------------------------------------------------------
 
 
-def train(output: Path, steps: int, checkpoint_every: int, evaluate_every: int) -> None:
+def train(output: Path, steps: int, checkpoint_every: int, report_every: int) -> None:
     """Trains from the newest checkpoint, or from the beginning, and plots the loss."""
     train_loader, held_out_loader = loaders()
     model = Network(nnx.Rngs(0))
@@ -140,7 +138,7 @@ def train(output: Path, steps: int, checkpoint_every: int, evaluate_every: int) 
             while batches.step < steps:
                 losses.append(float(train_step(model, optimizer, next(batches))))
                 bar.update()
-                if batches.step % evaluate_every == 0:
+                if batches.step % report_every == 0:
                     bar.write(f"step {batches.step}: loss {losses[-1]:.9g}, {evaluate(model, held_out_loader)}")
                 if batches.step % checkpoint_every == 0 or batches.step == steps:
                     # Written in the background while training continues, hence a copy of the list that grows.
@@ -150,33 +148,13 @@ def train(output: Path, steps: int, checkpoint_every: int, evaluate_every: int) 
                         loader=CheckpointSave(batches),
                     )
                     manager.save(batches.step, args=now)
-    plot(losses, output / "loss.png")
-    print(f"The loss is plotted in {output / 'loss.png'}.")
-
-
-def plot(losses: list[float], path: Path) -> None:
-    """Writes a picture of the losses, and of their mean over the last 50 steps."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(losses, linewidth=0.5, alpha=0.5, label="loss")
-    if len(losses) >= 50:
-        axes.plot(range(49, len(losses)), np.convolve(losses, np.ones(50) / 50, "valid"), label="mean of 50 steps")
-    axes.set(xlabel="step", ylabel="cross-entropy", yscale="log", title="A Flax NNX model learns digits")
-    axes.legend()
-    figure.savefig(path)
+    plot(output / "loss.png", "A Flax NNX model learns digits", {"loss": dict(enumerate(losses))}, yscale="log")
 
 
 def main() -> None:
-    """Trains as the command line says, without the log of Orbax."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    folder = Path(__file__).parent / "output" / "flax_nnx"
-    parser.add_argument("--output", type=Path, default=folder, help="the folder for checkpoints and plot")
-    parser.add_argument("--steps", type=int, default=1000, help="how many batches, including those before a resume")
-    parser.add_argument("--checkpoint_every", type=int, default=100, help="steps between two checkpoints")
-    parser.add_argument("--evaluate_every", type=int, default=50, help="steps between two evaluations")
-    arguments = parser.parse_args()
-    logging.set_verbosity(logging.ERROR)
-    train(arguments.output.resolve(), arguments.steps, arguments.checkpoint_every, arguments.evaluate_every)
+    """Trains as the command line says."""
+    given = arguments(__doc__, output=OUTPUT / "flax_nnx", steps=1000, checkpoint_every=100, report_every=50)
+    train(given.output.resolve(), given.steps, given.checkpoint_every, given.report_every)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def run_until(command: list[str], beginning: str) -> list[str]:
 @pytest.mark.parametrize(
     ("script", "report_flag", "learned"),
     [
-        ("train_flax_nnx.py", "--evaluate_every=10", r"step 80: .* 2\d\d of 300 held-out digits right\n"),
+        ("train_flax_nnx.py", "--report_every=10", r"step 80: .* 2\d\d of 300 held-out digits right\n"),
         ("byte_language_model.py", "--report_every=10", r"The model writes:\n\n[\s\S]{200}"),
     ],
 )
