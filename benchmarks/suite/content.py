@@ -21,7 +21,7 @@ class Content:
 
     Attributes:
         count: how many records.
-        digest: the sum of the records' hashes, each over every leaf's place, dtype, shape and bytes.
+        digest: the sum of the records' hashes, each over every leaf's path, dtype, shape and bytes.
     """
 
     count: int

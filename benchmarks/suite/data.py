@@ -31,7 +31,7 @@ def vectors(count: int) -> list[NDArray[np.float32]]:
 
 
 def big_arrays(count: int) -> list[NDArray[np.uint8]]:
-    """Returns uint8 arrays of BIG_SHAPE, each with memory of its own."""
+    """Returns uint8 arrays of BIG_SHAPE, each with its own memory."""
     rng = np.random.default_rng(SEED)
     return [rng.integers(0, 256, BIG_SHAPE, dtype=np.uint8) for _ in range(count)]
 
@@ -81,7 +81,7 @@ def image_files(count: int) -> Files:
 
 
 def bring_into_memory(path: Path) -> None:
-    """Reads a file to its end: it is in the system's page cache then, and nobody waits for the disk."""
+    """Reads a file to its end: it is in the system's page cache then, and no contender waits for the disk."""
     with path.open("rb", buffering=0) as file:
         while file.read(1 << 24):
             pass

@@ -47,8 +47,8 @@ def _introduction(machine: Mapping[str, Any], scale: Scale, findings: Sequence[F
         f"Python {machine['python']}, NumPy {machine['numpy']}, {versions}; "
         f"load {machine['load_before']} before the run.\n\n"
         f"Each number is the median of {runs} run{'s'[: runs != '1']}, with the lowest and the highest; each run "
-        f"is a process of its own, the contenders in turn. A rate is taken over {scale.seconds} s from a stream that "
-        "runs already. All contenders do the same to the same data, each in several modes that suit it; before "
+        f"is in its own process, the contenders in turn. A rate is taken over {scale.seconds} s from a stream that "
+        "is already running. All contenders do the same to the same data, each in several modes that suit it; before "
         "measuring, the records that they deliver are compared: the last column of each table shows the outcome."
         f"{judged}"
     )
@@ -56,7 +56,7 @@ def _introduction(machine: Mapping[str, Any], scale: Scale, findings: Sequence[F
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     """Returns a table whose first `left` columns are set left, the others right."""
-    rule = ["---" if place < left else "--:" for place in range(len(head))]
+    rule = ["---" if column < left else "--:" for column in range(len(head))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
 

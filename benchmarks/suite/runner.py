@@ -1,4 +1,4 @@
-"""Runs each measurement in a process of its own, the contenders of a case in turn.
+"""Runs each measurement in its own process, the contenders of a case in turn.
 
 That is, A B C A B C …: so no contender suffers from what another one has imported, started or left running, and a
 machine that is slower for a minute is slower for all of them.

@@ -48,4 +48,4 @@ PEERS = {
     "tensorflow": Peer("tf.data", "suite.peers.tensorflow_adapter", ("tensorflow-cpu", "tensorflow")),
     "bare": Peer("the bound", "suite.peers.bare_loop"),
 }
-"""By key. The bare loop is no loader: it tells what the machine gives to a program that has none."""
+"""By key. The bare loop is not a loader: it shows what the machine gives to a program without one."""

@@ -11,16 +11,16 @@ from suite.work import Columns, Records, Work
 
 
 class Position(Protocol):
-    """How a stream tells and changes its place."""
+    """How a stream reports and changes its position."""
 
     def get_state(self) -> Any:
-        """Returns the place in the loader's own form."""
+        """Returns the position in the loader's own form."""
 
     def set_state(self, state: Any) -> None:
-        """Goes to a place."""
+        """Moves to a position."""
 
     def state_at(self, step: int) -> Any:
-        """Returns the state of the place behind `step` batches, without making them."""
+        """Returns the state of the position after `step` batches, without making them."""
 
 
 def _nothing() -> None:
@@ -32,7 +32,7 @@ class Stream:
     """A running loader.
 
     Attributes:
-        batches: the loader's own iterator, with nothing of the suite around it wherever that is possible.
+        batches: the loader's own iterator, with nothing of the suite around it where possible.
         close: ends it.
         position: how it is saved and resumed; None where the peer has no such thing.
         loader: the loader object.
@@ -55,7 +55,7 @@ class Adapter(Protocol):
         """
 
     def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
-        """Returns the record keys of `count` positions behind each start, from a new sampler that shuffles globally.
+        """Returns the record keys of `count` positions from each start on, from a new sampler that shuffles globally.
 
         Raises:
             UnsupportedError: the peer has no sampler that can be asked for positions.

@@ -31,7 +31,7 @@ class GrainAdapter:
         return Stream(iterator, getattr(iterator, "close", lambda: None), position, loader)
 
     def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
-        """Returns the record keys of `count` positions behind each start."""
+        """Returns the record keys of `count` positions from each start on."""
         sampler = grain.samplers.IndexSampler(num_records, shuffle=True, seed=SEED)
         return [[sampler[start + i].record_key for i in range(count)] for start in starts]
 
@@ -192,18 +192,18 @@ class _DatasetPosition:
 
 
 def _moved(state: Any, step: int) -> Any:
-    """Returns a state with every place in it set to the step; where workers share the steps, to their part of it."""
+    """Returns a state with every position in it set to the step; where workers share the steps, to their part of it."""
     if "next_index" in state:
         return {**state, "next_index": step}
     if "workers_state" in state:
         workers = state["workers_state"]
         count = len(workers)
-        moved = {name: _moved(place, step // count) for name, place in workers.items()}
+        moved = {name: _moved(inner, step // count) for name, inner in workers.items()}
         return {**state, "workers_state": moved, "last_worker_index": -1}
     if "iterators_in_use_states" in state:
-        places = state["iterators_in_use_states"]
-        moved_places = [_moved(place, step // len(places)) for place in places]
-        return {**state, "iterators_in_use_states": moved_places, "next_index_in_cycle": 0}
+        states = state["iterators_in_use_states"]
+        moved_states = [_moved(inner, step // len(states)) for inner in states]
+        return {**state, "iterators_in_use_states": moved_states, "next_index_in_cycle": 0}
     if "parent" in state:
         return {**state, "parent": _moved(state["parent"], step)}
     raise ValueError(f"Grain's state has an unknown form: {state!r}.")

@@ -32,7 +32,7 @@ class MillstreamAdapter:
         return Stream(iterator, iterator.close, _Position(iterator), loader)
 
     def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
-        """Returns the record keys of `count` positions behind each start."""
+        """Returns the record keys of `count` positions from each start on."""
         sampler = millstream.IndexSampler(num_records, shuffle=True, seed=SEED)
         return [sampler.record_keys(start, start + count) for start in starts]
 

@@ -20,7 +20,7 @@ from suite.peers.base import Stream
 from suite.work import SEED, Columns, Files, Records, Work, apply_to_many
 
 LARGE_BYTES = 4096
-"""Arrays of so many bytes are stacked by PyTorch itself in workers, where it does so in shared memory."""
+"""Arrays of this many bytes are stacked by PyTorch itself in workers, where it does so in shared memory."""
 
 
 @final

@@ -14,7 +14,7 @@ from suite.peers.base import Stream, columns_of, no_sampler
 from suite.work import SEED, Files, Filter, Step, Work
 
 SHUFFLE_BUFFER = 10_000
-"""Records from files are shuffled within so many of them."""
+"""Records from files are shuffled within this many of them."""
 
 
 @final
