@@ -42,9 +42,9 @@ def device_put(
         device: where to put the batches: a `jax.Device`, or a `jax.sharding.Sharding`. Where the sharding spans several
             processes, each gives its part, as to `jax.make_array_from_process_local_data`, and gets the global batch.
             None for the default device.
-        buffer_size: how many batches may be drawn ahead of the training step, at least 1. Counted are all that were
-            drawn from `iterator` and not delivered yet: on the device, on their way to it, and being drawn. What the
-            training step itself still holds is on the device, too.
+        buffer_size: how many batches may be drawn ahead of the training step, at least 1. Counts every batch
+            taken from `iterator` but not yet returned, wherever it is. Batches that the training step still holds are
+            on the device too.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.

@@ -40,7 +40,7 @@ class Placement:
         return "the default device" if self._device is None else str(self._device)
 
     def put(self, batch: Any) -> Any:
-        """Returns the batch with a `jax.Array` in the place of each leaf. The transfers may still be under way.
+        """Returns the batch with a `jax.Array` instead of each leaf. The transfers may still be under way.
 
         Args:
             batch: what JAX takes for a tree, and other structures, such as dataclasses that JAX does not know. Where

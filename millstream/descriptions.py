@@ -1,6 +1,6 @@
-"""What to call the parts of a pipeline in texts for people: one short line each, without addresses.
+"""What to call the parts of a pipeline in texts for people: a short line each, without addresses.
 
-Nothing here reads a record or raises, and what it costs is bounded: a table of a million entries is shown by its size.
+Nothing here reads a record or raises, and the cost is bounded: a table of a million entries is shown by its size.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 LINE_LENGTH = 100
-"""What is longer is cut: a text of which a reader needs the beginning at most."""
+"""Longer texts are cut: a reader needs their beginning at most."""
 
 
 def function_name(function: Any) -> str:
@@ -46,7 +46,7 @@ def described(value: object, *, with_defaults: bool = True) -> str:
 
 
 def has_own_repr(value: object) -> bool:
-    """Says whether somebody wrote how to show the object: not Python, and not the decorator of dataclasses."""
+    """Says whether a person wrote how to show the object, and not Python or the decorator of dataclasses."""
     written = type(value).__repr__
     if not dataclasses.is_dataclass(value):
         return written is not object.__repr__
@@ -71,7 +71,7 @@ class _Values(reprlib.Repr):
         return super().repr1(x, level)
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Returns what is shown of an object: of a class that has millions of things inside, its name."""
+        """Returns what is shown of an object: of most only the class, since it may hold millions of things."""
         del level
         if type(x).__module__ == "builtins" or isinstance(x, np.generic):
             return _shortened(repr(x))

@@ -4,14 +4,14 @@
     ├── CheckpointError   a state that cannot be read, or belongs to another stream
     └── StackError        elements that cannot be stacked into one batch
     OSError
-    └── DataSourceError   a record that could not be read, with its file and place
+    └── DataSourceError   a record that could not be read, with its file and number
     RuntimeError
-    ├── WorkerDiedError     worker processes die again and again at the same place
-    ├── WorkerError         an exception of a worker process that could not be brought over as it was
+    ├── WorkerDiedError     worker processes keep dying at the same records
+    ├── WorkerError         an exception of a worker process that could not be sent as it was
     └── WorkerStalledError  a worker process makes no progress
 
 Everything else that millstream raises is a plain builtin: `ValueError` and `TypeError` for arguments, `IndexError`
-for positions beyond the end. An exception of the user's own code keeps its type; a note says which operation and
+for positions beyond the end. An exception of the user's code keeps its type; a note says which operation and
 which record it came from.
 """
 
@@ -32,7 +32,7 @@ class StackError(ValueError):
 
     Attributes:
         path: where in the element, for instance `['image']` or `.tokens[2]`; empty for the element itself.
-        rows: the places of the two elements in their batch, from 0; one place where a single element is at fault.
+        rows: which rows of the batch the two elements are, from 0; a single one if one element is at fault.
     """
 
     def __init__(self, message: str, path: str = "", rows: tuple[int, ...] = ()) -> None:
@@ -51,12 +51,12 @@ class DataSourceError(OSError):
 
 @final
 class WorkerDiedError(RuntimeError):
-    """Worker processes die again and again at the same place: the message names the records and the likely cause."""
+    """Worker processes keep dying at the same records: the message names these and the likely cause."""
 
 
 @final
 class WorkerError(RuntimeError):
-    """An exception of a worker that could not be brought over as it was: its type, message and traceback as text."""
+    """An exception of a worker that could not be sent as it was: its type, message and traceback as text."""
 
 
 @final

@@ -1,4 +1,4 @@
-"""Which exceptions belong to this moment and not to a record: they are raised at once, and not at a record's turn."""
+"""Which exceptions belong to this moment and not to a record: they are raised at once, not at a record's turn."""
 
 import signal
 import threading

@@ -8,10 +8,10 @@ The stream of random operation `operation` at position `index` of epoch `epoch` 
 
 Philox is a keyed bijection of its 256-bit counter. Drawing advances the two low words of the counter only, so streams
 that differ in any of the four numbers never share a block: they differ in the key, or in the high words of the
-counter. This holds between neighbouring seeds, too: (seed 0, index 1) and (seed 1, index 0) have different keys.
+counter. This holds for neighbouring seeds too: (seed 0, index 1) and (seed 1, index 0) have different keys.
 
-`np.random.Generator` stands in quotation marks throughout millstream: to look it up is to import numpy.random, which
-takes as long as all of millstream.
+`np.random.Generator` is in quotation marks throughout millstream: looking it up imports numpy.random, which takes as
+long as importing all of millstream.
 """
 
 import functools
@@ -28,10 +28,10 @@ SEED_LIMIT = 1 << 64
 
 
 class _NoSeed:
-    """Stands where NumPy's generators have the seed that they were made of: here there is none, and who asks is told.
+    """Replaces the seed that NumPy's generators keep: here there is none, and asking for it is an error that says so.
 
     Attributes:
-        is_asked: whether somebody else asks than the generator that is being made, and set to its stream then.
+        is_asked: whether the generator has been made: until then it is the one that asks.
     """
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class _NoSeed:
         self.is_asked = False
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
-        """Returns some words for the generator that is being made; refuses everybody else."""
+        """Returns some words for the generator that is being made; refuses all later calls."""
         if self.is_asked:
             self.spawn(1)
         return np.zeros(n_words, dtype)
 
     def spawn(self, _: int) -> NoReturn:
-        """Refuses: children would have to be streams of their own, of which a record has one for each operation."""
+        """Refuses: children would have to be further streams, and a record has one for each operation."""
         raise TypeError(
             "The rng of a record is one stream of random numbers and has no seed to make others from. "
             "Draw a seed from it: np.random.default_rng(rng.integers(2**63))."
@@ -68,7 +68,7 @@ def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.rand
         operation: the number of the random operation in the pipeline, counted from 0 over random operations only.
     """
     no_seed = _NoSeed()
-    # With a key instead, NumPy leaves the seed None, which stands for randomness of the system wherever one is taken.
+    # With a key instead, NumPy leaves the seed None, which means system randomness wherever a seed is taken.
     made = np.random.Generator(np.random.Philox(cast("np.random.SeedSequence", no_seed)))
     no_seed.is_asked = True
     (restarted,) = at_streams(made, np.array([[seed, index, 0, 0, epoch, operation]], dtype=np.uint64))
@@ -78,7 +78,7 @@ def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.rand
 def generators(
     seed: int, epochs: NDArray[np.integer[Any]], indices: NDArray[np.integer[Any]], operation: int = 0
 ) -> "Iterator[np.random.Generator]":
-    """Yields `generator(seed, epoch, index, operation)` for each pair, as one object whose state is set anew.
+    """Yields `generator(seed, epoch, index, operation)` for each pair, as one object whose state is set each time.
 
     Setting a state costs a hundredth of building a generator. The object yielded is therefore valid until the next one
     is asked for; draw from it, do not keep it.
@@ -94,7 +94,7 @@ def generators_from(
     """Yields a generator for each parent, the randomness that a custom sampler gave to a position.
 
     The key is the next two 64-bit words of the parent, the counter (0, 0, index, operation): so random operations at
-    one position do not share draws here, either. As with `generators`, the object yielded is reused.
+    one position do not share draws here either. As with `generators`, the object yielded is reused.
     """
     reused = generator(0, 0, 0)
     for parent, index in zip(parents, indices, strict=True):

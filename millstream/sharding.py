@@ -9,7 +9,7 @@ from millstream.checks import as_flag, as_integer, named_arguments, named_fields
 from millstream.warn import warn
 
 LAUNCHER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-"""What launchers that `jax.distributed.initialize()` knows leave in the environment of each of several processes."""
+"""What launchers that `jax.distributed.initialize()` knows set in the environment of each of several processes."""
 
 
 @named_fields
@@ -102,7 +102,7 @@ def jax_process() -> tuple[int, int]:
 
 
 def _check_initialised() -> None:
-    """Raises where JAX would take this process for the only one, and would start its backends as such for good.
+    """Raises if JAX would take this process for the only one, and start its backends that way for good.
 
     Each of several processes would then read everything: nothing fails, and all of them train on the same records.
     """
@@ -113,14 +113,14 @@ def _check_initialised() -> None:
     ]
     if started and not jax.distributed.is_initialized():
         raise RuntimeError(
-            "ShardByJaxProcess() asks JAX which of its processes this is, but JAX knows of one only, while "
+            "ShardByJaxProcess() asks JAX which of its processes this is, but JAX knows of only one, while "
             f"{started[0]} says that this is one of several. Call jax.distributed.initialize() before anything else "
             "that asks JAX, or use NoSharding() where each process trains on its own."
         )
 
 
 def warn_if_unsharded() -> None:
-    """Warns where JAX runs several processes: without sharding each of them would read the same records.
+    """Warns if JAX runs several processes: without sharding each of them would read the same records.
 
     Asks only a JAX that is imported and initialised for several processes: asking any other would start its backends.
     """

@@ -6,7 +6,7 @@
     named tuple                 its fields                   .name               the same class
     dict, every other Mapping   its values                   ['name']            dict
     instance of a dataclass     its fields                   .name               the same class
-    all else                    none: it is a leaf
+    anything else               none: it is a leaf
 
 No class is called to build a structure: checks in `__new__` and `__post_init__` are about the original values, and what
 else an instance holds, a cached property for instance, is not true of the new one.
@@ -22,10 +22,10 @@ import numpy as np
 
 _SEQUENCES = (list, tuple)
 _LEAVES = (np.ndarray, np.generic, str, bytes, int, float, complex, NoneType)
-"""What is a leaf, whatever else its class is."""
+"""Leaves, whatever else their class is."""
 
 _MAPPINGS = (dict, Mapping)
-"""To ask for a dict first takes a tenth of the time that an abstract class takes."""
+"""A dict first: asking for the abstract class takes ten times as long."""
 
 
 def parts(value: Any) -> Sequence[Any] | None:

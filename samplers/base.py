@@ -1,4 +1,4 @@
-"""What the loader asks of a sampler, and how a sampler of the user's own comes to offer it.
+"""What the loader asks of a sampler, and how a user's sampler comes to offer it.
 
 A sampler is a pure function of the position: asked twice, in another process or after a restart, it gives the same
 answer. `sampler[position]` is all that a custom sampler needs. `vectorised` makes any sampler answer for a whole block
@@ -24,7 +24,7 @@ POSITION_LIMIT = 1 << 63
 class Sampler(Protocol):
     """An order of records: which record stands at which position.
 
-    Three more members are optional; what is there is used:
+    Three more members are optional, and used if they are there:
 
     `__len__() -> int`
         The number of positions. Without it, or where it raises TypeError, the order is endless: the loader never looks
@@ -35,7 +35,7 @@ class Sampler(Protocol):
     `fingerprint() -> str`
         A line of words that identifies the order: its class and whatever decides which record key and which randomness
         a position has, the same words in every process. It goes into checkpoints: a state is refused by another order,
-        and the error shows what differs: words of the form `name=value` are compared one by one. Leave out how many
+        and the error shows what differs; words of the form `name=value` are compared one by one. Leave out how many
         epochs there are and which shard is read, so that a state can be resumed with more epochs, and on other hosts.
         Without it, the loader describes the sampler's class, code and attributes, and so refuses a state for an
         attribute that makes no difference.
@@ -56,17 +56,17 @@ class VectorisedSampler(Sampler, Protocol):
 
     @property
     def seed(self) -> int | None:
-        """What the randomness of every position derives from; None where there is none, or `rng` brings it."""
+        """What the randomness of every position derives from; None if there is none, or if `rng` provides it."""
         ...
 
     @property
     def num_records(self) -> int | None:
-        """How many positions make an epoch; None where the order knows no epochs."""
+        """How many positions make an epoch; None if the order has no epochs."""
         ...
 
     @property
     def length(self) -> int | None:
-        """The number of positions; None where the order is endless."""
+        """The number of positions; None if the order is endless."""
         ...
 
     def record_keys(self, start: int, stop: int, /) -> NDArray[np.int64]:
@@ -82,7 +82,7 @@ _VECTORISED_MEMBERS = ("seed", "num_records", "length", "record_keys", "record_k
 
 
 def largest_key(sampler: object) -> int | None:
-    """Returns a key that no record key of the sampler exceeds, or None where the sampler does not know one."""
+    """Returns a key that no record key of the sampler exceeds, or None if the sampler does not know one."""
     largest = getattr(sampler, "largest_key", None)
     if largest is not None:
         return operator.index(largest)
@@ -108,9 +108,9 @@ def has_unread_generators(sampler: "VectorisedSampler | AdaptedSampler") -> bool
         return False
     try:
         rng = own[0].rng
-    except Exception:  # noqa: BLE001  (what is wrong with position 0 is said when it is read)
+    except Exception:  # noqa: BLE001  (reading position 0 will say what is wrong with it)
         return False
-    # Compared by their words: to draw from the user's generator would change it.
+    # Compared by their states: to draw from the user's generator would change it.
     return rng is not None and repr(rng.bit_generator.state) != repr(generator(sampler.seed, 0, 0).bit_generator.state)
 
 
@@ -118,7 +118,7 @@ def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
     """Returns the sampler itself if it has `record_keys_at`, else an adapter that asks it run by run or one by one.
 
     Raises:
-        TypeError: the object is no sampler, or has `record_keys_at` but not all that goes with it.
+        TypeError: the object is not a sampler, or has `record_keys_at` but not all that goes with it.
     """
     if hasattr(sampler, "record_keys_at"):
         missing = [member for member in _VECTORISED_MEMBERS if not hasattr(sampler, member)]
@@ -138,7 +138,7 @@ def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
 
 @dataclasses.dataclass(frozen=True)
 class AdaptedSampler:
-    """A custom sampler behind the interface of `VectorisedSampler`.
+    """A custom sampler with the interface of `VectorisedSampler`.
 
     A sampler with `record_keys(start, stop)` is asked once for each run of consecutive positions; it may have `seed`
     and `num_records`. A sampler with `__getitem__` only is asked for every position; the metadata's `rng` is its
@@ -157,12 +157,12 @@ class AdaptedSampler:
 
     @property
     def num_records(self) -> int | None:
-        """The sampler's `num_records`, or None where it has none."""
+        """The sampler's `num_records`, or None if it has none."""
         return getattr(self.sampler, "num_records", None)
 
     @property
     def length(self) -> int | None:
-        """The sampler's `length` if it has one, else its `len()`; None, endless, where it has neither."""
+        """The sampler's `length` if it has one, else its `len()`; None, for endless, if it has neither."""
         if hasattr(self.sampler, "length"):
             length = self.sampler.length
             return None if length is None else operator.index(length)
@@ -192,7 +192,7 @@ class AdaptedSampler:
         return np.concatenate([self._keys_of_run(int(run[0]), int(run[-1]) + 1) for run in runs])
 
     def rngs_at(self, positions: Iterable[int]) -> "list[np.random.Generator | None]":
-        """Returns the generator that the sampler gives each position, or None where it gives none."""
+        """Returns the generator that the sampler gives each position, or None if it gives none."""
         if not hasattr(self.sampler, "__getitem__"):
             return [None for _ in positions]
         return [self._metadata(int(position)).rng for position in positions]
@@ -210,7 +210,7 @@ class AdaptedSampler:
         return np.fromiter(keys, dtype=np.int64, count=stop - start)
 
     def _metadata(self, position: int) -> RecordMetadata:
-        """Returns what the sampler has at a position; an error of its own gets a note that says where."""
+        """Returns what the sampler has at a position; an error that it raises gets a note that says where."""
         try:
             metadata: RecordMetadata = self.sampler[position]
         except Exception as error:
@@ -243,7 +243,7 @@ def _checked_key(metadata: Any, position: int) -> int:
 
 
 def _checked(keys: object, positions: NDArray[np.int64], asked: str) -> NDArray[np.int64]:
-    """Returns what a sampler gave for some positions, as an int64 array of its own; `asked` is the call, for errors."""
+    """Returns what a sampler gave for some positions, as a new int64 array; `asked` is the call, for errors."""
     array = np.asarray(keys)
     if array.shape != positions.shape or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(

@@ -37,12 +37,12 @@ class IndexSampler:
         num_records: how many records an epoch has, 1 … 2**63.
         shard_options: which shard of every global batch this process reads.
         shuffle: whether each epoch is shuffled. It needs a seed.
-        num_epochs: how many epochs, at least 1; None for endlessly many.
+        num_epochs: how many epochs, at least 1; None for no end.
         seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for a pipeline without any.
         keys: the keys of the records that take part, integers from 0 on, num_records of them, for instance what
-            `millstream.surviving_keys` has found; None for 0 … num_records - 1. A key that comes twice is read twice in
-            each epoch. Kept as an int64 array of shape (num_records,), without a copy where it is one, also in a file
-            (`np.load(path, mmap_mode="r")`): do not change it.
+            `millstream.surviving_keys` has found; None for 0 … num_records - 1. A key that occurs twice is read twice
+            in each epoch. Kept as an int64 array of shape (num_records,), and not copied if it is one already, also in
+            a file (`np.load(path, mmap_mode="r")`): do not change it.
     """
 
     num_records: int
@@ -83,17 +83,17 @@ class IndexSampler:
         return np.array_equal(self.keys, other.keys)
 
     def __hash__(self) -> int:
-        # Arrays have no hash: what is equal has an equal hash all the same.
+        # Arrays have no hash. Samplers that are equal have equal hashes without it.
         return hash(self._numbers)
 
     @property
     def _numbers(self) -> tuple[Any, ...]:
-        """All but the keys."""
+        """Everything except the keys."""
         return self.num_records, self.shard_options, self.shuffle, self.num_epochs, self.seed
 
     @property
     def length(self) -> int | None:
-        """The number of positions, over all epochs; None where the order is endless."""
+        """The number of positions, over all epochs; None if the order is endless."""
         return None if self.num_epochs is None else self.num_records * self.num_epochs
 
     @functools.cached_property
@@ -104,9 +104,8 @@ class IndexSampler:
     def fingerprint(self) -> str:
         """Returns the class and what decides the order, in words: not num_epochs, and not which shard is read.
 
-        Of `keys`, there is a CRC over all of them: some seconds' work for a billion. A subclass is called by its own
-        name, and what it has besides comes after. One that draws its order from what has no plain representation
-        overrides this.
+        Of `keys`, there is a CRC over all of them, which takes some seconds for a billion. A subclass has its own name,
+        and its other attributes come after. One whose order depends on something without a plain `repr` overrides this.
         """
         kind = IndexSampler if type(self) is SequentialSampler else type(self)
         words = [kind.__qualname__, *(f"{name}={getattr(self, name)}" for name in ("num_records", "shuffle", "seed"))]
@@ -196,7 +195,7 @@ class SequentialSampler(IndexSampler):
 
 
 def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
-    """Returns the keys that the user gave as an array of int64; refuses what are no record keys."""
+    """Returns the keys that the user gave as an array of int64; refuses what cannot be record keys."""
     array = np.asarray(keys)
     if array.ndim != 1 or len(array) != num_records:
         raise ValueError(
@@ -208,5 +207,5 @@ def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
     smallest, largest = int(array.min()), int(array.max())
     if smallest < 0 or largest >= POSITION_LIMIT:
         raise ValueError(f"keys must be between 0 and 2**63 - 1, got {smallest} to {largest}.")
-    # In one piece, it crosses to worker processes as pages that all of them share.
+    # In one piece, it is sent to worker processes as pages that all of them share.
     return np.ascontiguousarray(array, dtype=np.int64)

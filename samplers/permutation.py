@@ -16,7 +16,7 @@ Why the numbers are what they are:
 
 *   right_size is a power of two, so that splitting takes no division; left_size is n / right_size rounded up, so that
     fewer than one number in left_size walks.
-*   Each part is added to modulo its size, not by exclusive or: turning an even number of places by one is an odd
+*   Each part is added to modulo its size, not by exclusive or: rotating an even number of values by one is an odd
     permutation, so that half of all permutations are odd, also where n is a power of two. Exclusive or on parts of
     two bits or more makes even permutations only.
 *   left_size is at most 2**20, or 2**16 in words of 32 bits, so that a random word scaled down to it favours no number

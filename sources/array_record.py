@@ -52,7 +52,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
+        IsADirectoryError: a path is a directory, not a file.
         DataSourceError: a file is not an ArrayRecord file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.

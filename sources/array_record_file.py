@@ -2,7 +2,7 @@
 
 Guarantees:
     - Any number of threads may read. The library's `read(indices)` and `read(begin, end)` are const members of a
-      thread-compatible class, and release the interpreter lock; `close` is not, so it must wait until nobody reads.
+      thread-compatible class, and release the interpreter lock; `close` is not, so it must wait until no thread reads.
     - Every record returned is, byte for byte, one that was written, or there is an error with its file and number.
 """
 
@@ -33,11 +33,11 @@ _BATCHED_READ_SECONDS_PER_RECORD_IN_FILE = 3e-9
 _FAST_RECORD_SECONDS = 5e-6
 
 _NOT_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOENT)
-"""Errors that say nothing of the file's content; the library reports them as text only."""
+"""Errors that say nothing about the file's content; the library reports them as text only."""
 
 
 class Reader(Protocol):
-    """What is used of the library's `ArrayRecordReader`."""
+    """The used part of the library's `ArrayRecordReader`."""
 
     def read(self, *indices: Any) -> list[bytes]:
         """Returns the records of `read([3, 1, 4])` or of `read(begin, end)`."""
@@ -49,7 +49,7 @@ class Reader(Protocol):
         """Returns the number of records in the file."""
 
     def writer_options_string(self) -> str | None:
-        """Returns the options that the file was written with, absent from files of before October 2022."""
+        """Returns the options that the file was written with; files from before October 2022 do not have them."""
 
     def close(self) -> None:
         """Closes the file, or raises what was wrong with it from the start."""
@@ -87,14 +87,14 @@ class ArrayRecordFile:
         try:
             records = self._read_adaptively(positions)
         except (RuntimeError, IndexError):
-            # The library names a place in the file, not a record: the records one by one will tell.
+            # The library names a place in the file, not a record: reading one by one finds the record.
             records = []
         if len(records) != len(positions):
             records = list(map(self._read_alone, positions, keys))
         if not all(records) and (change := self._change()):
             # Beyond the end of a truncated file the library finds empty records, without an error.
-            place = records.index(b"")
-            raise self._error(positions[place], keys[place], f"it came out empty, and {change}")
+            empty = records.index(b"")
+            raise self._error(positions[empty], keys[empty], f"it came out empty, and {change}")
         return records
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class ArrayRecordFile:
         except FileNotFoundError:
             return "the file was removed while it was open"
         if (now.device, now.inode) != (self.identity.device, self.identity.inode):
-            return "another file took its place while it was open"
+            return "it was replaced by another file while it was open"
         if now.size != self.identity.size:
             return f"the file changed from {self.identity.size:,} to {now.size:,} bytes while it was open"
         return None
@@ -158,7 +158,7 @@ def open_array_record(
         options: options of the reader, which take precedence over those for random access.
 
     Raises:
-        DataSourceError: it is not an ArrayRecord file, or a damaged one.
+        DataSourceError: it is not an ArrayRecord file, or is damaged.
         OSError: it cannot be opened, with the operating system's error number.
         ValueError: an option that the library does not know.
     """
@@ -181,7 +181,7 @@ def open_array_record(
 
 
 def _open_error(path: str, reader: Reader) -> OSError:
-    """Returns the error that the library keeps to itself until a reader is closed."""
+    """Returns the error that the library raises only when a reader is closed."""
     try:
         reader.close()
         reason = RuntimeError()
@@ -191,6 +191,6 @@ def _open_error(path: str, reader: Reader) -> OSError:
         if os.strerror(number) in str(reason):
             return OSError(number, os.strerror(number), path)
     words = str(reason) or "the library does not say why"
-    failure = DataSourceError(f"{path!r} is not an ArrayRecord file, or a damaged one: {words}.")
+    failure = DataSourceError(f"{path!r} is not an ArrayRecord file, or is damaged: {words}.")
     failure.__cause__ = reason
     return failure

@@ -1,4 +1,4 @@
-"""How many records an ArrayRecord file holds, read from its end without opening it as one.
+"""How many records an ArrayRecord file holds, read from its end without the library.
 
 The library's reader starts some 64 threads in the process that opens the first file. A process that only wants to
 know how long its files are, and leaves reading to its workers, can do without them: three reads of 64 bytes suffice.
@@ -6,8 +6,8 @@ know how long its files are, and leaves reading to its workers, can do without t
 An ArrayRecord file is a Riegeli file. It is cut into blocks of 64 KiB, each beginning with a header of 24 bytes, and
 consists of chunks, each beginning with a header of 40 bytes that may be interrupted by a block's. The first chunk is
 the file's signature; then come the chunks of records, each with as many as the writer's group_size; then the footer,
-a chunk with one record about the file and one about each chunk of records; at last the postscript, a block of its
-own, which holds the footer's place three times.
+a chunk with one record about the file and one about each chunk of records; and last the postscript, a block with the
+footer's offset three times.
 
 Nothing is verified here beyond plausibility, as the checksums of Riegeli are not in the standard library. A reader
 that opens the file later verifies everything, and its count is compared with the one from here.
@@ -23,7 +23,7 @@ _CHUNK_HEADER_BYTES = 40
 _FIRST_CHUNK = _BLOCK_HEADER_BYTES + _CHUNK_HEADER_BYTES
 _RECORD_CHUNK_TYPES = b"rt"
 
-# The protocol buffer {1: footer's place, 2: magic number}, both as variable-length integers.
+# The protocol buffer {1: footer's offset, 2: magic number}, both as variable-length integers.
 _POSTSCRIPT = re.compile(rb"\x08([\x80-\xff]{0,9}[\x00-\x7f])\x10\xde\xc0\xeb\xfe\x84\xce\xc3\xc9\x71", re.DOTALL)
 _POSTSCRIPT_COPIES = 3
 _POSTSCRIPT_BYTES = 256
@@ -32,7 +32,7 @@ _POSTSCRIPT_BYTES = 256
 def count_records(path: str) -> int | None:
     """Returns the number of records of a file with one record per chunk, or None for any other file.
 
-    None says that only the library's reader can tell: the file has groups of several records, or is no ArrayRecord.
+    None means that only the library's reader can tell: the file has groups of several records, or another format.
 
     Raises:
         OSError: the file cannot be opened or read.
@@ -41,37 +41,37 @@ def count_records(path: str) -> int | None:
         size = os.fstat(file.fileno()).st_size
         if size < 2 * _BLOCK_BYTES or size % _BLOCK_BYTES:
             return None
-        footer_place = _footer_place(file, size)
-        if footer_place is None or not _FIRST_CHUNK <= footer_place < size - _BLOCK_BYTES:
+        footer_offset = _footer_offset(file, size)
+        if footer_offset is None or not _FIRST_CHUNK <= footer_offset < size - _BLOCK_BYTES:
             return None
         first_chunk_records = _chunk_records(file, _FIRST_CHUNK)
-        footer_records = _chunk_records(file, footer_place)
+        footer_records = _chunk_records(file, footer_offset)
     if not first_chunk_records or not footer_records:
         return None
     num_chunks = footer_records - 1
     if num_chunks == 0:
         return 0
-    # Every chunk has as many records as the first one, but for the last, which may have fewer.
+    # Every chunk has as many records as the first one, except for the last, which may have fewer.
     if first_chunk_records != 1 or num_chunks * _CHUNK_HEADER_BYTES > size:
         return None
     return num_chunks
 
 
-def _footer_place(file: BinaryIO, size: int) -> int | None:
-    """Returns where the footer begins, or None unless the postscript says so three times."""
+def _footer_offset(file: BinaryIO, size: int) -> int | None:
+    """Returns where the footer begins, or None if the postscript does not say so three times."""
     file.seek(size - _BLOCK_BYTES)
     copies = _POSTSCRIPT.findall(file.read(_POSTSCRIPT_BYTES))
     if len(copies) != _POSTSCRIPT_COPIES or len(set(copies)) != 1:
         return None
     varint: bytes = copies[0]
-    return sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(varint))
+    return sum((byte & 0x7F) << (7 * number) for number, byte in enumerate(varint))
 
 
-def _chunk_records(file: BinaryIO, place: int) -> int | None:
-    """Returns the number of records of the chunk that begins at `place`, or None if it holds none by its type."""
-    file.seek(place)
+def _chunk_records(file: BinaryIO, offset: int) -> int | None:
+    """Returns the number of records of the chunk that begins at `offset`, or None if it holds none by its type."""
+    file.seek(offset)
     header = file.read(_CHUNK_HEADER_BYTES + _BLOCK_HEADER_BYTES)
-    to_boundary = -place % _BLOCK_BYTES
+    to_boundary = -offset % _BLOCK_BYTES
     if to_boundary < _CHUNK_HEADER_BYTES:
         header = header[:to_boundary] + header[to_boundary + _BLOCK_HEADER_BYTES :]
     # 8 bytes each: hash of the header, size of the data, hash of the data; then 1 byte type, 7 bytes number of records.

@@ -20,26 +20,26 @@ class _Items(Protocol[T_co]):
 class DataSource(Protocol[T_co]):
     """Records found by number: `len(source)` and `source[record_key]` are all that is needed, so a list is a source.
 
-    Reading the same key gives an equal record each time, in every process and thread. A source goes to worker
-    processes by pickle, and is read by several threads at once.
+    Reading the same key gives an equal record each time, in every process and thread. A source is sent to
+    worker processes by pickle, and is read by several threads at once.
 
-    Four more members are optional; what is there is used:
+    Four more members are optional, and used if they are there:
 
     `__getitems__(record_keys: Sequence[int]) -> Sequence[T]`
         The batched read: the records of all keys, in the order of the keys, which may repeat. It is used instead of
-        `__getitem__` whenever it is there, and is where most reading speed comes from. It fails as a whole.
+        `__getitem__` where it exists, and is where most reading speed comes from. It fails as a whole.
     `takes_key_arrays: bool`
         Whether `__getitems__` takes an int64 array as well as a list; a list of many keys takes time to make. The
         array is the source's own: it may be sorted in place.
     `close()`, and the context manager that calls it
-        Releases files and connections. The owner calls it, which is whoever constructed the source; a loader does
-        not. A worker process has its own copy and closes that one.
+        Releases files and connections. The owner calls it, the code that constructed the source; a loader does not.
+        A worker process has its own copy and closes that one.
     `fingerprint() -> str`
         A line of words that identifies the content, wherever it lies: equal for equal records, in every process and
         after moving the files; cheap, so a sample will do. It goes into checkpoints, so that a state is refused with
         another source, and the error shows what differs: words of the form `name=value` are compared one by one.
-        Without it, the loader describes the source's attributes: a source that holds the path of its files is then
-        another one once they have moved.
+        Without it, the loader describes the source's attributes: a source that holds the path of its files then
+        counts as another one once they have moved.
     """
 
     def __len__(self) -> int:
@@ -65,10 +65,10 @@ _LOOKED_AT = 256
 
 
 class HeldRecords(Generic[T_co]):
-    """The records of a list or tuple in memory, of which each reader gets a dict or list of its own.
+    """The records of a list or tuple in memory, of which each reader gets its own dict or list.
 
     So an operation may write `record["image"] = ...`: the next epoch reads what was there before. The copy is shallow
-    and costs a tenth of a microsecond; what is within it, and all other records, are handed out as they are. Some
+    and costs a tenth of a microsecond; what is inside it, and all other records, are handed out as they are. Some
     records, spread evenly, decide at construction whether to copy: sources that do not need it do not pay for it.
 
     Attributes:

@@ -1,11 +1,12 @@
 """Records that lie in files, whatever their format: many files laid end to end, read many records at once.
 
-A format is a subclass of `FileRecords` that counts the records of a file and opens one. All else is here: which file
-and which record of it a key means, one read for each file of a batch, a bounded number of open files, pickling, words.
+A format is a subclass of `FileRecords` that counts the records of a file and opens one. Everything else is here: which
+file and which record of it a key means, one read for each file of a batch, a bounded number of open files, pickling,
+fingerprints.
 
 Guarantees:
     - Files open in the process that reads, when it reads, and only if they are as they were at construction.
-    - Any number of threads may read. A file is closed when nobody reads it.
+    - Any number of threads may read. A file is closed only while no thread reads it.
 """
 
 import abc
@@ -27,10 +28,10 @@ from millstream.sources.open_files import OpenFiles, descriptor_share
 from millstream.sources.paths import RECORD_LIMIT, FileIdentity, resolve_paths
 
 MAX_OPEN_FILES = 512
-"""How many files a source keeps open, where so many descriptors are to be had."""
+"""How many files a source keeps open, if the process may have that many descriptors."""
 
 INSPECTION_THREADS = 16
-"""How many files a constructor looks at at once: on network storage each look is a few round trips."""
+"""How many files a constructor inspects at the same time: on network storage each look is a few round trips."""
 
 RecordT = TypeVar("RecordT")
 
@@ -52,7 +53,7 @@ class RecordFile(Protocol[RecordT]):
         ...
 
     def close(self) -> None:
-        """Closes it. Nobody reads it any more."""
+        """Closes it. It is not being read."""
         ...
 
 
@@ -64,9 +65,9 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
+        IsADirectoryError: a path is a directory, not a file.
         DataSourceError: a file is not of this format.
-        TypeError: paths that are not paths, or in no order.
+        TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.
 
     Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
@@ -90,7 +91,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
     @abc.abstractmethod
     def _count(self, path: str) -> int:
-        """Returns how many records a file holds. Many threads ask at once, for a file each.
+        """Returns how many records a file holds. Called by many threads at once, each for its own file.
 
         Raises:
             OSError: it cannot be read, or is not of this format (DataSourceError).
@@ -161,7 +162,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
         A name is the path within the folder that holds all of the files: that folder may move.
         """
-        import hashlib  # noqa: PLC0415  (OpenSSL takes its time)
+        import hashlib  # noqa: PLC0415  (OpenSSL takes long to import)
 
         names = dict(zip(self._paths, _names_within_common_folder(self._paths), strict=True))
         digest = hashlib.blake2b(digest_size=8)
@@ -172,7 +173,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
     def _inspect(self) -> None:
         """Notes the identity of every file, and counts the records of those where a part's end is open."""
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (takes its time; only readers pay)
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (takes long to import: only readers pay)
 
         uncounted = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
         with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
@@ -181,7 +182,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
             self._counts.update(zip(uncounted, threads.map(self._count, uncounted), strict=True))
 
     def _index_parts(self) -> None:
-        """Sets the tables that lead from a record key to its part, and from there to the file and the place in it."""
+        """Sets the tables that give the part of a record key, and the file and position of that."""
         stops = [self._counts[part.path] if part.stop is None else part.stop for part in self._parts]
         self._parts = [dataclasses.replace(part, stop=stop) for part, stop in zip(self._parts, stops, strict=True)]
         lengths = [stop - part.start for part, stop in zip(self._parts, stops, strict=True)]
@@ -227,7 +228,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
                 f"{path!r} has {num_records} records in {now.size:,} bytes, and had {count} in {seen.size:,} when the "
                 "source was constructed: it was changed, or is damaged. Construct the source again."
             )
-        # Neither device nor inode: a copy that kept its time is welcome, and on network storage both may change.
+        # Not device or inode: a copy that kept its time is fine, and on network storage both may change.
         if now.modified != seen.modified:
             raise DataSourceError(
                 f"{path!r} was last written to at {_clock(now.modified)}, and at {_clock(seen.modified)} when the "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 def advice_for(value: object) -> str | None:
-    """Returns what to write instead of a value that is not a source by itself, or None where nothing is known of it."""
+    """Returns what to write instead of a value that is not a source by itself, or None if nothing is known about it."""
     if isinstance(value, str | os.PathLike):
         return (
             f"a path is not a source. Write millstream.ArrayRecordDataSource({os.fspath(value)!r}) to read its records."

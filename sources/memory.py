@@ -1,4 +1,4 @@
-"""Sources whose records are computed, or are in memory already."""
+"""Sources whose records are computed, or already in memory."""
 
 import dataclasses
 import itertools
@@ -85,8 +85,8 @@ class InMemoryDataSource:
     Anything else with `len()` and `[]` is a sequence of records: a list, a tuple, a memory-mapped or lazily decoding
     container. Its own `__getitems__` is used if it has one. Records of a list or tuple that are dicts or lists are
     handed out as shallow copies, so that `record["image"] = ...` leaves the source as it is.
-    All else is handed out as it is: do not change arrays and other objects of such records in place, as every reader in
-    this process shares them.
+    Everything else is handed out as it is: do not change arrays and other objects of such records in place, as every
+    reader in this process shares them.
 
     Args:
         records: the columns or the sequence. It is kept, not copied.
@@ -142,8 +142,8 @@ class InMemoryDataSource:
     def fingerprint(self) -> str:
         """Returns the number of records, the columns' dtypes and shapes, and a CRC over up to 16 records.
 
-        The records are spread evenly over the source. Of those that are neither numbers, text, bytes, arrays nor
-        lists, tuples and dicts of these, only the type counts.
+        The records are spread evenly over the source. Of values other than numbers, text, bytes, arrays, and lists,
+        tuples and dicts of these, only the type counts.
         """
         if self._fingerprint is None:
             words = [f"InMemory records={self._num_records}"]
@@ -159,7 +159,7 @@ class InMemoryDataSource:
 
 @final
 class _ColumnRecords(ColumnarRecords):
-    """The records of some keys, taken from the columns when they are looked at: as records, or as one batch."""
+    """The records of some keys, taken from the columns on demand: as records, or as one batch."""
 
     def __init__(self, columns: Any, keys: NDArray[np.int64]) -> None:
         self._columns = columns
@@ -168,10 +168,10 @@ class _ColumnRecords(ColumnarRecords):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return _ColumnRecords(self._columns, self._keys[place])
-        return _take(self._columns, self._keys[place])
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return _ColumnRecords(self._columns, self._keys[index])
+        return _take(self._columns, self._keys[index])
 
     def __iter__(self) -> Iterator[Any]:
         return iter(_rows(_take(self._columns, self._keys), len(self)))

@@ -9,10 +9,10 @@ Guarantees:
       sources that have files open.
     - When the process runs out of file descriptors, idle files are closed, one after the other, before giving up.
     - After `close()`, nothing can be acquired; files in use are closed by their last `release`.
-    - A signal's handler may close a source while its thread is in a method here: the locks are reentrant, and each
-      method finds what it left.
-    - A forked process opens files of its own. Those of its parent, which threads may have been using that are not in
-      the child, are neither used nor closed there.
+    - A signal handler may close a source while its thread is in a method here: the locks are reentrant, and each
+      method copes with what the handler has changed.
+    - A forked process opens its own files. Those of its parent may have been in use by threads that the child does
+      not have: it neither uses nor closes them.
 """
 
 import errno

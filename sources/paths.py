@@ -1,4 +1,4 @@
-"""Which files, and which records of them, a user's paths mean."""
+"""Which files, and which of their records, a user's paths mean."""
 
 import contextlib
 import dataclasses
@@ -57,7 +57,7 @@ class FilePart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Which file it is, and in which state: while all of these stay, so does the content.
+    """Which file it is, and in which state: while none of these change, neither does the content.
 
     Attributes:
         device: the number of its device.
@@ -115,13 +115,13 @@ class FileIdentity:
 def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
     """Returns the parts of files that the paths mean, in their order, absolute: a later `chdir` changes nothing.
 
-    Names that could be patterns or ranges are looked for; whether the others exist is not looked at.
+    Only names that could be patterns or ranges are looked up; whether the others exist is not checked.
 
     Args:
-        paths: one path or several, in an order. A path is a `str` or path-like object: a file, a pattern (`*`, `?`,
+        paths: one path, or several in an order. A path is a `str` or path-like object: a file, a pattern (`*`, `?`,
             `[…]`, `**`; its matches come sorted), or a file followed by a range of its records, `file[10:20]`. An
-            existing file wins over its name's reading as a pattern or range. Instead of a path, an object with the
-            attributes `filename`, `skip` and `take` will do.
+            existing file is that file, even if its name reads as a pattern or range. Instead of a path, an object with
+            the attributes `filename`, `skip` and `take` will do.
         kind: the name of the format, for errors.
 
     Raises:
@@ -134,7 +134,7 @@ def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
         return _resolve(paths, kind)
     if isinstance(paths, set | frozenset):
         raise TypeError(
-            "paths must be in an order, which is that of the records, but a set has another one in every process. "
+            "paths must have an order, which is that of the records, but the order of a set differs between processes. "
             "Pass sorted(paths)."
         )
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
@@ -166,16 +166,16 @@ def _absolute(name: str) -> str:
     name = os.path.expanduser(name)  # noqa: PTH111  (Path would drop a trailing slash, `./`, `//`)
     if os.path.isabs(name) or "://" in name:  # noqa: PTH117
         return name
-    # Not abspath: it would take the name of a link and a `..` after it away.
+    # Not abspath: it would remove a link's name together with a `..` after it.
     return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
 
 
 def _matches(pattern: str, kind: str) -> list[str]:
-    """Returns the files that match, sorted; an error where there are none, or where nobody may look."""
+    """Returns the files that match, sorted; an error if there are none, or if a folder may not be read."""
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not matches:
         folder = os.path.dirname(_MAGIC.split(pattern)[0])  # noqa: PTH120
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.scandir(folder).close()  # Where it may not be read, `glob` has kept the reason to itself.
+            os.scandir(folder).close()  # Raises if it may not be read: `glob` has hidden that.
         raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", pattern)
     return matches

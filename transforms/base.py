@@ -36,7 +36,7 @@ else:
 
 
 def _only_of_kinds(constructor: Callable[..., None]) -> Callable[..., None]:
-    """Returns a constructor that is not there for subclasses: the constructors of their further bases run instead."""
+    """Returns a constructor that subclasses do not inherit: the constructors of their other bases run instead."""
 
     @functools.wraps(constructor)
     def construct(self: "_Operation[Any]", *args: Any, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ def _only_of_kinds(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Operation(Transformation, Generic[Function]):
-    """What the five kinds share: the function that they are given takes the place of their method.
+    """What the five kinds share: the function that they are given replaces their method.
 
     The function is an attribute of the instance, under the method's name. So `operation.map` is the user's own
     function, with no call in between, and an instance pickles if its function does.
@@ -84,8 +84,8 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
     """Turns each element into another one.
 
     Subclass it and override `map`, or write `Map(function)`. One instance serves several threads and processes: keep
-    no mutable state in `self`. Return a new object each time: the elements of a batch are stacked when all of them are
-    there, so one buffer that is filled again and again would make all rows the last one.
+    no mutable state in `self`. Return a new object each time: a batch is stacked when all its elements are ready, so
+    with one buffer that is filled again and again, all rows would be the last one.
     """
 
     def map(self, element: In, /) -> Out:
@@ -97,7 +97,7 @@ class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[
     """Turns each element into another one, at random.
 
     Subclass it and override `random_map`, or write `RandomMap(function)`. Draw from the generator given and from
-    nothing else. It depends only on the seed, the epoch, the position and the operation, so the same batches come again
+    nothing else. It depends only on the seed, the epoch, the position and the operation, so the batches are the same
     with any number of workers and after any resume.
     """
 
@@ -110,7 +110,7 @@ class MapWithIndex(_Operation[Callable[[int, In], Out]], Generic[In, Out]):
     """Turns each element, with its index, into another one.
 
     Subclass it and override `map_with_index`, or write `MapWithIndex(function)`. The index of a record is its position,
-    which counts on over all epochs.
+    counted over all epochs.
     """
 
     def map_with_index(self, index: int, element: In, /) -> Out:
@@ -183,7 +183,7 @@ def as_transformation(operation: Any) -> Transformation:
 
     Raises:
         TypeError: for a class instead of an instance, a subclass that overrides nothing or is of two kinds, a
-            `FlatMap` without an integer as `max_fan_out`, and whatever is neither an operation nor a function.
+            `FlatMap` without an integer as `max_fan_out`, or anything that is neither an operation nor a function.
         ValueError: for a `max_fan_out` below 1.
     """
     if isinstance(operation, type):
@@ -218,7 +218,7 @@ def _check_subclass(operation: Transformation) -> None:
 
 
 def _valid_max_fan_out(name: str, max_fan_out: object) -> int:
-    """Returns `max_fan_out` as an int, or raises in the name of the operation that has it."""
+    """Returns `max_fan_out` as an int; an error names the operation that has it."""
     if max_fan_out is None:
         raise TypeError(f"{name} needs max_fan_out, an integer: the most children that one element may have.")
     return as_integer(max_fan_out, f"{name}'s max_fan_out", minimum=1)

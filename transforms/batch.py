@@ -48,7 +48,7 @@ class Batch(Transformation):
     pad_remainder: bool = False
 
     def __post_init__(self) -> None:
-        # Plain values: whoever saves or compares an operation need not know NumPy's.
+        # Plain values: code that saves or compares an operation need not know NumPy's.
         object.__setattr__(self, "batch_size", as_integer(self.batch_size, "batch_size", minimum=1))
         for name in ("drop_remainder", "pad_remainder"):
             object.__setattr__(self, name, as_flag(getattr(self, name), name))

@@ -1,6 +1,6 @@
-"""Flipped images, as augmentation makes them, copied fast: views in which each row runs from right to left.
+"""Fast copies of flipped images, as augmentation makes them: views in which each row runs from right to left.
 
-NumPy copies them pixel by pixel, since only the few bytes of a pixel lie in order; channel by channel takes a fifth of
+NumPy copies them pixel by pixel, since only the few bytes of a pixel are in order; channel by channel takes a fifth of
 the time.
 """
 
@@ -24,13 +24,13 @@ def any_flipped(images: Sequence[np.ndarray[Any, Any]]) -> bool:
     return any(image.ndim > 1 and image.strides[-2] < 0 for image in images)
 
 
-def copy_image(image: np.ndarray[Any, Any], place: np.ndarray[Any, Any]) -> None:
+def copy_image(image: np.ndarray[Any, Any], to: np.ndarray[Any, Any]) -> None:
     """Copies an array to one of the same shape and dtype."""
     if _is_flipped(image):
         for channel in range(image.shape[-1]):
-            place[..., channel] = image[..., channel]
+            to[..., channel] = image[..., channel]
     else:
-        place[...] = image
+        to[...] = image
 
 
 def _is_flipped(image: np.ndarray[Any, Any]) -> bool:

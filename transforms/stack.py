@@ -49,7 +49,7 @@ def stack(elements: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     Writing into the batch never changes an element, except through the objects that arrays of objects refer to.
 
     Args:
-        elements: at least one, all alike; none is changed.
+        elements: at least one, all alike; they are not changed.
         allocate: gives the memory of each array of the batch; arrays of objects have memory of their own.
 
     Raises:
@@ -95,8 +95,8 @@ def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
     batch = _memory((count, *shape), dtype, allocate)
     if any_flipped(column):
         _refuse_unlike_arrays(column, path)
-        for image, place in zip(column, batch, strict=True):
-            copy_image(image, place)
+        for image, row in zip(column, batch, strict=True):
+            copy_image(image, row)
         return batch
     try:
         # Laid end to end along their own first axis, arrays need no new axis each: half of np.stack's time if small.
@@ -106,7 +106,7 @@ def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
         if same_length:
             np.concatenate(rows, axis=0, out=batch.reshape(count * length, *shape[1:]), casting="no")
     except (TypeError, ValueError):
-        # NumPy finds every other difference by itself, but does not say where it is.
+        # NumPy finds every other difference itself, but does not say where it is.
         _refuse_unlike_arrays(column, path)
         raise
     if not same_length:
@@ -166,7 +166,7 @@ def _stack_ints(column: list[int], path: str, allocate: Allocate) -> Array:
             continue
     smallest, largest = min(column), max(column)
     raise StackError(
-        f"The ints of a batch must fit one of int64 and uint64{_at(path)}, got {reprlib.repr(smallest)} to "
+        f"The ints of a batch must all fit int64, or all fit uint64{_at(path)}, got {reprlib.repr(smallest)} to "
         f"{reprlib.repr(largest)}. Convert them {_ADVICE}",
         path,
         tuple(sorted({column.index(smallest), column.index(largest)})),

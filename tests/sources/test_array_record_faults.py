@@ -127,7 +127,7 @@ def test_empty_records_of_healthy_files_are_records(tmp_path: Path) -> None:
         with pytest.raises(DataSourceError, match=r"record 2 of .*came out empty, and the file was removed"):
             source[2]
         write(path, [b"y", b"y", b"y"])
-        with pytest.raises(DataSourceError, match="came out empty, and another file took its place"):
+        with pytest.raises(DataSourceError, match="came out empty, and it was replaced by another file"):
             source.__getitems__([1, 0])
 
 
@@ -189,7 +189,7 @@ def test_other_files_are_refused_at_construction(tmp_path: Path, content: bytes)
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(
-        DataSourceError, match=rf"{re.escape(repr(str(path)))} is not an ArrayRecord file, or a damaged one"
+        DataSourceError, match=rf"{re.escape(repr(str(path)))} is not an ArrayRecord file, or is damaged"
     ):
         ArrayRecordDataSource(path)
     with (
@@ -204,7 +204,7 @@ def test_a_truncated_file_is_refused_at_construction(healthy: Path, tmp_path: Pa
     path = tmp_path / "half"
     for size in (100, 65_536, 3 * 65_536, healthy.stat().st_size - 1, healthy.stat().st_size - 65_536):
         path.write_bytes(healthy.read_bytes()[:size])
-        with pytest.raises(DataSourceError, match="not an ArrayRecord file, or a damaged one"):
+        with pytest.raises(DataSourceError, match="not an ArrayRecord file, or is damaged"):
             ArrayRecordDataSource(path)
 
 

@@ -11,7 +11,7 @@ from array_record.python.array_record_module import (
     ArrayRecordWriter,
 )
 
-from millstream.sources.array_record_footer import _footer_place, count_records
+from millstream.sources.array_record_footer import _footer_offset, count_records
 
 BLOCK = 1 << 16
 
@@ -40,9 +40,9 @@ def test_counts_wherever_the_footer_begins(tmp_path: Path) -> None:
         path = write(tmp_path / "file", [b"x" * length], "group_size:1,uncompressed")
         assert count_records(path) == 1
         with Path(path).open("rb") as file:
-            place = _footer_place(file, Path(path).stat().st_size)
-        assert place is not None
-        bytes_before_boundary.add(-place % BLOCK)
+            offset = _footer_offset(file, Path(path).stat().st_size)
+        assert offset is not None
+        bytes_before_boundary.add(-offset % BLOCK)
     assert bytes_before_boundary >= set(range(41))
 
 

@@ -407,8 +407,8 @@ ZEROS = np.zeros((2, 3), np.uint8)
         ([np.array(["ab"]), np.array(["abc"])], "", (0, 1), "agree in dtype: .*<U2, .*<U3"),
         ([Example([Pair(1, ZEROS)], 1), Example([Pair(1, ZEROS.T)], 1)], ".image[0].right", (0, 1), r"\.image\[0\]\.r"),
         ([{(1, "k"): 1}, {(1, "k"): "x"}], "[(1, 'k')]", (0, 1), "int 1, element 1 holds str 'x'"),
-        ([-1, 2, 2**63], "", (0, 2), "fit one of int64 and uint64, got -1 to 9223372036854775808"),
-        ([0, 2**64], "", (0, 1), "fit one of int64 and uint64"),
+        ([-1, 2, 2**63], "", (0, 2), "all fit int64, or all fit uint64, got -1 to 9223372036854775808"),
+        ([0, 2**64], "", (0, 1), "all fit int64, or all fit uint64"),
         (
             [{"tags": {1}}, {"tags": {1}}],
             "['tags']",
