@@ -20,7 +20,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from tqdm import tqdm
 
 OUTPUT = Path(__file__).parent / "output"
-REPORT = "step:"  # What a report begins with: JAX prints lines of its own.
+REPORT = "step:"  # What a report begins with: JAX prints lines too.
 
 HELP = {
     "output": "the folder for what is written",

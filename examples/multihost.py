@@ -2,7 +2,7 @@
 
     python examples/multihost.py
 
-Hosts are processes here, each with CPU devices of its own. On a cluster, each host would run `train` below and call
+Hosts are processes here, each with its own CPU devices. On a cluster, each host would run `train` below and call
 `jax.distributed.initialize()`; nothing else would differ. There are three runs:
 
     A   four processes train to the end, undisturbed.
@@ -33,7 +33,7 @@ import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 
 GLOBAL_BATCH_SIZE = 64  # Over all processes: this is what the stream of batches depends on.
-DEVICE_COUNT = 4  # Over all processes, too.
+DEVICE_COUNT = 4  # Over all processes too.
 SIDE = 8  # Images have 8 x 8 pixels, each from 0 to 16.
 LOSS_TOLERANCE = 1e-3
 

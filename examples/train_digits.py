@@ -94,7 +94,7 @@ def train_step(model: dict[str, Any], batch: dict[str, jax.Array]) -> tuple[dict
     return {"parameters": parameters, "momentum": momentum}, loss
 
 
-# ---- One run, in a process of its own (with --checkpoints) --------------------------------------------------------
+# ---- One run, in its own process (with --checkpoints) -------------------------------------------------------------
 
 
 def train(digits: Path, checkpoints: str, steps: int, checkpoint_every: int) -> None:

@@ -6,17 +6,17 @@
     for batch in loader:
         ...
 
-The names follow Grain's, so `import millstream as grain` runs DataLoader code written for it. The parts have short
-names of their own: `millstream.transforms.Map` is `millstream.MapTransform`.
+The names follow Grain's, so `import millstream as grain` runs DataLoader code written for it. The parts have their
+own short names: `millstream.transforms.Map` is `millstream.MapTransform`.
 
-`millstream.checkpoint`, which Orbax looks at, is imported when first used: Orbax and JAX take seconds to import.
+`millstream.checkpoint`, which needs Orbax, is imported when first used: Orbax and JAX take seconds to import.
 """
 
 from os import path as _path  # (pathlib takes longer than the rest)
 from typing import TYPE_CHECKING
 
 if not _path.isdir(_path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118
-    # A checkout, entered by running Python in its root: the parts lie beside this folder, not in it (see setup.cfg).
+    # A checkout, entered by running Python in its root: the parts are beside this folder, not in it (see setup.cfg).
     __path__.append(_path.dirname(__path__[0]))  # noqa: PTH120
 
 from millstream import samplers, sharding, sources, transforms

@@ -2,7 +2,7 @@
 
 Guarantees, besides those of all sources of files:
     - Neither constructing nor pickling a source opens a reader: the library's first reader starts some 64 threads.
-      (Files whose records lie in groups are an exception: only a reader can count them. It is closed at once, but the
+      (Files whose records are in groups are an exception: only a reader can count them. It is closed at once, but the
       threads stay.)
     - A forked process in which reading would crash gets an error instead, see `_forked`.
 """
@@ -59,8 +59,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
 
     Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
     truncated, removed or written to since the source was constructed, or has fewer records than a range of it asks
-    for. Files stay open, at most 512 of them, and no more than leaves half of the process's descriptors (`ulimit -n`)
-    to others.
+    for. Files stay open, at most 512 of them, and never more than half of the process's descriptors (`ulimit -n`).
     """
 
     kind: ClassVar[str] = "ArrayRecord"
@@ -108,7 +107,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
         path = next(path for path in self._paths if path in self._group_sizes)
         warnings.warn(
             f"{path!r} was written with group_size:{self._group_sizes[path]}: to read one record, the whole group that "
-            "it lies in is read and decoded, which makes random access slow. Write the files again with "
+            "it is in is read and decoded, which makes random access slow. Write the files again with "
             "ArrayRecordWriter(path, 'group_size:1').",
             stacklevel=_frames_of_millstream() + 1,
         )
@@ -125,7 +124,7 @@ def _reader_class() -> Callable[[bytes, str], Reader]:
 
 
 def _frames_of_millstream() -> int:
-    """Returns how many frames, from the caller's on, lie between it and the code that uses millstream."""
+    """Returns how many frames there are from the caller to the code that uses millstream."""
     frame, count = inspect.currentframe(), -1
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("millstream."):
         frame, count = frame.f_back, count + 1

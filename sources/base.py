@@ -20,8 +20,8 @@ class _Items(Protocol[T_co]):
 class DataSource(Protocol[T_co]):
     """Records found by number: `len(source)` and `source[record_key]` are all that is needed, so a list is a source.
 
-    Reading the same key gives an equal record each time, in every process and thread. A source is sent to
-    worker processes by pickle, and is read by several threads at once.
+    Reading the same key gives an equal record each time, in every process and thread. A source is sent to worker
+    processes by pickle, and is read by several threads at once.
 
     Four more members are optional, and used if they are there:
 
@@ -54,7 +54,7 @@ class DataSource(Protocol[T_co]):
 def items_at(items: _Items[T_co], keys: Sequence[int]) -> Sequence[T_co]:
     """Returns `[items[key] for key in keys]`, in a single call of C.
 
-    Objects that lie far apart in memory come two to three times as fast as from a loop: the processor waits for several
+    Objects that are far apart in memory come two to three times as fast as from a loop: the processor waits for several
     of them at once.
     """
     return operator.itemgetter(*keys)(items) if len(keys) > 1 else [items[key] for key in keys]

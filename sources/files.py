@@ -1,4 +1,4 @@
-"""Records that lie in files, whatever their format: many files laid end to end, read many records at once.
+"""Records in files of any format: many files laid end to end, read many records at once.
 
 A format is a subclass of `FileRecords` that counts the records of a file and opens one. Everything else is here: which
 file and which record of it a key means, one read for each file of a batch, a bounded number of open files, pickling,

@@ -75,7 +75,7 @@ class RangeDataSource:
 
 @final
 class InMemoryDataSource:
-    """Records that lie in memory, one by one or as columns.
+    """Records in memory, one by one or as columns.
 
     Columns are equally long NumPy arrays: one array, a tuple (or named tuple) of nothing but arrays, a dict or a
     dataclass whose values are arrays or, in turn, dicts, lists, tuples and dataclasses of them. Record k is the same

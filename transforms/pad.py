@@ -17,7 +17,7 @@ def pad(batch: Any, num_real: int, size: int, allocate: Allocate = np.empty) -> 
         batch: what `stack` gives: structures, as in `millstream.tree`, of None and of arrays of at least one row.
         num_real: how many rows are elements: those of the batch, or 0 where it is only a template.
         size: how many rows the padded batch has.
-        allocate: gives the memory of each array; arrays of objects have memory of their own.
+        allocate: gives the memory of each array; arrays of objects have their own memory.
     """
     mask = allocate((size,), np.dtype(np.bool_))
     mask[:num_real] = True

@@ -38,7 +38,7 @@ from millstream.transforms.flipped import any_flipped, copy_image
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _WIDE = 8
-"""Of dicts with this many keys, all values are taken at once; with fewer, one key after the other is as fast."""
+"""Of dicts with this many keys, all values are taken at once; with fewer, key by key is as fast."""
 
 _ADVICE = "in a Map before Batch, or give Batch a batch_fn that makes the batch."
 
@@ -50,7 +50,7 @@ def stack(elements: Sequence[Any], allocate: Allocate = np.empty) -> Any:
 
     Args:
         elements: at least one, all alike; they are not changed.
-        allocate: gives the memory of each array of the batch; arrays of objects have memory of their own.
+        allocate: gives the memory of each array of the batch; arrays of objects have their own memory.
 
     Raises:
         StackError: when elements differ or hold what does not stack; it says where.
