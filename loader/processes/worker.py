@@ -42,7 +42,7 @@ from millstream.loader.transport.pipeline_file import read_pipeline
 
 
 def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
-    """Lives the life of a worker, from its birth in the fork server to the end of its channel."""
+    """Serves calls until the channel closes."""
     faulthandler.enable(crash_log)
     faulthandler.register(signal.SIGUSR1, crash_log)
     with contextlib.closing(Channel(socket.socket(fileno=channel_descriptor), blocking=True)) as channel:
