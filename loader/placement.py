@@ -134,7 +134,7 @@ def _with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
 
     def replaced(leaf: Any) -> Any:
         parts = tree.parts(leaf)
-        return next(leaves) if parts is None else tree.builder(leaf)([_with_leaves(part, leaves) for part in parts])
+        return next(leaves) if parts is None else tree.rebuilt(leaf, [_with_leaves(part, leaves) for part in parts])
 
     return jax.tree.map(replaced, batch)
 

@@ -56,21 +56,26 @@ def paths(structure: Any) -> Iterator[str]:
     return (f".{name}" for name in names)
 
 
-def builder(structure: Any) -> Callable[[Iterable[Any]], Any]:
-    """Returns what makes a structure like this one from other parts, given in the order of `parts(structure)`."""
+def rebuilt(structure: Any, new_parts: Iterable[Any]) -> Any:
+    """Returns a structure like this one with other parts, given in the order of `parts(structure)`."""
+    return all_rebuilt(structure, [new_parts])[0]
+
+
+def all_rebuilt(structure: Any, rows: Iterable[Iterable[Any]]) -> list[Any]:
+    """Returns `[rebuilt(structure, row) for row in rows]`, having looked at the structure once."""
     if isinstance(structure, _MAPPINGS):
         keys = tuple(structure)
-        return lambda new: dict(zip(keys, new, strict=True))
-    names = _field_names(structure)
+        return [dict(zip(keys, row, strict=True)) for row in rows]
+    kind, names = type(structure), _field_names(structure)
     if isinstance(structure, tuple):
-        return tuple if names is None else functools.partial(tuple.__new__, type(structure))
-    return list if names is None else functools.partial(_built_dataclass, type(structure), names)
+        return list(map(tuple if names is None else functools.partial(tuple.__new__, kind), rows))
+    return list(map(list if names is None else functools.partial(_rebuilt_dataclass, kind, names), rows))
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Returns the same structure around what `function` returns for each leaf, in their order."""
     found = parts(value)
-    return function(value) if found is None else builder(value)([map_leaves(function, part) for part in found])
+    return function(value) if found is None else rebuilt(value, [map_leaves(function, part) for part in found])
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -92,7 +97,7 @@ def _field_names(value: Any) -> Sequence[str] | None:
     return [field.name for field in dataclasses.fields(type(value))]
 
 
-def _built_dataclass(kind: type, names: Iterable[str], parts: Iterable[Any]) -> Any:
+def _rebuilt_dataclass(kind: type, names: Iterable[str], parts: Iterable[Any]) -> Any:
     built: Any = object.__new__(kind)
     for name, part in zip(names, parts, strict=True):
         object.__setattr__(built, name, part)

@@ -247,7 +247,7 @@ def _rows(columns: Any, count: int) -> list[Any]:
         return list(columns)
     # Of an empty structure among the columns, each record has one.
     rows = zip(*(_rows(part, count) for part in parts), strict=True) if parts else itertools.repeat((), count)
-    return list(map(tree.builder(columns), rows))
+    return tree.all_rebuilt(columns, rows)
 
 
 def _update_crc(crc: int, value: Any) -> int:

@@ -243,8 +243,8 @@ def _stack_dataclasses(column: list[Any], path: str, allocate: Allocate) -> Any:
 def _stack_parts(first: Any, columns: Iterable[list[Any]], path: str, allocate: Allocate) -> Any:
     """Returns the batch of structures like `first`, given what they hold at each of their parts."""
     steps = tree.paths(first)
-    return tree.builder(first)(
-        [_stack(values, path + step, allocate) for step, values in zip(steps, columns, strict=True)]
+    return tree.rebuilt(
+        first, [_stack(values, path + step, allocate) for step, values in zip(steps, columns, strict=True)]
     )
 
 
