@@ -4,7 +4,8 @@ Work that waits for a disk or a network wants many. Work that waits for others o
 inside a library, is slower the more there are. One call's duration cannot tell these apart; the overall rate can.
 
 No fixed number serves both. With one thread for each of 2 cores instead of up to 16, a source that waits 20 ms for
-each batched read of 32 records gave 95 batches/s instead of 700, and JPEGs read and cropped into batches of 64 gave 19, not 24.
+each batched read of 32 records gave 95 batches/s instead of 700, and JPEGs read and cropped into batches of 64 gave 19,
+not 24.
 """
 
 from typing import final
