@@ -39,9 +39,9 @@ from millstream.loader import (
     surviving_keys,
 )
 from millstream.record import RecordMetadata
-from millstream.samplers import IndexSampler, SequentialSampler
+from millstream.samplers import IndexSampler, MixtureSampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
-from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource
+from millstream.sources import ArrayRecordDataSource, ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
 from millstream.transforms import (
     Batch,
     FilterTransform,
@@ -58,6 +58,7 @@ __all__ = [
     "ArrayRecordDataSource",
     "Batch",
     "CheckpointError",
+    "ConcatenatedDataSource",
     "DataLoader",
     "DataLoaderIterator",
     "DataSourceError",
@@ -68,6 +69,7 @@ __all__ = [
     "IndexSampler",
     "MapTransform",
     "MapWithIndexTransform",
+    "MixtureSampler",
     "MultiprocessingOptions",
     "NoSharding",
     "PaddedBatch",

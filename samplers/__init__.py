@@ -1,15 +1,22 @@
 """Which record stands at which position: orders of records, as pure functions that any process can ask.
 
 `IndexSampler` serves nearly everyone: in order or globally shuffled, for one epoch or endlessly. `SequentialSampler`
-is one epoch in order. An order of your own is a class with `__getitem__(position) -> RecordMetadata` (`Sampler`), or,
-faster, one that answers for whole blocks (`VectorisedSampler`).
+is one epoch in order. `MixtureSampler` mixes the orders of several sources. An order of your own is a class with
+`__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers for whole blocks
+(`VectorisedSampler`).
 
-    base.py          what the loader asks of a sampler, and the adapter for custom ones
-    index.py         the samplers themselves: positions, epochs, offsets
-    permutation.py   where an offset lands in a shuffled epoch
+    base.py             what the loader asks of a sampler, and the adapter for custom ones
+    index.py            all records of one source: positions, epochs, offsets
+    permutation.py      where an offset lands in a shuffled epoch
+    mixture.py          several orders as one
+    components.py       what a mixture accepts
+    weights.py          weights as whole numbers
+    proportions.py      which component stands at which position
+    mixing_schedule.py  weights that change, and where a mixture ends
 """
 
 from millstream.samplers.base import Sampler, VectorisedSampler
 from millstream.samplers.index import IndexSampler, SequentialSampler
+from millstream.samplers.mixture import MixtureSampler
 
-__all__ = ["IndexSampler", "Sampler", "SequentialSampler", "VectorisedSampler"]
+__all__ = ["IndexSampler", "MixtureSampler", "Sampler", "SequentialSampler", "VectorisedSampler"]

@@ -1,11 +1,12 @@
 """The samplers of millstream: all records of a source, in order or globally shuffled, for any number of epochs."""
 
+import copy
 import dataclasses
 import functools
 import operator
 import zlib
 from collections.abc import Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, Self, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +101,12 @@ class IndexSampler:
     def largest_key(self) -> int:
         """The largest of all record keys."""
         return self.num_records - 1 if self.keys is None else int(np.max(self.keys))
+
+    def endless(self) -> Self:
+        """Returns the same order with endlessly many epochs: this one, and what comes after its end."""
+        endless = copy.copy(self)
+        object.__setattr__(endless, "num_epochs", None)
+        return endless
 
     def fingerprint(self) -> str:
         """Returns the class and what decides the order, in words: not num_epochs, and not which shard is read.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource
+from millstream.sources import ArrayRecordDataSource, ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
 
 NUM_RECORDS = 37
 
@@ -30,6 +30,9 @@ def array_record(folder: Path) -> ArrayRecordDataSource:
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "columns": lambda _: InMemoryDataSource({"x": np.arange(NUM_RECORDS), "y": np.ones((NUM_RECORDS, 2))}),
+    "concatenated": lambda _: ConcatenatedDataSource(
+        {"a": list(range(20)), "b": RangeDataSource(20, 30), "c": InMemoryDataSource(list(range(30, NUM_RECORDS)))}
+    ),
     "list": lambda _: InMemoryDataSource([{"number": n} for n in range(NUM_RECORDS)]),
     "nested list": lambda _: InMemoryDataSource([{"number": [n, {"n": [n]}]} for n in range(NUM_RECORDS)]),
     "numbers": lambda _: InMemoryDataSource(list(range(NUM_RECORDS))),

@@ -1,0 +1,323 @@
+"""Several orders mixed into one, in exact proportions: which component stands at which position is arithmetic."""
+
+import functools
+import operator
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer, named_arguments
+from millstream.record import RecordMetadata
+from millstream.samplers.base import POSITION_LIMIT, check_range, checked_keys_at, largest_key
+from millstream.samplers.components import checked_component, checked_source_lengths, named_parts
+from millstream.samplers.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
+from millstream.samplers.weights import checked_weights
+from millstream.sharding import NoSharding, ShardOptions
+
+Weights = Sequence[Any] | Mapping[str, Any]
+
+_SHOWN_COMPONENTS, _SHOWN_WEIGHTS, _SHOWN_PARTS = 320, 60, 8
+"""How many characters of a fingerprint say what the components are, and the weights of a part; and of how many parts.
+
+So that all of them stay below what a state shows of a sampler.
+"""
+
+
+class Located(NamedTuple):
+    """Where positions of a mixture lead; int64 arrays of shape (m,).
+
+    Attributes:
+        components: the number of the component.
+        indices: the position in that component's own order; in the innermost, where a component is itself a mixture.
+        record_keys: the keys in the sources laid end to end.
+    """
+
+    components: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    record_keys: NDArray[np.int64]
+
+
+@final
+class MixtureSampler:
+    """The records of several sources in the proportions that the weights say, each source in its own sampler's order.
+
+    It goes with `ConcatenatedDataSource(sources)`, the sources in the same order or under the same names. Every prefix
+    of the order is less than one record away from the weights, for each component. (Weights of many digits, whose
+    ratios repeat only after 65,536 positions or more, may be up to 1.7 records away.) Any position is found at once,
+    nothing is drawn or stored, and hosts, workers and resumes see one order, as with every sampler.
+
+    What one component yields is what a loader of it alone would yield: its sampler decides over the order of its
+    records, its epochs and, by its seed, the draws of random operations. The index that `MapWithIndex` sees is the
+    position in that sampler's order.
+
+    Args:
+        samplers: the components' samplers: a list, or a mapping that names the components. A sampler may be any that a
+            loader takes, another mixture too. shard_options belong to the mixture, not to them.
+        weights: how many records of each component come, in proportion: numbers from 0 on, in a list or by name.
+            Decimals count as they are written: 0.3 and 0.7 are 3 and 7. A component of weight 0 has no turn.
+        stop: where the order ends. "first_exhausted": where a component has a turn and no record left for it.
+            "all_exhausted": where each has come to its end; who does so before begins anew, with new epochs if its
+            sampler has them. "drop_exhausted": where none has a record left; who is through drops out, and the others
+            go on in their proportions, so that every record comes once. Where samplers are endless (num_epochs=None),
+            the first looks at the others only; with the second and third, the order is endless.
+        shard_options: which shard of every global batch this process reads.
+        source_lengths: how many records each source has, in a list or by name. By default the samplers'
+            `num_records`; to be given where a sampler leaves records of its source out.
+
+    Attributes:
+        names: the components' names; of a list, their numbers from 0 on.
+        parts: the components' samplers by name, as they were given.
+        samplers: the same as samplers that answer for many positions at once.
+        source_lengths: how many records each source has.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
+        ValueError: a weight is negative, infinite or nan, all are 0, names do not match, a component has no records, or
+            it is not known how many records its source has.
+    """
+
+    seed: None = None
+    """Each component has its own."""
+    num_records: None = None
+    """Each component has epochs of its own."""
+
+    @named_arguments()
+    def __init__(
+        self,
+        samplers: Sequence[Any] | Mapping[str, Any],
+        weights: Weights,
+        *,
+        stop: str = FIRST_EXHAUSTED,
+        shard_options: ShardOptions | None = None,
+        source_lengths: Sequence[int] | Mapping[str, int] | None = None,
+    ) -> None:
+        self.names, given = named_parts(samplers, "samplers")
+        self.parts: dict[Any, Any] = dict(zip(self.names, given, strict=True))
+        if stop not in (FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED):
+            raise ValueError(
+                f"stop must be {FIRST_EXHAUSTED!r}, {ALL_EXHAUSTED!r} or {DROP_EXHAUSTED!r}, got {stop!r}."
+            )
+        self.stop = stop
+        self.shard_options = NoSharding() if shard_options is None else shard_options
+        if not isinstance(self.shard_options, ShardOptions):
+            raise TypeError(f"shard_options must be ShardOptions, such as NoSharding(), got {shard_options!r}.")
+        self.samplers = tuple(checked_component(name, sampler) for name, sampler in self.parts.items())
+        self.source_lengths = checked_source_lengths(self.parts, source_lengths)
+        self._changes: tuple[tuple[int, tuple[int, ...]], ...] = ((0, checked_weights(weights, self.names)),)
+        if self.num_source_records > POSITION_LIMIT:
+            raise ValueError(f"The sources of a mixture can have 2**63 records at most, got {self.num_source_records}.")
+
+    def __len__(self) -> int:
+        length = self.length
+        if length is None:
+            raise TypeError("This mixture is endless and has no len(): give its samplers num_epochs.")
+        return length
+
+    def __repr__(self) -> str:
+        return f"MixtureSampler({len(self.names)} components, {_weight_words(self._changes[0][1])}, stop={self.stop!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not what is computed from these: it is as quickly computed again.
+        names = ("names", "parts", "samplers", "source_lengths", "stop", "shard_options", "_changes")
+        return {name: vars(self)[name] for name in names}
+
+    @property
+    def length(self) -> int | None:
+        """The number of positions; None where the order is endless."""
+        return self._schedule.length
+
+    @functools.cached_property
+    def largest_key(self) -> int:
+        """No record key is larger."""
+        offset = self.num_source_records - self.source_lengths[-1]
+        largest = largest_key(self.samplers[-1])
+        return offset + (self.source_lengths[-1] - 1 if largest is None else largest)
+
+    @property
+    def num_source_records(self) -> int:
+        """How many records all sources have together."""
+        return sum(self.source_lengths)
+
+    def reweighted(self, position: int, weights: Weights) -> Self:
+        """Returns the mixture that has other weights from a position on, and is the same before.
+
+        No component begins anew: each goes on with the record after its last one. A state that was saved at the
+        position or before it can be resumed with either, so a run can change its mixture where it is:
+
+            position = step * global_batch_size
+            sampler = sampler.reweighted(position, {"web": 0.5, "books": 0.5})
+
+        Keep these calls in the training code, as they then say what the run has read. Weights that an earlier call set
+        for this position, or for later ones, are replaced.
+
+        Args:
+            position: where they begin, 0 … 2**63 - 1: counted over all shards, so that the step is multiplied by the
+                size of the global batch.
+            weights: as for the constructor, also with zeros.
+
+        Raises:
+            ValueError: the weights are no weights, or the mixture ends before the position.
+        """
+        position = as_integer(position, "position", minimum=0)
+        limit = POSITION_LIMIT - 1 if self.length is None else self.length
+        if position > limit:
+            raise ValueError(f"position must be between 0 and {limit}, where the mixture ends, got {position}.")
+        changed = checked_weights(weights, self.names)
+        kept = tuple(change for change in self._changes if change[0] < position)
+        made = object.__new__(type(self))
+        vars(made).update(self.__getstate__())
+        # The same weights go on; a new part would begin their period anew.
+        made._changes = kept if kept and kept[-1][1] == changed else (*kept, (position, changed))
+        return made
+
+    def fingerprint(self) -> str:
+        """Returns the components and, for each position from which on the weights are others, the weights.
+
+        `weights_from_500=2:1` holds from position 500 on: a state from before does not depend on it. Components whose
+        samplers have no `fingerprint()` are named by their class.
+        """
+        words = [f"component_{_word(name)}={self._component_words(number)}" for number, name in enumerate(self.names)]
+        if sum(map(len, words)) > _SHOWN_COMPONENTS:
+            words = [f"components={len(words)}{_crc(words)}"]
+        lengths = ":".join(map(str, self.source_lengths))
+        words.append(f"source_lengths={lengths if len(lengths) <= _SHOWN_WEIGHTS else _crc([lengths])}")
+        parts = [(part.start, _weight_words(part.weights)) for part in self._schedule.parts]
+        words += [f"weights_from_{start}={text}" for start, text in parts[:_SHOWN_PARTS]]
+        if rest := parts[_SHOWN_PARTS:]:
+            words.append(f"weights_from_{rest[0][0]}={len(rest)}{_crc([f'{start} {text}' for start, text in rest])}")
+        return " ".join(["MixtureSampler", *words])
+
+    def components(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the number of the component at each of the positions [start, stop), shape (stop - start,).
+
+        Raises:
+            IndexError: start is negative or above stop, or stop is beyond the end.
+        """
+        return self.locate(self._run(start, stop))[0]
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        """Returns the record key at a position, and what the component's sampler gives as its generator.
+
+        Raises:
+            IndexError: the position is negative or beyond the end.
+        """
+        position = operator.index(position)
+        (component,), (index,) = (row.tolist() for row in self.locate(self._run(position, position + 1)))
+        metadata: RecordMetadata = self._going_on[component][index]
+        return RecordMetadata(position, self._offsets[component] + metadata.record_key, metadata.rng)
+
+    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the record keys of the positions [start, stop), in the sources laid end to end; (stop - start,).
+
+        Raises:
+            IndexError: start is negative or above stop, or stop is beyond the end.
+        """
+        return self.located(self._run(start, stop)).record_keys
+
+    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the record keys of any positions, shape (m,), in their order.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+        """
+        return self.located(np.asarray(positions, dtype=np.int64)).record_keys
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the component at each position, and the position in the component's own order; both of shape (m,).
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+        """
+        if len(positions):
+            check_range(int(positions.min()), int(positions.max()) + 1, self.length)
+        components, indices = self._schedule.locate(positions)
+        if self._turns is not None:
+            indices = indices % self._turns[components]
+        return components, indices
+
+    def located(self, positions: NDArray[np.int64]) -> Located:
+        """Returns the component, the index and the record key of any positions.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+            Exception: whatever the sampler of a component raises, with a note that names the component.
+        """
+        components, indices = self.locate(positions)
+        keys, innermost = np.empty(len(positions), dtype=np.int64), indices
+        order = np.argsort(components.astype(np.int32), kind="stable")
+        counts = np.bincount(components, minlength=len(self.names)).tolist()
+        stop = 0
+        for component, count in enumerate(counts):
+            start, stop = stop, stop + count
+            if not count:
+                continue
+            rows, sampler = order[start:stop], self._going_on[component]
+            asked = indices[rows]
+            asked.flags.writeable = False
+            try:
+                if isinstance(sampler, MixtureSampler):
+                    inner = sampler.located(asked)
+                    own_keys, innermost = inner.record_keys, innermost.copy()
+                    innermost[rows] = inner.indices
+                else:
+                    own_keys = checked_keys_at(sampler, asked)
+            except Exception as error:
+                error.add_note(f"millstream: in component {self.names[component]!r} of the mixture.")
+                raise
+            keys[rows] = own_keys + self._offsets[component]
+        return Located(components, innermost, keys)
+
+    @functools.cached_property
+    def _schedule(self) -> MixingSchedule:
+        return MixingSchedule(self._changes, [sampler.length for sampler in self.samplers], self.stop)
+
+    @functools.cached_property
+    def _offsets(self) -> list[int]:
+        ends = np.cumsum(np.array(self.source_lengths, dtype=object))
+        return [int(end) - length for end, length in zip(ends, self.source_lengths, strict=True)]
+
+    @functools.cached_property
+    def _going_on(self) -> tuple[Any, ...]:
+        """The samplers, where components begin anew those of which have epochs after the last."""
+        if self.stop != ALL_EXHAUSTED:
+            return self.samplers
+        return tuple(sampler.endless() if hasattr(sampler, "endless") else sampler for sampler in self.samplers)
+
+    @functools.cached_property
+    def _turns(self) -> NDArray[np.int64] | None:
+        """After how many elements a component begins with its first one again; None where none does."""
+        if self.stop != ALL_EXHAUSTED or all(sampler.length is None for sampler in self._going_on):
+            return None
+        lengths = [sampler.length for sampler in self._going_on]
+        return np.array([min(length or POSITION_LIMIT, POSITION_LIMIT - 1) for length in lengths], dtype=np.int64)
+
+    def _run(self, start: int, stop: int) -> NDArray[np.int64]:
+        start, stop = operator.index(start), operator.index(stop)
+        check_range(start, stop, self.length)
+        # Not np.arange(start, stop): stop may be 2**63, one more than an int64 holds.
+        return np.arange(stop - start, dtype=np.int64) + start
+
+    def _component_words(self, number: int) -> str:
+        sampler = self.parts[self.names[number]]
+        own = getattr(sampler, "fingerprint", None)
+        first, *rest = str(own() if callable(own) else type(sampler).__qualname__).split(" ")
+        going_on = self._going_on[number].length
+        rest += [f"length={going_on}"] if self.stop == ALL_EXHAUSTED and going_on is not None else []
+        return f"{first}({','.join(rest)})"
+
+
+def _weight_words(weights: Sequence[int]) -> str:
+    text = ":".join(map(str, weights))
+    return text if len(text) <= _SHOWN_WEIGHTS else f"{len(weights)}{_crc([text])}"
+
+
+def _crc(texts: Sequence[str]) -> str:
+    return f"#{zlib.crc32(' '.join(texts).encode()):08x}"
+
+
+def _word(name: object) -> str:
+    return re.sub(r"\W", "_", str(name))

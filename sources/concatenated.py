@@ -1,0 +1,173 @@
+"""Several sources laid end to end: where the records of a mixture come from."""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Self, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import named_arguments
+from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
+from millstream.sources.lookalikes import advice_for
+
+_SHOWN_WORDS = 160
+"""The most characters with which a fingerprint says what the parts are; more of it is a checksum."""
+
+_KEY_LIMIT = 1 << 63
+
+
+@final
+class ConcatenatedDataSource:
+    """The records of several sources, laid end to end: first all of the first one, then those of the second, and so on.
+
+    A batch costs one read of each source that it touches: its `__getitems__` is used where it has one. `locate` says
+    which source a record is from. With a `MixtureSampler` for the order, it is the source of a mixture.
+
+    Args:
+        sources: the sources: a list, or a mapping that names them. Each is anything with `len` and `source[key]`.
+
+    Attributes:
+        names: the sources' names; of a list, their numbers from 0 on.
+        parts: the sources by name, as they were given.
+        lengths: how many records each source has, an int64 array of shape (sources,).
+
+    Raises:
+        TypeError: something is not a source.
+        ValueError: there is no source, or one without records.
+    """
+
+    takes_key_arrays: ClassVar[bool] = True
+
+    @named_arguments()
+    def __init__(self, sources: Sequence[Any] | Mapping[str, Any]) -> None:
+        if isinstance(sources, (str, bytes)) or not isinstance(sources, (Sequence, Mapping)):
+            raise TypeError(f"sources must be a list, or a mapping by name, got {type(sources).__name__}.")
+        self.parts: dict[Any, Any] = dict(sources if isinstance(sources, Mapping) else enumerate(sources))
+        self.names: tuple[Any, ...] = tuple(self.parts)
+        if not self.parts:
+            raise ValueError("sources must have at least one source, got none.")
+        lengths = [_checked_length(name, source) for name, source in self.parts.items()]
+        if sum(lengths) > _KEY_LIMIT:
+            raise ValueError(f"Sources laid end to end can have 2**63 records at most, got {sum(lengths)}.")
+        self.lengths = np.array(lengths, dtype=np.int64)
+        self._num_records = sum(lengths)
+        self._starts = np.cumsum(self.lengths) - self.lengths
+        self._readers = [_reader(source) for source in self.parts.values()]
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __getitem__(self, record_key: SupportsIndex) -> Any:
+        key = checked_record_key(record_key, self._num_records)
+        part = int(np.searchsorted(self._starts, key, side="right")) - 1
+        (record,) = self._read(part, np.array([key - self._starts[part]]))
+        return record
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
+        """Returns the records of the keys, in their order; keys may repeat. Each source is asked once."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        parts, own_keys = self._locate(keys)
+        # Sorted as small integers, which takes a tenth of the time.
+        order = np.argsort(parts.astype(np.min_scalar_type(len(self.names))), kind="stable")
+        own_keys = own_keys[order]
+        records: list[Any] = []
+        for part, count in enumerate(np.bincount(parts, minlength=len(self.names)).tolist()):
+            if count:
+                start = len(records)
+                records += self._read(part, own_keys[start : start + count])
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return list(items_at(records, places.tolist()))
+
+    def __repr__(self) -> str:
+        kinds = dict.fromkeys(type(source).__name__ for source in self.parts.values())
+        named = ", ".join(list(kinds)[:4]) + (", …" if len(kinds) > 4 else "")
+        return f"ConcatenatedDataSource({self._num_records:,} records in {len(self.parts)} sources: {named})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_readers"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._readers = [_reader(source) for source in self.parts.values()]
+
+    def locate(self, record_keys: RecordKeys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns which source each record is from, as its number, and its key in that source; both of shape (n,).
+
+        `source.names[number]` is the name. So `locate(loader.record_keys(step))` tells what a batch is made of.
+
+        Raises:
+            IndexError: a key is negative, or beyond the last record.
+        """
+        return self._locate(checked_record_keys(record_keys, self._num_records))
+
+    def close(self) -> None:
+        """Closes those sources that can be closed. May be called again."""
+        for source in self.parts.values():
+            if callable(close := getattr(source, "close", None)):
+                close()
+
+    def fingerprint(self) -> str:
+        """Returns the number of records and what each source says of itself; of one that does not, its class."""
+        words = []
+        for name, source in self.parts.items():
+            own = getattr(source, "fingerprint", None)
+            text = str(own()) if callable(own) else f"{type(source).__name__} records={len(source)}"
+            words.append(f"{name}: {text}".replace(" ", ","))
+        texts = ";".join(words)
+        if len(texts) > _SHOWN_WORDS:
+            texts = f"#{zlib.crc32(texts.encode('utf-8', 'surrogatepass')):08x}"
+        return f"Concatenated sources={len(words)} records={self._num_records} of={texts}"
+
+    def _locate(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        parts = np.searchsorted(self._starts, keys, side="right") - 1
+        return parts, keys - self._starts[parts]
+
+    def _read(self, part: int, keys: NDArray[np.int64]) -> Sequence[Any]:
+        """Returns records of one source; an error gets a note that says which."""
+        try:
+            records = self._readers[part](keys)
+        except Exception as error:
+            name = self.names[part]
+            shown = ", ".join(map(str, keys[:4].tolist())) + (", …" if len(keys) > 4 else "")
+            error.add_note(f"millstream: in source {name!r}, its record{'s'[: len(keys) > 1]} {shown}.")
+            raise
+        if len(records) != len(keys):
+            raise ValueError(
+                f"__getitems__ of source {self.names[part]!r}, a {type(self.parts[self.names[part]]).__name__}, was "
+                f"asked for {len(keys)} records and gave {len(records)}."
+            )
+        return records
+
+
+def _checked_length(name: Any, source: Any) -> int:
+    """Returns how many records a source has; refuses what is not one."""
+    if advice := advice_for(source):
+        raise TypeError(f"Source {name!r} must be a source of records, got {type(source).__name__}: {advice}")
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise TypeError(f"Source {name!r} must have len(source) and source[key], got {type(source).__name__}.")
+    if not len(source):
+        raise ValueError(f"Source {name!r} must have at least one record, got an empty {type(source).__name__}.")
+    return len(source)
+
+
+def _reader(source: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:
+    """Returns the function that reads records of a source: in one call where it can."""
+    if isinstance(source, (list, tuple)) and not hasattr(source, "__getitems__"):
+        source = HeldRecords(source)
+    read_many = getattr(source, "__getitems__", None)
+    if read_many is None:
+        return lambda keys: [source[key] for key in keys.tolist()]
+    if getattr(source, "takes_key_arrays", False) is True:
+        return read_many  # type: ignore[no-any-return]  # the protocol says so
+    return lambda keys: read_many(keys.tolist())

@@ -1,0 +1,270 @@
+"""MixtureSampler: exact shares, each component's own order, ends, changed weights, any range alone."""
+
+import itertools
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream import IndexSampler, MixtureSampler, RecordMetadata, ShardOptions
+from millstream.samplers.proportions import proportions
+from millstream.samplers.weights import checked_weights, reduced
+
+Change = tuple[int, tuple[int, ...]]
+STOPS = ["first_exhausted", "all_exhausted", "drop_exhausted"]
+
+
+def plain_mixture(changes: Sequence[Change], lengths: Sequence[int | None], stop: str) -> Iterator[tuple[int, int]]:
+    """Yields component and index position by position: the oracle."""
+    drawn, begun = [0] * len(lengths), 0
+    weights: tuple[int, ...] = ()
+    now: tuple[int, ...] = ()
+    for position in itertools.count():
+        through = [length is not None and count >= length for count, length in zip(drawn, lengths, strict=True)]
+        weights = dict(changes).get(position, weights)
+        having = tuple(0 if stop == "drop_exhausted" and done else w for w, done in zip(weights, through, strict=True))
+        if not any(having) or (stop == "all_exhausted" and all(through[c] for c, w in enumerate(having) if w)):
+            return
+        if having != now or position in dict(changes):
+            now, begun = having, position
+        turns = [component for component, weight in enumerate(having) if weight]
+        place, _ = proportions(reduced([having[c] for c in turns])).locate(np.array([position - begun]))
+        component = turns[place[0]]
+        if stop == "first_exhausted" and through[component]:
+            return
+        yield component, drawn[component]
+        drawn[component] += 1
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> tuple[MixtureSampler, list[Change], list[int | None], str]:
+    """Draws a mixture, perhaps reweighted, and what it is made of."""
+    count = draw(st.integers(1, 5))
+    weights = st.lists(st.integers(0, 9), min_size=count, max_size=count).filter(any).map(reduced)
+    sizes = draw(st.lists(st.integers(1, 40), min_size=count, max_size=count))
+    epochs = draw(st.lists(st.none() | st.integers(1, 2), min_size=count, max_size=count))
+    stop = draw(st.sampled_from(STOPS))
+    samplers = [
+        IndexSampler(size, shuffle=True, seed=number, num_epochs=times)
+        for number, (size, times) in enumerate(zip(sizes, epochs, strict=True))
+    ]
+    changes = [(0, draw(weights))]
+    mixture = MixtureSampler(samplers, changes[0][1], stop=stop)
+    for position in sorted(draw(st.sets(st.integers(1, 60), max_size=2))):
+        if mixture.length is None or position <= mixture.length:
+            changed = draw(weights)
+            mixture = mixture.reweighted(position, changed)
+            changes += [] if changed == changes[-1][1] else [(position, changed)]
+    return mixture, changes, [sampler.length for sampler in samplers], stop
+
+
+@given(drawn=mixtures())
+def test_a_mixture_is_its_oracle(drawn: tuple[MixtureSampler, list[Change], list[int | None], str]) -> None:
+    """Components, indices and the end, under each rule and with weights that change."""
+    mixture, changes, lengths, stop = drawn
+    expected = list(itertools.islice(plain_mixture(changes, lengths, stop), 200))
+    assert mixture.length == (len(expected) if len(expected) < 200 else mixture.length)
+    assert mixture.length is None or mixture.length >= len(expected)
+    components, indices = mixture.locate(np.arange(len(expected)))
+    assert list(zip(components.tolist(), indices.tolist(), strict=True)) == expected
+    assert mixture.components(0, len(expected)).tolist() == [component for component, _ in expected]
+
+
+@given(drawn=mixtures())
+def test_record_keys_are_those_of_each_component_on_its_own(
+    drawn: tuple[MixtureSampler, list[Change], list[int | None], str],
+) -> None:
+    """The keys of a component, less where its source begins, are its sampler's, and go on with new epochs."""
+    mixture = drawn[0]
+    count = 200 if mixture.length is None else min(mixture.length, 200)
+    keys, components = mixture.record_keys(0, count), mixture.components(0, count)
+    starts = np.cumsum([0, *mixture.source_lengths])
+    for number, sampler in mixture.parts.items():
+        own = keys[components == number] - starts[number]
+        assert own.tolist() == sampler.endless().record_keys(0, len(own)).tolist()
+
+
+@given(drawn=mixtures(), start=st.integers(0, 100), count=st.integers(0, 50), seed=st.integers(0, 99))
+def test_any_positions_alone_give_the_same(
+    drawn: tuple[MixtureSampler, list[Change], list[int | None], str], start: int, count: int, seed: int
+) -> None:
+    """A range, any positions in any order, a single one, and a pickled copy."""
+    mixture = drawn[0]
+    length = 150 if mixture.length is None else min(mixture.length, 150)
+    start = min(start, length)
+    stop = min(start + count, length)
+    everything = mixture.record_keys(0, length)
+    copy = pickle.loads(pickle.dumps(mixture))
+    some = np.random.default_rng(seed).integers(0, length, 20) if length else np.arange(0)
+    assert copy.record_keys(start, stop).tolist() == everything[start:stop].tolist()
+    assert copy.record_keys_at(some).tolist() == everything[some].tolist()
+    assert [copy[position].record_key for position in some.tolist()] == everything[some].tolist()
+    assert copy.fingerprint() == mixture.fingerprint()
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_positions_beyond_the_end_are_index_errors(stop: str) -> None:
+    """As of every sampler."""
+    mixture = MixtureSampler([IndexSampler(3, num_epochs=1), IndexSampler(5, num_epochs=1)], [1, 1], stop=stop)
+    assert len(mixture) == {"first_exhausted": 6, "all_exhausted": 10, "drop_exhausted": 8}[stop]
+    assert mixture.record_keys(len(mixture), len(mixture)).tolist() == []
+    with pytest.raises(IndexError, match=f"0 to {len(mixture)}"):
+        mixture[len(mixture)]
+    with pytest.raises(IndexError):
+        mixture.record_keys_at(np.array([0, -1]))
+
+
+def test_an_endless_mixture_reaches_the_last_position() -> None:
+    """Positions up to 2**63 - 1, of sources whose keys are as large."""
+    mixture = MixtureSampler([IndexSampler(2**62, shuffle=True, seed=1), IndexSampler(2**62)], [1, 1])
+    assert mixture.length is None
+    with pytest.raises(TypeError, match="endless"):
+        len(mixture)
+    last = mixture[2**63 - 1]
+    assert mixture.record_keys(2**63 - 4, 2**63)[-1] == last.record_key == 2**63 - 1
+
+
+class Thirds:
+    """A sampler of one's own: one record of three, seven of them."""
+
+    num_records = 21
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        return RecordMetadata(position, 3 * position + 2, np.random.default_rng(position))
+
+
+def test_a_sampler_of_ones_own_is_a_component() -> None:
+    """It is asked for its positions; where it has to begin anew, it begins with its first one."""
+    mixture = MixtureSampler(
+        {"own": Thirds(), "plain": IndexSampler(20, num_epochs=1)}, {"plain": 1, "own": 1}, stop="all_exhausted"
+    )
+    keys, components = mixture.record_keys(0, len(mixture)), mixture.components(0, len(mixture))
+    assert keys[components == 0].tolist() == [2 + 3 * (number % 7) for number in range(20)]
+    rng = mixture[0].rng
+    assert rng is not None
+    assert rng.integers(1000) == np.random.default_rng(0).integers(1000)
+
+
+def test_mixtures_of_mixtures() -> None:
+    """A component may be a mixture: its records lie where its own components have them."""
+    inner = MixtureSampler([IndexSampler(4), IndexSampler(6)], [1, 1])
+    outer = MixtureSampler([IndexSampler(5), inner], [1, 1])
+    keys, components = outer.record_keys(0, 40), outer.components(0, 40)
+    assert (keys[components == 1] - 5).tolist() == inner.record_keys(0, 20).tolist()
+    assert outer.num_source_records == 15
+
+
+@pytest.mark.parametrize(
+    ("weights", "whole"),
+    [
+        ([0.3, 0.7], (3, 7)),
+        ([np.float32(0.1), 0.2], (1, 2)),
+        ([1e-3, 2], (1, 2000)),
+        ([4, 0, 6], (2, 0, 3)),
+        ({"b": 1, "a": 2}, (2, 1)),
+    ],
+)
+def test_weights_are_the_decimals_that_were_written(weights: Any, whole: tuple[int, ...]) -> None:
+    """In lowest terms."""
+    names = sorted(weights) if isinstance(weights, dict) else range(len(weights))
+    assert checked_weights(weights, names) == whole  # type: ignore[arg-type]  # numbers name as well
+
+
+@given(weights=st.lists(st.floats(1e-3, 1), min_size=2, max_size=20))
+def test_weights_of_many_digits_are_as_near_as_31_bits_allow(weights: list[float]) -> None:
+    """The whole numbers' sum is below 2**31, and no share is further than one in 2**31 off."""
+    whole = checked_weights(weights, range(len(weights)))  # type: ignore[arg-type]  # as above
+    assert sum(whole) < 2**31
+    for number, weight in zip(whole, weights, strict=True):
+        assert number / sum(whole) == pytest.approx(weight / sum(weights), abs=2**-30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([IndexSampler(3)], [-1]), ValueError, "component 0 must be a number, 0 or above, got -1"),
+        (([IndexSampler(3)], [float("nan")]), ValueError, "got nan"),
+        (([IndexSampler(3)], [float("inf")]), ValueError, "got inf"),
+        (([IndexSampler(3)], ["much"]), TypeError, "must be a number"),
+        (([IndexSampler(3)], [True]), TypeError, "must be a number"),
+        (([IndexSampler(3)], [0]), ValueError, "nothing but zeros"),
+        (([IndexSampler(3)] * 2, [1, 2**40]), ValueError, "would never have a turn"),
+        (([IndexSampler(3)], [1, 2]), ValueError, "for each of the 1 components, got 2"),
+        (([IndexSampler(3)], 1), TypeError, "a list of numbers, or a mapping"),
+        (({"a": IndexSampler(3)}, {"b": 1}), ValueError, "no weight for 'a', there is no component 'b'"),
+        (([], []), ValueError, "at least one component"),
+        ((IndexSampler(3), [1]), TypeError, "must be a list, or a mapping"),
+        (({1: IndexSampler(3)}, [1]), TypeError, "named by strings"),
+        (([3], [1]), TypeError, "got int"),
+        (([IndexSampler(2, keys=[0, 7])], [1]), ValueError, r"Give source_lengths=\[len\(source\), ...\]"),
+        (([IndexSampler(3, ShardOptions(0, 2))], [1]), ValueError, "give shard_options to the MixtureSampler"),
+        (([IndexSampler(2**63)] * 2, [1, 1]), ValueError, r"2\*\*63 records at most"),
+    ],
+)
+def test_what_is_no_mixture_is_refused_when_it_is_built(arguments: Any, error: type[Exception], message: str) -> None:
+    """Each with what was asked, and the rule."""
+    with pytest.raises(error, match=message):
+        MixtureSampler(*arguments)
+
+
+def test_sources_may_be_longer_than_their_samplers() -> None:
+    """`source_lengths` says where each source begins; one that is too short for its sampler is refused."""
+    some = IndexSampler(2, keys=[0, 7])
+    mixture = MixtureSampler([some, IndexSampler(3)], [1, 1], source_lengths=[10, 3])
+    assert mixture.record_keys(0, 4).tolist() == [0, 10, 7, 11]
+    assert mixture.largest_key == 12
+    with pytest.raises(ValueError, match="up to 7, but source_lengths says that its source has 7"):
+        MixtureSampler([some], [1], source_lengths=[7])
+    with pytest.raises(ValueError, match="one number for each of"):
+        MixtureSampler([some], [1], source_lengths=[9, 9])
+
+
+def test_stop_and_names_of_arguments_are_checked() -> None:
+    """A rule that is none, and an argument that is none."""
+    with pytest.raises(ValueError, match="'first_exhausted', 'all_exhausted' or 'drop_exhausted', got 'never'"):
+        MixtureSampler([IndexSampler(3)], [1], stop="never")
+    with pytest.raises(TypeError, match="did you mean 'weights'"):
+        MixtureSampler([IndexSampler(3)], weight=[1])  # type: ignore[call-arg]
+
+
+def test_reweighting_beyond_the_end_is_refused() -> None:
+    """At the end itself, a mixture can go on with what is left."""
+    samplers = [IndexSampler(4, num_epochs=1), IndexSampler(4, num_epochs=1)]
+    mixture = MixtureSampler(samplers, [3, 1])
+    assert len(mixture) == 5
+    with pytest.raises(ValueError, match="between 0 and 5, where the mixture ends, got 6"):
+        mixture.reweighted(6, [1, 1])
+    longer = mixture.reweighted(5, [0, 1])
+    assert sorted(longer.record_keys(0, len(longer)).tolist()) == list(range(8))
+
+
+def test_the_same_weights_change_nothing() -> None:
+    """A period is not begun anew where the weights are in the ratios that they had."""
+    mixture = MixtureSampler([IndexSampler(50), IndexSampler(50)], [2, 1])
+    same = mixture.reweighted(7, [0.4, 0.2])
+    assert same.fingerprint() == mixture.fingerprint()
+    assert same.record_keys(0, 30).tolist() == mixture.record_keys(0, 30).tolist()
+    assert mixture.reweighted(7, [1, 5]).reweighted(0, [2, 1]).fingerprint() == mixture.fingerprint()
+
+
+def test_fingerprints_say_components_and_weights_and_stay_short() -> None:
+    """In words that are compared one by one; of many components and parts, checksums."""
+    mixture = MixtureSampler({"web": IndexSampler(9), "a b": IndexSampler(5)}, {"web": 2, "a b": 1})
+    assert mixture.reweighted(6, [1, 0]).fingerprint() == (
+        "MixtureSampler component_web=IndexSampler(num_records=9,shuffle=False,seed=None) "
+        "component_a_b=IndexSampler(num_records=5,shuffle=False,seed=None) source_lengths=9:5 "
+        "weights_from_0=2:1 weights_from_6=1:0"
+    )
+    many = [IndexSampler(number + 1, num_epochs=1) for number in range(300)]
+    text = MixtureSampler(many, [1] * 300, stop="drop_exhausted").fingerprint()
+    assert len(text) < 1000
+    assert text.count("weights_from_") == 9
+    other = [*many[:-1], IndexSampler(300, shuffle=True, seed=5, num_epochs=1)]
+    assert MixtureSampler(other, [1] * 300, stop="drop_exhausted").fingerprint() != text

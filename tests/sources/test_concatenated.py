@@ -1,0 +1,134 @@
+"""ConcatenatedDataSource: sources end to end, one read each, errors that name the source."""
+
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
+
+
+class Counted:
+    """Records 0, 10, 20, …; knows how often it was asked."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.asked: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: int) -> int:
+        if key == 3:
+            raise RuntimeError("three")
+        return 10 * key
+
+    def __getitems__(self, keys: list[int]) -> list[int]:
+        self.asked.append(list(keys))
+        return [self[key] for key in keys]
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6), data=st.data())
+def test_it_is_a_list_of_all_records(sizes: list[int], data: st.DataObject) -> None:
+    """Any keys, one by one or at once, and where each is from; a pickled copy, too."""
+    lists = [[(number, key) for key in range(size)] for number, size in enumerate(sizes)]
+    expected = list(itertools.chain.from_iterable(lists))
+    kinds = [list, tuple, InMemoryDataSource]
+    source = ConcatenatedDataSource([data.draw(st.sampled_from(kinds))(records) for records in lists])
+    keys = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=20))
+    assert len(source) == len(expected)
+    for one in (source, pickle.loads(pickle.dumps(source))):
+        assert list(one.__getitems__(keys)) == [expected[key] for key in keys]
+        assert list(one.__getitems__(np.array(keys))) == [expected[key] for key in keys]
+        assert [one[key] for key in keys] == [expected[key] for key in keys]
+    parts, own = source.locate(keys)
+    assert list(zip(parts.tolist(), own.tolist(), strict=True)) == [expected[key] for key in keys]
+
+
+def test_each_source_is_asked_once() -> None:
+    """For all of its records in a batch, in their order; sources without records in it are not asked."""
+    sources = [Counted(3), Counted(3), Counted(3)]
+    assert ConcatenatedDataSource(sources).__getitems__([7, 0, 8, 1, 0]) == [10, 0, 20, 10, 0]
+    assert [source.asked for source in sources] == [[[0, 1, 0]], [], [[1, 2]]]
+
+
+def test_records_of_lists_can_be_changed() -> None:
+    """As when a loader reads a list: dicts are copies."""
+    records = [{"a": 1}]
+    source = ConcatenatedDataSource([records, [5]])
+    source[0]["a"] = 2
+    source.__getitems__([0])[0]["a"] = 3
+    assert records == [{"a": 1}]
+
+
+def test_an_error_names_the_source_and_its_record() -> None:
+    """Also of sources that are named by a mapping."""
+    source = ConcatenatedDataSource({"web": [1, 2], "books": Counted(9)})
+    with pytest.raises(RuntimeError, match="three") as caught:
+        source[5]
+    assert caught.value.__notes__ == ["millstream: in source 'books', its record 3."]
+    with pytest.raises(RuntimeError) as caught:
+        source.__getitems__([0, 5, 4])
+    assert caught.value.__notes__ == ["millstream: in source 'books', its records 3, 2."]
+
+
+def test_too_few_records_are_an_error() -> None:
+    """No record moves up to where another one was due."""
+
+    class Short(Counted):
+        def __getitems__(self, keys: list[int]) -> list[int]:
+            return [0 for _ in keys[1:]]
+
+    with pytest.raises(ValueError, match="source 1, a Short, was asked for 2 records and gave 1"):
+        ConcatenatedDataSource([[1], Short(4)]).__getitems__([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("sources", "error", "message"),
+    [
+        ([], ValueError, "at least one source"),
+        ([[1], []], ValueError, "Source 1 must have at least one record"),
+        ([[1], 5], TypeError, r"Source 1 must have len\(source\)"),
+        ({"a": "path"}, TypeError, "Source 'a' must be a source of records"),
+        ("path", TypeError, "must be a list, or a mapping"),
+        ([range(2**62)] * 3, ValueError, r"2\*\*63 records at most"),
+    ],
+)
+def test_what_is_no_list_of_sources_is_refused(sources: Any, error: type[Exception], message: str) -> None:
+    """When it is built."""
+    with pytest.raises(error, match=message):
+        ConcatenatedDataSource(sources)
+
+
+def test_fingerprints_follow_the_parts() -> None:
+    """Another part, another name or another order is another source."""
+    texts = [
+        ConcatenatedDataSource(parts).fingerprint()
+        for parts in (
+            [RangeDataSource(0, 5), RangeDataSource(0, 6)],
+            [RangeDataSource(0, 6), RangeDataSource(0, 5)],
+            {"a": RangeDataSource(0, 5), "b": RangeDataSource(0, 6)},
+            [RangeDataSource(0, 5)] * 30,
+        )
+    ]
+    assert len(set(texts)) == 4
+    assert max(map(len, texts)) < 250
+
+
+def test_closing_closes_the_parts() -> None:
+    """Those that can be closed."""
+
+    class Open(Counted):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    part = Open(3)
+    with ConcatenatedDataSource([part, [1]]):
+        pass
+    assert part.closed == 1
