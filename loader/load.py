@@ -1,23 +1,26 @@
 """The short way to a DataLoader."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
-from millstream.checks import named_arguments
+from millstream.checks import as_integer, named_arguments
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.habits import LOAD_HABITS, LOAD_NEEDS_NAMES
 from millstream.loader.pipeline.arguments import Operations, check_list, check_source
 from millstream.loader.threads.options import ReadOptions
-from millstream.samplers import IndexSampler
+from millstream.randomness import SEED_LIMIT
+from millstream.samplers import IndexSampler, MixtureSampler, Sampler
 from millstream.sharding import ShardOptions
-from millstream.sources import DataSource
+from millstream.sources import ConcatenatedDataSource, DataSource
 from millstream.transforms import Batch
 
 
 @named_arguments(LOAD_HABITS, LOAD_NEEDS_NAMES)
 def load(
-    source: DataSource[Any],
+    source: DataSource[Any] | Mapping[str, DataSource[Any]],
     *,
+    weights: Mapping[str, Any] | Sequence[Any] | None = None,
+    stop: str = "first_exhausted",
     num_epochs: int | None = None,
     shuffle: bool = False,
     seed: int | None = None,
@@ -31,11 +34,17 @@ def load(
 ) -> DataLoader:
     """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
 
+    With weights, it is a mixture of several sources, with an `IndexSampler` for each:
+
+        millstream.load({"web": web, "books": books}, weights={"web": 0.7, "books": 0.3}, shuffle=True, seed=0)
+
     Args:
-        source: where records come from.
-        num_epochs: how often to go through the source; None for endlessly.
+        source: where records come from; with weights, a mapping from names to sources, the components of a mixture.
+        weights: how many records of each component come, in proportion, by name or in their order.
+        stop: where a mixture ends, see `MixtureSampler`.
+        num_epochs: how often to go through the source, or through each source; None for endlessly.
         shuffle: whether to shuffle, anew in each epoch; needs a seed.
-        seed: of the order and of all random operations, 0 … 2**64 - 1.
+        seed: of the order and of all random operations, 0 … 2**64 - 1. Component number k of a mixture has seed + k.
         shard_options: which part of every global batch to read.
         transformations: what to do with each record, before the batch is made.
         batch_size: elements in a batch, per shard; None for no batches.
@@ -47,17 +56,43 @@ def load(
     Raises:
         TypeError, ValueError: as `DataLoader`.
     """
-    check_source(source)
+    if weights is None:
+        check_source(source)  # type: ignore[arg-type]  # which refuses a mapping
     check_list(transformations, "transformations")
     if batch_fn is not None and batch_size is None:
         raise ValueError("batch_fn makes batches, but batch_size=None asks for none: give batch_size as well.")
-    sampler = IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+    sampler: Sampler
+    if weights is None:
+        sampler = IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+    else:
+        source = ConcatenatedDataSource(_checked_components(source))
+        samplers = {
+            name: IndexSampler(len(part), shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
+            for number, (name, part) in enumerate(source.parts.items())
+        }
+        sampler = MixtureSampler(samplers, weights, stop=stop)
     batch = [] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn)]
     return DataLoader(
-        data_source=source,
+        data_source=cast("DataSource[Any]", source),
         sampler=sampler,
         operations=[*transformations, *batch],
         worker_count=worker_count,
         shard_options=shard_options,
         read_options=read_options,
     )
+
+
+def _checked_components(sources: Any) -> Mapping[str, DataSource[Any]]:
+    if not isinstance(sources, Mapping):
+        raise TypeError(
+            "weights mix several sources, which are given by name: write load({'web': web, 'books': books}, "
+            f"weights=...), got {type(sources).__name__}."
+        )
+    return sources
+
+
+def _nth_seed(seed: int | None, number: int) -> int | None:
+    """Returns the seed of a component: two with one seed would draw the same."""
+    if seed is None or not 0 <= as_integer(seed, "seed") < SEED_LIMIT:
+        return seed  # The sampler refuses what is not a seed.
+    return (seed + number) % SEED_LIMIT

@@ -48,6 +48,7 @@ from millstream.transforms import (
     FlatMapTransform,
     MapTransform,
     MapWithIndexTransform,
+    OnlyFor,
     PaddedBatch,
     RandomMapTransform,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "MixtureSampler",
     "MultiprocessingOptions",
     "NoSharding",
+    "OnlyFor",
     "PaddedBatch",
     "RandomMapTransform",
     "RangeDataSource",

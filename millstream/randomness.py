@@ -76,9 +76,14 @@ def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.rand
 
 
 def generators(
-    seed: int, epochs: NDArray[np.integer[Any]], indices: NDArray[np.integer[Any]], operation: int = 0
+    seed: int | NDArray[np.uint64],
+    epochs: NDArray[np.integer[Any]],
+    indices: NDArray[np.integer[Any]],
+    operation: int = 0,
 ) -> "Iterator[np.random.Generator]":
     """Yields `generator(seed, epoch, index, operation)` for each pair, as one object whose state is set each time.
+
+    The seed is one for all, or an array with one for each.
 
     Setting a state costs a hundredth of building a generator. The object yielded is therefore valid until the next one
     is asked for; draw from it, do not keep it.

@@ -8,7 +8,7 @@ of positions at once.
 import dataclasses
 import operator
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,8 @@ class Sampler(Protocol):
     `fingerprint() -> str`
         A line of words that identifies the order: its class and whatever decides which record key and which randomness
         a position has, the same words in every process. It goes into checkpoints: a state is refused by another order,
-        and the error shows what differs; words of the form `name=value` are compared one by one. Leave out how many
+        and the error shows what differs; words of the form `name=value` are compared one by one, and one whose name
+        ends in `_from_` and a position only by states from after that position. Leave out how many
         epochs there are and which shard is read, so that a state can be resumed with more epochs, and on other hosts.
         Without it, the loader describes the sampler's class, code and attributes, and so refuses a state for an
         attribute that makes no difference.
@@ -76,6 +77,44 @@ class VectorisedSampler(Sampler, Protocol):
     def record_keys_at(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
         """Returns the record keys of any positions, shape (m,), in their order. The array of positions is read-only."""
         ...
+
+
+class MixedSampler(VectorisedSampler, Protocol):
+    """A sampler whose positions are dealt to components, each with a sampler of its own.
+
+    Its `seed` and `num_records` are None. Random operations draw from the generators of a component's own sampler, at
+    the position in that sampler's order.
+    """
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """What the components are called."""
+        ...
+
+    @property
+    def samplers(self) -> "tuple[VectorisedSampler | AdaptedSampler, ...]":
+        """The components' samplers."""
+        ...
+
+    @property
+    def source_lengths(self) -> tuple[int, ...]:
+        """How many records the source of each component has."""
+        ...
+
+    def locate(self, positions: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the number of the component, and the position in its own order, of any positions."""
+        ...
+
+    def located(
+        self, positions: NDArray[np.int64], /
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the number of the component, the position in the innermost order, and the record key."""
+        ...
+
+
+def is_mixed(sampler: object) -> TypeGuard[MixedSampler]:
+    """Whether a sampler deals its positions to components."""
+    return hasattr(sampler, "located")
 
 
 _VECTORISED_MEMBERS = ("seed", "num_records", "length", "record_keys", "record_keys_at")

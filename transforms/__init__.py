@@ -2,6 +2,7 @@
 
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
+from millstream.transforms.only_for import OnlyFor
 from millstream.transforms.transformation import Transformation
 
 FilterTransform = Filter
@@ -20,6 +21,7 @@ __all__ = [
     "MapTransform",
     "MapWithIndex",
     "MapWithIndexTransform",
+    "OnlyFor",
     "PaddedBatch",
     "RandomMap",
     "RandomMapTransform",

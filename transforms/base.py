@@ -191,7 +191,7 @@ def as_transformation(operation: Any) -> Transformation:
         otherwise = "" if issubclass(operation, Transformation) else f", or Map({name}) to call it with each element"
         raise TypeError(f"An operation must be an instance, got the class {name}: write {name}(...){otherwise}.")
     if isinstance(operation, Transformation):
-        if not isinstance(operation, Batch):
+        if not operation.is_complete:
             _check_subclass(operation)
         return operation
     if callable(operation):

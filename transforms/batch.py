@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ class Batch(Transformation):
             element is in exactly one batch. Such a Batch is the only one of its pipeline.
     """
 
+    is_complete: ClassVar[bool] = True
     batch_size: int
     drop_remainder: bool = False
     batch_fn: Callable[[list[Any]], Any] | None = None

@@ -8,6 +8,8 @@ class Transformation:
 
     Attributes:
         keeps_count: whether the number of elements that come out depends on nothing but the number that go in.
+        is_complete: whether the class is a kind by itself, to which users add no method: Batch, OnlyFor.
     """
 
     keeps_count: ClassVar[bool] = True
+    is_complete: ClassVar[bool] = False

@@ -17,6 +17,10 @@ ALLOWABLE = ("global_batch", "operations", "sampler", "source")
 """The differences that `resumption` accepts when asked to."""
 
 
+_BEGINNING = re.compile(r"^sampler\.\w+_from_(\d+)$")
+"""The path of a word that holds from some position on."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Resumption:
     """How a loader resumes from a state.
@@ -82,7 +86,7 @@ class _Difference(NamedTuple):
 def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]:
     """Yields every difference that keeps `here` from resuming from `saved`, but for that of code."""
     then, now = saved.stream, here.stream
-    yield from _word_differences(then, now)
+    yield from _word_differences(then, now, saved.position)
     if min(then.shard_count, now.shard_count) > 1:  # A single shard has no remainder to drop.
         yield from _unequal("sampler", "shard_options.drop_remainder", then.drop_remainder, now.drop_remainder)
     if then.one_to_one and now.one_to_one:
@@ -99,15 +103,27 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
     yield from _position_differences(saved, now)
 
 
-def _word_differences(then: Stream, now: Stream) -> Iterator[_Difference]:
-    """Yields the differences of the fingerprints; of a value that is another one as a whole, not those of its parts."""
+def _word_differences(then: Stream, now: Stream, position: int) -> Iterator[_Difference]:
+    """Yields the differences of the fingerprints; of a value that is another one as a whole, not those of its parts.
+
+    Words that hold from some position on (`weights_from_500`) do not count before it; of those that differ, the first
+    one is told: where one order leaves the other, what comes later is another order anyway.
+    """
     before, after = then.fingerprint.words, now.fingerprint.words
     reported: list[str] = []
+    left = False
     different = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     for path in sorted(different, key=_natural_order):
-        if not any(path.startswith(parent) and path[len(parent)] in ".[(" for parent in reported):
-            reported.append(path)
-            yield from _unequal(_part_of(path), path, before.get(path), after.get(path))
+        if any(path.startswith(parent) and path[len(parent)] in ".[(" for parent in reported):
+            continue
+        reason = ""
+        if beginning := _BEGINNING.search(path):
+            if left or int(beginning[1]) >= position:
+                continue
+            left = True
+            reason = f": the orders differ from position {beginning[1]} on, and the state is at position {position}"
+        reported.append(path)
+        yield from _unequal(_part_of(path), path, before.get(path), after.get(path), reason)
 
 
 def _position_differences(saved: LoaderState, now: Stream) -> Iterator[_Difference]:

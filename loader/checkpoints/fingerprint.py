@@ -15,14 +15,14 @@ import numpy as np
 from millstream.loader.checkpoints.contents import crc_of
 from millstream.loader.checkpoints.words import ENTRY_LIMIT, Description, Words, describe, printable, spread
 from millstream.samplers import Sampler
-from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 
 SOURCE_RECORDS = 16
 """How many records of a plain sequence are looked at."""
 OWN_WORDS_LIMIT = 1000
 """The most characters of what a source or sampler says of itself; more of it counts, but is not shown."""
 
-_KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap)
+_KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap, OnlyFor)
 
 
 @final
@@ -78,7 +78,7 @@ def _parts(
 
 def _source_words(source: Any) -> tuple[Mapping[str, str], Mapping[str, int]]:
     if (own := _own_words("source", source)) is not None:
-        return own, {}
+        return own | _silent_parts("source", source), {}
     if type(source) in (list, tuple, np.ndarray):
         what = f"{source.dtype} array {source.shape}" if isinstance(source, np.ndarray) else type(source).__name__
         records = [describe(source[key]).words.text for key in spread(len(source), SOURCE_RECORDS)]
@@ -91,7 +91,19 @@ def _source_words(source: Any) -> tuple[Mapping[str, str], Mapping[str, int]]:
 def _sampler_words(sampler: Sampler) -> tuple[Mapping[str, str], Mapping[str, int]]:
     words, code = describe(sampler)
     own = _own_words("sampler", sampler)
-    return words.listed("sampler") if own is None else own, code
+    return words.listed("sampler") if own is None else own | _silent_parts("sampler", sampler), code
+
+
+def _silent_parts(path: str, value: Any) -> dict[str, str]:
+    """Returns the words of those parts of a source or sampler that do not say themselves what they are."""
+    parts = getattr(value, "parts", None)
+    if not isinstance(parts, Mapping):
+        return {}
+    silent = {name: part for name, part in parts.items() if not callable(getattr(part, "fingerprint", None))}
+    words = {f"{path}[{name!r}]": describe(part).words.text for name, part in silent.items()}
+    if len(words) <= ENTRY_LIMIT:
+        return words
+    return {f"{path}.parts": f"{len(words)} parts {crc_of([f'{name} {text}' for name, text in words.items()])}"}
 
 
 def _own_words(path: str, value: Any) -> dict[str, str] | None:

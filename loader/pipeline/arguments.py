@@ -4,9 +4,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from millstream.descriptions import described
+from millstream.loader.pipeline.mixed_arguments import check_component_seeds, check_sources
 from millstream.loader.pipeline.random_streams import has_randomness
 from millstream.samplers import Sampler
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
+from millstream.samplers.base import (
+    AdaptedSampler,
+    VectorisedSampler,
+    has_unread_generators,
+    is_mixed,
+    largest_key,
+    vectorised,
+)
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.sources.lookalikes import advice_for
@@ -40,6 +48,8 @@ def check_source(source: DataSource[Any]) -> None:
 def check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:
     """Returns the sampler as one that answers for whole blocks; refuses one for more records than the source has."""
     ready = vectorised(sampler)
+    if is_mixed(ready):
+        check_sources(ready, source)
     largest = largest_key(sampler)
     if largest is not None and largest >= len(source):
         raise ValueError(
@@ -99,6 +109,9 @@ def _same(shard: ShardOptions) -> tuple[int, int, bool]:
 
 def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
     """Refuses random operations where there is nothing to draw from; warns where two things compete."""
+    if is_mixed(sampler):
+        check_component_seeds(operations, sampler)
+        return
     random = [number for number, operation in enumerate(operations) if isinstance(operation, RandomMap)]
     if not random:
         return

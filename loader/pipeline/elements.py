@@ -16,9 +16,11 @@ class Origins:
 
     Attributes:
         table: an int64 array of shape `(5, n)`: a row for each of the properties below, a column for each element.
+        names: what the components of a mixture are called; empty where nothing is mixed. They do not travel.
     """
 
     table: NDArray[np.int64]
+    names: tuple[Any, ...] = ()
 
     @classmethod
     def none(cls) -> Self:
@@ -41,7 +43,8 @@ class Origins:
     def index(self) -> NDArray[np.int64]:
         """What `MapWithIndex` sees and random streams are keyed by.
 
-        It is the position, until a FlatMap gives its children numbers of their own.
+        It is the position, in a mixture that in the component's own order, until a FlatMap gives its children numbers
+        of their own.
         """
         row: NDArray[np.int64] = self.table[2]
         return row
@@ -64,7 +67,11 @@ class Origins:
 
     def take(self, which: slice | NDArray[Any]) -> Self:
         """Returns the origins of some of the elements: a slice, a mask or an array of rows."""
-        return type(self)(self.table[:, which])
+        return type(self)(self.table[:, which], self.names)
+
+    def named(self, names: tuple[Any, ...]) -> Self:
+        """Returns the same origins, which know what the components are called."""
+        return self if names == self.names else type(self)(self.table, names)
 
     def to_bytes(self) -> bytes:
         """Returns the table as bytes, which pickle in a tenth of the time."""
@@ -75,28 +82,35 @@ class Origins:
         """Returns what `to_bytes` was called on; the arrays are read-only."""
         return cls(np.frombuffer(data, dtype=np.int64).reshape(5, -1))
 
-    def fan_out(self, counts: Sequence[int], max_fan_out: int) -> Self:
+    def fan_out(self, counts: Sequence[int], max_fan_out: int, component: int | None = None) -> Self:
         """Returns the origins of children, `counts[i]` of them for element i: child j has index `i * max_fan_out + j`.
+
+        Where a component is given, only elements of that one have been split: the others keep their index.
 
         Raises:
             OverflowError: an index does not fit 63 bits.
         """
-        if len(self) and int(self.index[-1]) > np.iinfo(np.int64).max // max_fan_out - 1:
+        # In a mixture, the indices of the components take turns: the last one need not be the largest.
+        if len(self) and int(self.index.max()) > np.iinfo(np.int64).max // max_fan_out - 1:
             raise OverflowError(
-                f"A FlatMap with max_fan_out={max_fan_out} at index {self.index[-1]}: the children's indices must be "
+                f"A FlatMap with max_fan_out={max_fan_out} at index {self.index.max()}: the children's indices must be "
                 "below 2**63. Use a smaller max_fan_out."
             )
         sizes = np.array(counts, dtype=np.int64)
         children = self.take(np.repeat(np.arange(len(self)), sizes))
         starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
         # Indexing with an array has copied: the parents' table is as it was.
-        children.index[:] = children.index * max_fan_out + np.arange(len(children)) - starts
+        numbered = children.index * max_fan_out + np.arange(len(children)) - starts
+        is_child = True if component is None else children.component == component
+        children.index[:] = np.where(is_child, numbered, children.index)
         return children
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Returns the origins of several runs laid end to end."""
-        return parts[0] if len(parts) == 1 else cls(np.concatenate([part.table for part in parts], axis=1))
+        if len(parts) == 1:
+            return parts[0]
+        return cls(np.concatenate([part.table for part in parts], axis=1), parts[0].names)
 
 
 @dataclasses.dataclass(slots=True)
@@ -137,4 +151,16 @@ def describe_records(origins: Origins) -> str:
     keys = origins.record_key
     shown = ", ".join(map(str, keys[:16].tolist())) + (", …" if len(keys) > 16 else "")
     first, last = np.min(origins.position), np.max(origins.position)
-    return f"the record{'s' if len(keys) > 1 else ''} {shown} (positions {first} to {last})"
+    where = f"positions {first} to {last}"
+    if origins.names:
+        some = list(dict.fromkeys(repr(origins.names[component]) for component in origins.component.tolist()))
+        where += f", of the component{'s'[: len(some) > 1]} {', '.join(some[:4])}{', …' if len(some) > 4 else ''}"
+    return f"the record{'s' if len(keys) > 1 else ''} {shown} ({where})"
+
+
+def describe_origin(origins: Origins, row: int) -> str:
+    """Returns which record an element came from, for error texts."""
+    where = f"position {origins.position[row]}"
+    if origins.names:
+        where += f", component {origins.names[origins.component[row]]!r}"
+    return f"record key {origins.record_key[row]} ({where})"

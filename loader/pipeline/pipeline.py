@@ -17,8 +17,9 @@ from millstream.loader.pipeline.arguments import (
     resolve_shard,
     warn_checkpoints_need_same_shards,
 )
+from millstream.loader.pipeline.mixed_arguments import check_scopes
 from millstream.samplers import Sampler
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, is_mixed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.transforms import Transformation
@@ -61,11 +62,17 @@ class Pipeline:
         order = check_sampler(sampler, source)
         checked = tuple(check_operations(operations))
         shard = resolve_shard(shard_options, sampler)
+        check_scopes(checked, order)
         check_randomness(checked, order)
         check_padding(checked, shard)
         check_ends(checked, order, shard)
         warn_checkpoints_need_same_shards(checked, shard)
         return cls(source, sampler, order, checked, shard)
+
+    @functools.cached_property
+    def components(self) -> tuple[Any, ...]:
+        """What the components of a mixture are called; empty where nothing is mixed."""
+        return self.order.names if is_mixed(self.order) else ()
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from millstream.loader.pipeline.reading import reader_of
 from millstream.loader.pipeline.requests import Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import Step, annotated
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at, is_mixed
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Transformation
 
@@ -140,7 +140,7 @@ class Plan:
     def describe(self, request: Request) -> str:
         """Returns which records a request is about."""
         if isinstance(request, Group):
-            return describe_records(request.elements.origins)
+            return describe_records(request.elements.origins.named(self.pipeline.components))
         try:
             return describe_records(self.locate(*request))
         except Exception:  # noqa: BLE001  (the user's sampler may raise; what is described must be told all the same)
@@ -176,6 +176,8 @@ class Plan:
 
     def follow(self, stage: int, group: Elements, allocate: Allocate) -> Elements:
         """Returns the outputs of a later stage, given the elements of one group."""
+        origins = group.origins.named(self.pipeline.components)
+        group = Elements(group.values, origins, group.error)
         return _isolated(_run_steps, self.stages[stage].steps, group, allocate)
 
     def _prepare(self, origins: Origins) -> Elements:
@@ -204,12 +206,16 @@ def _locate(partition: Partition, order: VectorisedSampler | AdaptedSampler, sta
     positions = partition.positions(start, stop)
     positions.flags.writeable = False
     table = np.empty((5, len(positions)), dtype=np.int64)
-    table[0] = table[2] = positions
-    table[1] = checked_keys_at(order, positions)
+    table[0] = positions
     table[3] = partition.blocks_of(positions)
-    table[4] = 0
+    names: tuple[Any, ...] = ()
+    if is_mixed(order):
+        names = order.names
+        table[4], table[2], table[1] = order.located(positions)
+    else:
+        table[4], table[2], table[1] = 0, positions, checked_keys_at(order, positions)
     table.flags.writeable = False
-    return Origins(table)
+    return Origins(table, names)
 
 
 def _locate_chunk(partition: Partition, order: VectorisedSampler | AdaptedSampler, number: int, chunk: int) -> Origins:

@@ -6,18 +6,39 @@ import numpy as np
 
 from millstream.loader.pipeline.elements import Origins
 from millstream.randomness import generators, generators_from
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.base import AdaptedSampler, MixedSampler, VectorisedSampler, is_mixed
 
 
 def streams_of(
     sampler: VectorisedSampler | AdaptedSampler, origins: Origins, operation: int
 ) -> Iterator["np.random.Generator"]:
     """Yields the generators of random operation number `operation`, counted over random operations, at each element."""
+    if is_mixed(sampler):
+        return _streams_of_mixture(sampler, origins, operation)
     if sampler.seed is None:
         parents = _parents(sampler, origins) if isinstance(sampler, AdaptedSampler) else []
         return generators_from(parents, origins.index.tolist(), operation)
     epochs = origins.position // (sampler.num_records or np.iinfo(np.int64).max)
     return generators(sampler.seed, epochs, origins.index, operation)
+
+
+def _streams_of_mixture(mixture: MixedSampler, origins: Origins, operation: int) -> Iterator["np.random.Generator"]:
+    """Yields the generators that each component's sampler alone would give."""
+    components, positions = mixture.locate(origins.position)
+    seeds = [sampler.seed for sampler in mixture.samplers]
+    touched = np.unique(components).tolist()
+    if all(seeds[component] is not None for component in touched):
+        lengths = [sampler.num_records or np.iinfo(np.int64).max for sampler in mixture.samplers]
+        epochs = positions // np.array([min(length, np.iinfo(np.int64).max) for length in lengths])[components]
+        words = np.array([seed or 0 for seed in seeds], dtype=np.uint64)
+        return generators(words[components], epochs, origins.index, operation)
+    table = origins.table.copy()
+    table[0] = positions
+    own = {
+        component: streams_of(mixture.samplers[component], Origins(table[:, components == component]), operation)
+        for component in touched
+    }
+    return (next(own[component]) for component in components.tolist())
 
 
 def _parents(sampler: AdaptedSampler, origins: Origins) -> Iterator["np.random.Generator"]:
@@ -31,4 +52,6 @@ def _parents(sampler: AdaptedSampler, origins: Origins) -> Iterator["np.random.G
 
 def has_randomness(sampler: VectorisedSampler | AdaptedSampler) -> bool:
     """Whether random operations can draw: the sampler has a seed, or gives its positions generators of their own."""
+    if is_mixed(sampler):
+        return all(map(has_randomness, sampler.samplers))
     return sampler.seed is not None or (isinstance(sampler, AdaptedSampler) and sampler[0].rng is not None)

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from millstream.columnar import ColumnarRecords
 from millstream.interruptions import cannot_wait
-from millstream.loader.pipeline.elements import Elements, Origins
-from millstream.loader.pipeline.steps import annotated, collect, describe_origin
+from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
+from millstream.loader.pipeline.steps import annotated, collect
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords, items_at
 

@@ -10,6 +10,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.random_streams import streams_of
 from millstream.loader.pipeline.steps import Step, compile_step
 from millstream.transforms import Batch, Filter, RandomMap, Transformation
+from millstream.transforms.only_for import leaves
 
 Watch: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Returns a function that does the same as one given, which does the part of the work that has this name."""
@@ -79,11 +80,12 @@ def compile_stages(
                 streams=streams,
                 random_number=random_number,
                 is_template=is_template,
+                components=pipeline.components,
             )
             steps.append(watch(labels[number], step))
             maker = maker if isinstance(operation, Filter) else labels[number]
             number += 1
-            random_number += isinstance(operation, RandomMap)
+            random_number += sum(isinstance(part, RandomMap) for part in leaves(operation))
         batches = [row for row, operation in enumerate(group) if isinstance(operation, Batch)]
         stages.append(
             Stage(

@@ -6,6 +6,7 @@ element, only faster.
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
+from millstream.descriptions import described
 from millstream.errors import StackError
 from millstream.interruptions import cannot_wait
-from millstream.loader.pipeline.elements import Elements, Origins
-from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
+from millstream.loader.pipeline.one_component import Results, within
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
+from millstream.transforms.only_for import leaves
 from millstream.transforms.pad import pad
 from millstream.transforms.stack import stack
 
@@ -35,6 +39,7 @@ def compile_step(
     streams: Streams,
     random_number: int,
     is_template: Callable[[int], bool],
+    components: Sequence[Any] = (),
 ) -> Step:
     """Returns the step of one operation.
 
@@ -46,29 +51,67 @@ def compile_step(
         streams: where random operations get their generators.
         random_number: how many random operations come before this one.
         is_template: whether the record of a block is there for its structure only (see `partition`).
+        components: what the components of a mixture are called.
     """
     where = f"operation {number}, {name}"
+    if isinstance(operation, Batch):
+        return _batch_step(operation, where, maker, is_template)
+    component = components.index(operation.component) if isinstance(operation, OnlyFor) else None
+    steps = []
+    for part in leaves(operation):
+        inner = where if part is operation else f"{where}, in it {described(part)}"
+        steps.append(_element_step(part, inner, maker, _numbered(streams, random_number), component))
+        random_number += isinstance(part, RandomMap)
+        maker = maker if isinstance(part, Filter) else inner
+    return steps[0] if len(steps) == 1 else functools.partial(_in_turn, steps)
+
+
+def _numbered(streams: Streams, random_number: int) -> Callable[[Origins], "Iterator[np.random.Generator]"]:
+    return lambda origins: streams(origins, random_number)
+
+
+def _in_turn(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
+    for step in steps:
+        run = step(run, allocate)
+    return run
+
+
+def _element_step(
+    operation: Transformation,
+    where: str,
+    maker: str | None,
+    streams: Callable[[Origins], "Iterator[np.random.Generator]"],
+    component: int | None,
+) -> Step:
+    """Returns the step of an operation that works element by element: on all, or on those of one component."""
+    results: Results
     match operation:
-        case Map():
-            return _map_step(lambda run: map(operation.map, run.values), where, maker)
-        case MapWithIndex():
-            return _map_step(
-                lambda run: map(operation.map_with_index, run.origins.index.tolist(), run.values), where, maker
-            )
-        case RandomMap():
-            return _map_step(
-                lambda run: map(operation.random_map, run.values, streams(run.origins, random_number)), where, maker
-            )
         case Filter():
-            return _filter_step(operation, where, maker)
+            return _filter_step(operation, where, maker, component)
         case FlatMap():
-            return _flat_map_step(operation, where, maker)
-        case Batch():
-            return _batch_step(operation, where, maker, is_template)
-    raise TypeError(f"{operation!r} is of a kind that has no step.")
+            return _flat_map_step(operation, where, maker, component)
+        case Map():
+
+            def results(run: Elements) -> Iterator[Any]:
+                return map(operation.map, run.values)
+        case MapWithIndex():
+
+            def results(run: Elements) -> Iterator[Any]:
+                return map(operation.map_with_index, run.origins.index.tolist(), run.values)
+        case RandomMap():
+
+            def results(run: Elements) -> Iterator[Any]:
+                return map(operation.random_map, run.values, streams(run.origins))
+        case _:
+            raise TypeError(f"{operation!r} is of a kind that has no step.")
+    return _map_step(within(component, results, _unchanged), where, maker)
 
 
-def _map_step(results: Callable[[Elements], Iterator[Any]], where: str, maker: str | None) -> Step:
+def _unchanged(element: Any) -> Any:
+    return element
+
+
+def _map_step(results: Results, where: str, maker: str | None) -> Step:
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
         values, error = collect(results(run), run.origins, where, len(run.values))
@@ -78,12 +121,14 @@ def _map_step(results: Callable[[Elements], Iterator[Any]], where: str, maker: s
     return step
 
 
-def _filter_step(operation: Filter, where: str, maker: str | None) -> Step:
+def _filter_step(operation: Filter, where: str, maker: str | None, component: int | None) -> Step:
+    verdicts = within(component, lambda run: map(bool, map(operation.filter, run.values)), lambda _: True)
+
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
         values = list(run.values)
-        verdicts = map(bool, map(operation.filter, values))
-        keep, error = collect(verdicts, run.origins, where, len(run.values))
+        run = Elements(values, run.origins, run.error)
+        keep, error = collect(verdicts(run), run.origins, where, len(run.values))
         _explain_none(error, values, len(keep), maker)
         mask = np.zeros(len(run.values), dtype=np.bool_)
         mask[: len(keep)] = keep
@@ -94,7 +139,7 @@ def _filter_step(operation: Filter, where: str, maker: str | None) -> Step:
     return step
 
 
-def _flat_map_step(operation: FlatMap, where: str, maker: str | None) -> Step:
+def _flat_map_step(operation: FlatMap, where: str, maker: str | None, component: int | None) -> Step:
     limit = operation.max_fan_out
 
     def split(element: Any) -> list[Any]:
@@ -107,14 +152,16 @@ def _flat_map_step(operation: FlatMap, where: str, maker: str | None) -> Step:
             )
         return children
 
+    split_each = within(component, lambda run: map(split, run.values), lambda element: [element])
+
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
-        families, error = collect(map(split, run.values), run.origins, where, len(run.values))
+        families, error = collect(split_each(run), run.origins, where, len(run.values))
         _explain_none(error, run.values, len(families), maker)
         parents = run.origins.take(slice(len(families)))
         return Elements(
             list(itertools.chain.from_iterable(families)),
-            parents.fan_out([len(family) for family in families], limit),
+            parents.fan_out([len(family) for family in families], limit, component),
             run.error if error is None else error,
         )
 
@@ -211,11 +258,6 @@ def annotated(error: BaseException, where: str) -> BaseException:
     with contextlib.suppress(Exception):
         error.add_note(f"millstream: in {where}.")
     return error
-
-
-def describe_origin(origins: Origins, row: int) -> str:
-    """Returns which record an element came from, for error texts."""
-    return f"record key {origins.record_key[row]} (position {origins.position[row]})"
 
 
 def _cut(run: Elements, values: list[Any], error: BaseException | None) -> Elements:

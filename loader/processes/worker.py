@@ -24,10 +24,9 @@ import sys
 import time
 from typing import final
 
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.elements import Elements, describe_origin
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks, Request
-from millstream.loader.pipeline.steps import describe_origin
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.crash_log import note_call
 from millstream.loader.processes.messages import Fork, PipelineFailed, Ready, Result, Task

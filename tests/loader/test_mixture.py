@@ -1,0 +1,413 @@
+"""Mixtures through the loader: each component as if it were alone, checkpoints across changed weights, who is named."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream
+from millstream import (
+    Batch,
+    CheckpointError,
+    ConcatenatedDataSource,
+    DataLoader,
+    FilterTransform,
+    FlatMapTransform,
+    IndexSampler,
+    MapTransform,
+    MapWithIndexTransform,
+    MixtureSampler,
+    NoSharding,
+    OnlyFor,
+    RandomMapTransform,
+    RecordMetadata,
+    ShardOptions,
+)
+from millstream.transforms import Transformation
+
+SIZES = {"a": 7, "b": 11, "c": 4}
+
+
+def draw(element: Any, rng: np.random.Generator) -> Any:
+    """Adds what the element draws."""
+    return (*element, int(rng.integers(10**9)))
+
+
+def number(index: int, element: Any) -> Any:
+    """Adds the index."""
+    return (*element, index)
+
+
+def split(element: Any) -> Iterator[Any]:
+    """Two children of each even record, none of the others."""
+    return iter([(*element, child) for child in range(2 - 2 * (element[1] % 2))])
+
+
+def is_small(element: Any) -> bool:
+    """Keeps the first five records."""
+    return bool(element[1] < 5)
+
+
+def sources() -> dict[str, list[Any]]:
+    """Records that know their source and key."""
+    return {name: [(name, key) for key in range(size)] for name, size in SIZES.items()}
+
+
+def samplers() -> dict[str, IndexSampler]:
+    """One of each kind of randomness: own seeds, and none for the last one."""
+    return {
+        "a": IndexSampler(7, shuffle=True, seed=3),
+        "b": IndexSampler(11, shuffle=True, seed=4, num_epochs=3),
+        "c": IndexSampler(4, seed=5),
+    }
+
+
+def mixed(operations: list[Any], weights: Any = (2, 3, 1), **options: Any) -> DataLoader:
+    """A loader of the mixture."""
+    sampler = MixtureSampler(
+        samplers(), list(weights), stop="all_exhausted" if "stop" in options else "first_exhausted"
+    )
+    options.pop("stop", None)
+    return DataLoader(data_source=ConcatenatedDataSource(sources()), sampler=sampler, operations=operations, **options)
+
+
+def take(loader: DataLoader, count: int) -> list[Any]:
+    """The first elements."""
+    with iter(loader) as iterator:
+        return [element for element, _ in zip(iterator, range(count), strict=False)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_component_yields_what_it_yields_alone(workers: int) -> None:
+    """The same records, indices and draws, in the same order, also after a Filter and a FlatMap."""
+    operations = [
+        RandomMapTransform(draw),
+        MapWithIndexTransform(number),
+        FilterTransform(is_small),
+        FlatMapTransform(split, 2),
+        RandomMapTransform(draw),
+    ]
+    with mixed(operations, worker_count=workers) as loader:
+        together = take(loader, 150)
+    for name in SIZES:
+        own = [element for element in together if element[0] == name]
+        alone = DataLoader(data_source=sources()[name], sampler=samplers()[name].endless(), operations=operations)
+        assert len(own) > 10
+        assert own == take(alone, len(own))
+
+
+def seen(element: Any) -> Any:
+    """Marks the element."""
+    return (*element, "seen")
+
+
+FUNCTIONS: dict[str, Any] = {"draw": draw, "number": number, "is_small": is_small, "split": split, "seen": seen}
+
+
+def operation_of(name: str, component: str | None = None) -> Transformation:
+    """One of the functions as an operation; for one component, it asks each element where it is from: the oracle."""
+
+    def is_own(element: Any) -> bool:
+        return component is None or element[0] == component
+
+    function = FUNCTIONS[name]
+    match name:
+        case "draw":
+            return RandomMapTransform(lambda element, rng: function(element, rng) if is_own(element) else element)
+        case "number":
+            return MapWithIndexTransform(
+                lambda index, element: function(index, element) if is_own(element) else element
+            )
+        case "is_small":
+            return FilterTransform(lambda element: function(element) if is_own(element) else True)
+        case "split":
+            return FlatMapTransform(lambda element: function(element) if is_own(element) else [element], 2)
+        case _:
+            return MapTransform(lambda element: function(element) if is_own(element) else element)
+
+
+@settings(max_examples=60)
+@given(
+    inside=st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=3),
+    after=st.lists(st.sampled_from(sorted(FUNCTIONS)), max_size=2),
+    component=st.sampled_from(sorted(SIZES)),
+)
+def test_only_for_is_operations_that_ask_each_element(inside: list[str], after: list[str], component: str) -> None:
+    """The same elements in the same order; only that those of others keep their index where own ones are split."""
+    following = [operation_of(name) for name in after]
+    scoped = take(mixed([OnlyFor(component, [operation_of(name) for name in inside]), *following]), 60)
+    asking = take(mixed([*(operation_of(name, component) for name in inside), *following]), 60)
+    if "split" in inside:
+        # Their draws and numbers follow the index.
+        scoped, asking = ([e if e[0] == component else e[:2] for e in some] for some in (scoped, asking))
+    assert scoped == asking
+
+
+def test_others_keep_their_index_where_one_component_is_split() -> None:
+    """What is done with one component changes no draw of another."""
+    split_first = mixed([OnlyFor("a", FlatMapTransform(split, 2)), RandomMapTransform(draw)])
+    others = [element for element in take(split_first, 60) if element[0] != "a"]
+    plain = [element for element in take(mixed([RandomMapTransform(draw)]), 100) if element[0] != "a"]
+    assert others == plain[: len(others)]
+
+
+def test_an_error_in_one_component_comes_at_its_turn_and_names_it() -> None:
+    """What comes before is delivered, of all components; the note says which component, position and key."""
+
+    def fails(element: Any) -> Any:
+        if element[1] == 2:
+            raise RuntimeError("two")
+        return element
+
+    loader = mixed([OnlyFor("c", fails), Batch(4, batch_fn=list)])
+    iterator = iter(loader)
+    position = take(mixed([]), 100).index(("c", 2))
+    before = [element for _ in range(position // 4) for element in next(iterator)]
+    assert before == take(mixed([]), position // 4 * 4)
+    with pytest.raises(RuntimeError, match="two") as caught:
+        next(iterator)
+    (note,) = caught.value.__notes__
+    assert note == (
+        f"millstream: in operation 0, OnlyFor('c', [Map(fails)]), in it Map(fails), at record key 20 "
+        f"(position {position}, component 'c')."
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_later_stages_name_the_component(workers: int) -> None:
+    """Also where elements have been regrouped, and have come from another process."""
+
+    def fails(_: Any) -> Any:
+        raise RuntimeError("always")
+
+    operations = [FilterTransform(is_small), Batch(3, batch_fn=list), MapTransform(fails)]
+    with mixed(operations, worker_count=workers) as loader, pytest.raises(RuntimeError, match="always") as caught:
+        take(loader, 1)
+    assert any("(position 1, component 'a')" in note for note in caught.value.__notes__), caught.value.__notes__
+
+
+def test_record_keys_say_what_a_batch_is_made_of() -> None:
+    """`locate` of the source turns the keys of a step into sources and their own keys."""
+    loader = mixed([Batch(6, batch_fn=list)])
+    source = ConcatenatedDataSource(sources())
+    for step, batch in enumerate(take(loader, 5)):
+        parts, keys = source.locate(loader.record_keys(step))
+        named = [source.names[part] for part in parts]
+        assert list(zip(named, keys.tolist(), strict=True)) == [tuple(element) for element in batch]
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_shards_of_a_mixture_are_the_mixture(shards: int) -> None:
+    """The batches of all shards laid end to end, and a state that moves from one number of shards to another."""
+    whole = mixed([RandomMapTransform(draw), Batch(6, batch_fn=list)])
+    expected = take(whole, 6)
+    parts = [
+        mixed([RandomMapTransform(draw), Batch(6 // shards, batch_fn=list)], shard_options=ShardOptions(index, shards))
+        for index in range(shards)
+    ]
+    together = [[*itertools.chain(*batches)] for batches in zip(*(take(part, 6) for part in parts), strict=True)]
+    assert together == expected
+    iterator = iter(whole)
+    next(iterator)
+    state = iterator.get_state()
+    assert len(state) < 1200
+    resumed = iter(parts[1])
+    resumed.set_state(state)
+    assert next(resumed) == take(parts[1], 2)[1]
+
+
+def test_a_state_is_accepted_by_every_schedule_that_agrees_before_it() -> None:
+    """Weights may change at or after its position; else the error says from which position on the orders differ."""
+
+    def loader_of(sampler: MixtureSampler) -> DataLoader:
+        return DataLoader(
+            data_source=ConcatenatedDataSource(sources()), sampler=sampler, operations=[Batch(4, batch_fn=list)]
+        )
+
+    plain = MixtureSampler(samplers(), [2, 3, 1])
+    changed = plain.reweighted(12, [1, 0, 1])
+    twice = changed.reweighted(16, [0, 1, 0])
+    states = []
+    iterator = iter(loader_of(twice))
+    for _ in range(5):
+        states.append(iterator.get_state())
+        next(iterator)
+    for sampler, last in ((plain, 3), (changed, 4), (twice, 5), (plain.reweighted(12, [5, 5, 1]), 3)):
+        loader = loader_of(sampler)
+        expected = take(loader, 6)
+        for step in range(5):
+            there = iter(loader)
+            if step <= last:
+                there.set_state(states[step])
+                assert next(there) == expected[step]
+            else:
+                with pytest.raises(CheckpointError, match=r"the orders differ from position 1[26] on") as caught:
+                    there.set_state(states[step])
+                assert str(caught.value).count("weights_from_") == 1
+                there.set_state(states[step], allow={"sampler"})
+
+
+def test_more_epochs_move_the_end_of_a_component_only() -> None:
+    """A state from before a component dropped out is accepted where it has more epochs, one from after is not."""
+
+    def iterator_of(epochs: int) -> Any:
+        return iter(
+            DataLoader(
+                data_source=ConcatenatedDataSource([list(range(4)), list(range(9))]),
+                sampler=MixtureSampler(
+                    [IndexSampler(4, num_epochs=epochs), IndexSampler(9, num_epochs=1)], [1, 1], stop="drop_exhausted"
+                ),
+            )
+        )
+
+    with iterator_of(1) as saving:
+        for _ in range(7):
+            next(saving)
+        early = saving.get_state()
+        next(saving)
+        late = saving.get_state()
+    iterator_of(2).set_state(early)
+    with pytest.raises(CheckpointError, match="differ from position 7 on, and the state is at position 8"):
+        iterator_of(2).set_state(late)
+
+
+class Own:
+    """A sampler of one's own, without words and with generators of its own."""
+
+    num_records = 5
+
+    def __init__(self, shift: int = 0) -> None:
+        self.shift = shift
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        return RecordMetadata(position, (position + self.shift) % 5, np.random.default_rng(position))
+
+
+def test_a_component_of_ones_own_draws_from_its_own_generators() -> None:
+    """Beside one with a seed; what it is counts in a checkpoint."""
+
+    def loader_of(own: Own) -> DataLoader:
+        return DataLoader(
+            data_source=ConcatenatedDataSource([[("own", key) for key in range(5)], sources()["a"]]),
+            sampler=MixtureSampler([own, samplers()["a"]], [1, 1]),
+            operations=[RandomMapTransform(draw)],
+        )
+
+    together = take(loader_of(Own()), 30)
+    for name, source, sampler in (
+        ("own", [("own", key) for key in range(5)], Own()),
+        ("a", sources()["a"], samplers()["a"]),
+    ):
+        alone = DataLoader(data_source=source, sampler=sampler, operations=[RandomMapTransform(draw)])
+        own = [element for element in together if element[0] == name]
+        assert own == take(alone, len(own))
+    with pytest.raises(CheckpointError, match=r"shift=0.*shift=1"):
+        iter(loader_of(Own(1))).set_state(iter(loader_of(Own())).get_state())
+
+
+def test_a_mixture_in_a_mixture_draws_as_it_would_alone() -> None:
+    """The innermost sampler decides."""
+    inner = MixtureSampler([samplers()["a"], samplers()["b"]], [1, 2])
+    inner_source = ConcatenatedDataSource([sources()["a"], sources()["b"]])
+    outer = MixtureSampler([samplers()["c"], inner], [1, 3])
+    operations = [RandomMapTransform(draw), MapWithIndexTransform(number)]
+    loader = DataLoader(
+        data_source=ConcatenatedDataSource([sources()["c"], inner_source]), sampler=outer, operations=operations
+    )
+    own = [element for element in take(loader, 50) if element[0] != "c"]
+    alone = DataLoader(data_source=inner_source, sampler=inner, operations=operations)
+    assert own == take(alone, len(own))
+
+
+def test_load_mixes_named_sources() -> None:
+    """The short way is an IndexSampler for each, with seeds that differ."""
+    short = millstream.load(
+        sources(),
+        weights={"c": 1, "b": 3, "a": 2},
+        shuffle=True,
+        seed=9,
+        num_epochs=1,
+        stop="drop_exhausted",
+        transformations=[RandomMapTransform(draw)],
+        batch_size=5,
+        batch_fn=list,
+    )
+    sampler = MixtureSampler(
+        {name: IndexSampler(size, NoSharding(), True, 1, 9 + k) for k, (name, size) in enumerate(SIZES.items())},
+        [2, 3, 1],
+        stop="drop_exhausted",
+    )
+    operations = [RandomMapTransform(draw), Batch(5, batch_fn=list)]
+    long = DataLoader(data_source=ConcatenatedDataSource(sources()), sampler=sampler, operations=operations)
+    assert list(short) == list(long)
+    assert len(short) == 5
+    assert sorted(element[:2] for batch in short for element in batch) == sorted(itertools.chain(*sources().values()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (({"a": [1]},), TypeError, "its keys are names"),
+        (([1, 2], [1, 1]), TypeError, r"load\({'web': web, 'books': books}, weights=...\), got list"),
+        (({"a": [1]}, {"b": 1}), ValueError, "no weight for 'a'"),
+    ],
+)
+def test_load_refuses_what_is_no_mixture(arguments: Any, error: type[Exception], message: str) -> None:
+    """Names without weights, weights without names, and names that differ."""
+    source, *weights = arguments
+    with pytest.raises(error, match=message):
+        millstream.load(source, **({"weights": weights[0]} if weights else {}))
+
+
+@pytest.mark.parametrize(
+    ("source", "operations", "message"),
+    [
+        ([1] * 21, [], "22 records together, but data_source has 21"),
+        (ConcatenatedDataSource([[1] * 22]), [], "mixes 3 components, but data_source consists of 1"),
+        (ConcatenatedDataSource([[1] * 7, [1] * 10, [1] * 5]), [], "component 'b' to have 11 records, but it has 10"),
+        (ConcatenatedDataSource({"a": [1] * 7, "c": [1] * 11, "b": [1] * 4}), [], "the same names in the same order"),
+        (None, [OnlyFor("d", seen)], "component 'd' only, but the mixture's components are 'a', 'b', 'c'"),
+        (None, [Batch(2), OnlyFor("a", seen)], r"operations\[0\] makes batches"),
+        (None, [OnlyFor("b", RandomMapTransform(draw))], "component 'b' has no seed"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(source: Any, operations: list[Any], message: str) -> None:
+    """When the loader is built."""
+    components = {**samplers(), "b": IndexSampler(11)}
+    with pytest.raises(ValueError, match=message):
+        DataLoader(
+            data_source=ConcatenatedDataSource(sources()) if source is None else source,
+            sampler=MixtureSampler(components, [1, 1, 1]),
+            operations=operations,
+        )
+
+
+def test_only_for_needs_a_mixture() -> None:
+    """And operations that work element by element."""
+    with pytest.raises(ValueError, match="mixes nothing"):
+        DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[OnlyFor("a", seen)])
+    with pytest.raises(TypeError, match="element by element"):
+        OnlyFor("a", Batch(2))
+    with pytest.raises(TypeError, match="element by element"):
+        OnlyFor("a", [OnlyFor("a", seen)])
+    with pytest.raises(ValueError, match="at least one operation"):
+        OnlyFor("a", [])
+    with pytest.raises(TypeError, match="name of a component"):
+        OnlyFor(None, seen)  # type: ignore[arg-type]
+
+
+def test_only_for_counts_in_a_checkpoint() -> None:
+    """Which component, and what is done with it."""
+
+    def iterator_of(component: str, scale: int) -> Any:
+        return iter(mixed([OnlyFor(component, lambda element: (*element, scale))]))
+
+    state = iterator_of("a", 1).get_state()
+    iterator_of("a", 1).set_state(state)
+    for other in (("b", 1), ("a", 2)):
+        with pytest.raises(CheckpointError, match=r"operations\[0\]"):
+            iterator_of(*other).set_state(state)

@@ -1,0 +1,67 @@
+"""Operations for the elements of one component of a mixture."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, final
+
+from millstream.checks import named_arguments
+from millstream.descriptions import described
+from millstream.transforms.base import as_transformation
+from millstream.transforms.batch import Batch
+from millstream.transforms.transformation import Transformation
+
+
+@final
+class OnlyFor(Transformation):
+    """Does something with the elements of one component of a mixture; those of the others pass unchanged.
+
+    It belongs into a pipeline whose sampler is a `MixtureSampler`, before the first Batch:
+
+        operations = [OnlyFor("web", [Filter(is_clean), Detokenize()]), OnlyFor("books", decode_book), Batch(8)]
+
+    Args:
+        component: the component's name; of a mixture that was made from lists, its number.
+        operations: what to do: one operation or function, or a list of them. No Batch.
+
+    Attributes:
+        component: as given.
+        operations: the operations, in order; functions have become Maps.
+
+    Raises:
+        TypeError: an operation is not one, or is a Batch or an OnlyFor; the component is neither text nor a number.
+        ValueError: there is no operation.
+    """
+
+    is_complete: ClassVar[bool] = True
+
+    @named_arguments()
+    def __init__(
+        self,
+        component: str | int,
+        operations: Transformation | Callable[[Any], Any] | Sequence[Transformation | Callable[[Any], Any]],
+    ) -> None:
+        if isinstance(component, bool) or not isinstance(component, (str, int)):
+            raise TypeError(f"component must be the name of a component, or its number, got {component!r}.")
+        self.component = component
+        given = operations if isinstance(operations, Sequence) else [operations]
+        self.operations = tuple(map(as_transformation, given))
+        if not self.operations:
+            raise ValueError(f"OnlyFor({component!r}, ...) needs at least one operation, got none.")
+        for operation in self.operations:
+            if isinstance(operation, (Batch, OnlyFor)):
+                raise TypeError(
+                    f"OnlyFor takes Maps, RandomMaps, MapWithIndex, Filters, FlatMaps and functions, got "
+                    f"{described(operation)}: it works element by element."
+                )
+
+    @property
+    def keeps_count(self) -> bool:  # type: ignore[override]  # of one operation, not of the class
+        """Whether all of the operations are 1:1."""
+        return all(operation.keeps_count for operation in self.operations)
+
+    def __repr__(self) -> str:
+        return f"OnlyFor({self.component!r}, [{', '.join(map(described, self.operations))}])"
+
+
+def leaves(operation: Transformation) -> tuple[Transformation, ...]:
+    """Returns the operations that an operation consists of: those of an OnlyFor, else itself."""
+    return operation.operations if isinstance(operation, OnlyFor) else (operation,)
