@@ -80,6 +80,11 @@ class HeldRecords(Generic[T_co]):
         some = [records[key] for key in range(0, len(records), len(records) // _LOOKED_AT or 1)]
         self._copies = any(type(record) is dict or type(record) is list for record in some)
 
+    @property
+    def quickest(self) -> "Sequence[T_co] | HeldRecords[T_co]":
+        """What to take single records from: the list or tuple itself, where none is copied."""
+        return self if self._copies else self.records
+
     def __getitem__(self, key: int) -> T_co:
         record = self.records[key]
         return _unshared(record) if self._copies else record
@@ -124,6 +129,9 @@ def checked_record_keys(record_keys: RecordKeys, num_records: int) -> NDArray[np
         IndexError: one of them is negative, or beyond the last record.
     """
     keys = np.asarray(record_keys)
+    # As a loader gives them. Read without a sign, what is negative is too large: one pass finds both.
+    if keys.dtype == np.int64 and keys.ndim == 1 and keys.size and keys.view(np.uint64).max() < num_records:
+        return keys
     if keys.ndim != 1:
         raise ValueError(f"record_keys must be one-dimensional, got the shape {keys.shape}.")
     if keys.dtype.kind not in "iu" or (keys.size and not 0 <= keys.min() <= keys.max() < num_records):

@@ -54,7 +54,7 @@ class ConcatenatedDataSource:
         self.lengths = np.array(lengths, dtype=np.int64)
         self._num_records = sum(lengths)
         self._starts = np.cumsum(self.lengths) - self.lengths
-        self._readers = [_reader(source) for source in self.parts.values()]
+        self._prepare()
 
     def __len__(self) -> int:
         return self._num_records
@@ -69,6 +69,9 @@ class ConcatenatedDataSource:
         """Returns the records of the keys, in their order; keys may repeat. Each source is asked once."""
         keys = checked_record_keys(record_keys, self._num_records)
         parts, own_keys = self._locate(keys)
+        if self._held is not None:
+            held = self._held
+            return [held[part][key] for part, key in zip(parts.tolist(), own_keys.tolist(), strict=True)]
         # Sorted as small integers, which takes a tenth of the time.
         order = np.argsort(parts.astype(np.min_scalar_type(len(self.names))), kind="stable")
         own_keys = own_keys[order]
@@ -95,11 +98,11 @@ class ConcatenatedDataSource:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_readers"}
+        return {name: value for name, value in vars(self).items() if name not in {"_held", "_readers"}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._readers = [_reader(source) for source in self.parts.values()]
+        self._prepare()
 
     def locate(self, record_keys: RecordKeys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns which source each record is from, as its number, and its key in that source; both of shape (n,).
@@ -128,6 +131,13 @@ class ConcatenatedDataSource:
         if len(texts) > _SHOWN_WORDS:
             texts = f"#{zlib.crc32(texts.encode('utf-8', 'surrogatepass')):08x}"
         return f"Concatenated sources={len(words)} records={self._num_records} of={texts}"
+
+    def _prepare(self) -> None:
+        sources = [HeldRecords(source) if _is_held(source) else source for source in self.parts.values()]
+        self._readers = [_reader(source) for source in sources]
+        # Where all is in memory, one record after the other comes faster than a few from each source at once.
+        is_all_held = all(isinstance(source, HeldRecords) for source in sources)
+        self._held: list[Any] | None = [source.quickest for source in sources] if is_all_held else None
 
     def _locate(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         parts = np.searchsorted(self._starts, keys, side="right") - 1
@@ -161,10 +171,12 @@ def _checked_length(name: Any, source: Any) -> int:
     return len(source)
 
 
+def _is_held(source: Any) -> bool:
+    return isinstance(source, (list, tuple)) and not hasattr(source, "__getitems__")
+
+
 def _reader(source: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:
     """Returns the function that reads records of a source: in one call where it can."""
-    if isinstance(source, (list, tuple)) and not hasattr(source, "__getitems__"):
-        source = HeldRecords(source)
     read_many = getattr(source, "__getitems__", None)
     if read_many is None:
         return lambda keys: [source[key] for key in keys.tolist()]

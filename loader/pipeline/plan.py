@@ -49,6 +49,10 @@ Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries
 """
 
 
+MOST_LOOK_AHEADS = 4
+"""For the components of a mixture, each of which is asked for its own keys, it is up to this many times as many."""
+
+
 class Plan:
     """A pipeline of one shard, compiled.
 
@@ -97,6 +101,7 @@ class Plan:
         self._locate: Callable[[int, int], Origins] = watch(KEYS, functools.partial(_locate, self.partition, order))
         locate_chunk = watch(KEYS, functools.partial(_locate_chunk, self.partition, order))
         look_ahead = functools.partial(_isolated, locate_chunk)
+        self._look_ahead_keys = LOOK_AHEAD_KEYS * min(max(1, len(pipeline.components)), MOST_LOOK_AHEADS)
         self._look_ahead: Callable[[int, int], Origins] = functools.lru_cache(maxsize=4)(look_ahead)
 
     @functools.cached_property
@@ -111,7 +116,7 @@ class Plan:
         if isinstance(self.pipeline.order, AdaptedSampler):
             # The user's own code: it is asked for what is needed, when it is needed.
             return _isolated(self._locate, start, stop)
-        chunk = max(1, LOOK_AHEAD_KEYS // self.partition.block)
+        chunk = max(1, self._look_ahead_keys // self.partition.block)
         if start // chunk != (stop - 1) // chunk:
             middle = (start // chunk + 1) * chunk
             return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])

@@ -89,7 +89,7 @@ def test_arguments_by_position_are_told_the_way() -> None:
     with pytest.raises(TypeError, match=r"too many positional arguments.*millstream\.load\(source"):
         millstream.DataLoader([1], 4)  # type: ignore[call-arg, arg-type]
     with pytest.raises(TypeError, match=r"too many positional arguments.*load\(source, batch_size=64\)"):
-        millstream.load([1], 4)  # type: ignore[call-arg]
+        millstream.load([1], 4)  # type: ignore[call-arg, arg-type]
 
 
 def test_the_length_of_an_iterator_is_what_is_left() -> None:

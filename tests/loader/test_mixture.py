@@ -84,7 +84,7 @@ def take(loader: DataLoader, count: int) -> list[Any]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_component_yields_what_it_yields_alone(workers: int) -> None:
     """The same records, indices and draws, in the same order, also after a Filter and a FlatMap."""
-    operations = [
+    operations: list[Any] = [
         RandomMapTransform(draw),
         MapWithIndexTransform(number),
         FilterTransform(is_small),
