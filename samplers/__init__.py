@@ -1,13 +1,15 @@
 """Which record stands at which position: orders of records, as pure functions that any process can ask.
 
 `IndexSampler` serves nearly everyone: in order or globally shuffled, for one epoch or endlessly. `SequentialSampler`
-is one epoch in order. `MixtureSampler` mixes the orders of several sources. An order of your own is a class with
+is one epoch in order. `HierarchicalSampler` is a shuffle for sources that are read in units. `MixtureSampler` mixes the orders of several sources. An order of your own is a class with
 `__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers for whole blocks
 (`VectorisedSampler`).
 
     base.py             what the loader asks of a sampler, and the adapter for custom ones
     index.py            all records of one source: positions, epochs, offsets
     permutation.py      where an offset lands in a shuffled epoch
+    hierarchical.py     a shuffle of units, and of the records in a few of them
+    epochs.py           what samplers of epochs have in common
     mixture.py          several orders as one
     components.py       what a mixture accepts
     weights.py          weights as whole numbers
@@ -16,7 +18,8 @@ is one epoch in order. `MixtureSampler` mixes the orders of several sources. An 
 """
 
 from millstream.samplers.base import Sampler, VectorisedSampler
+from millstream.samplers.hierarchical import HierarchicalSampler
 from millstream.samplers.index import IndexSampler, SequentialSampler
 from millstream.samplers.mixture import MixtureSampler
 
-__all__ = ["IndexSampler", "MixtureSampler", "Sampler", "SequentialSampler", "VectorisedSampler"]
+__all__ = ["HierarchicalSampler", "IndexSampler", "MixtureSampler", "Sampler", "SequentialSampler", "VectorisedSampler"]

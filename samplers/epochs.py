@@ -1,0 +1,151 @@
+"""What samplers of epochs have in common: positions, ends, generators."""
+
+import abc
+import copy
+import operator
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer
+from millstream.randomness import SEED_LIMIT, generator
+from millstream.record import RecordMetadata
+from millstream.samplers.base import POSITION_LIMIT, check_range
+from millstream.sharding import NoSharding, ShardOptions
+
+
+class EpochSampler(abc.ABC):
+    """An order of epochs of equally many positions: epoch, offset = divmod(position, num_records).
+
+    Attributes:
+        num_records: how many positions an epoch has.
+        num_epochs: how many epochs; None for endlessly many.
+        seed: what all randomness derives from; None where there is none.
+        shard_options: which shard of every global batch this process reads.
+    """
+
+    num_records: int
+    num_epochs: int | None
+    seed: int | None
+    shard_options: ShardOptions
+
+    def __init__(self, num_epochs: int | None, seed: int | None, shard_options: ShardOptions | None) -> None:
+        if num_epochs is not None:
+            num_epochs = as_integer(num_epochs, "num_epochs")
+            if num_epochs < 1:
+                raise ValueError(f"num_epochs must be at least 1, or None for endless epochs, got {num_epochs}.")
+        if seed is not None:
+            seed = as_integer(seed, "seed")
+            if not 0 <= seed < SEED_LIMIT:
+                raise ValueError(f"seed must be between 0 and 2**64 - 1, got {seed}.")
+        shard_options = NoSharding() if shard_options is None else shard_options
+        if not isinstance(shard_options, ShardOptions):
+            raise TypeError(
+                f"shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), got {shard_options!r}."
+            )
+        self.num_epochs, self.seed, self.shard_options = num_epochs, seed, shard_options
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """Returns the class and what decides the order, in words: not num_epochs, and not which shard is read."""
+
+    @abc.abstractmethod
+    def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Returns the record keys of offsets into one epoch, shape (m,), at least one."""
+
+    @property
+    def length(self) -> int | None:
+        """The number of positions, over all epochs; None where the order is endless."""
+        return None if self.num_epochs is None else self.num_records * self.num_epochs
+
+    def endless(self) -> Self:
+        """Returns the same order with endlessly many epochs: this one, and what comes after its end."""
+        endless = copy.copy(self)
+        endless.num_epochs = None
+        return endless
+
+    def __len__(self) -> int:
+        length = self.length
+        if length is None:
+            raise TypeError("A sampler with num_epochs=None is endless and has no len(): give num_epochs.")
+        return length
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        """Returns the record key at a position, and a fresh generator (None without a seed).
+
+        Raises:
+            IndexError: the position is negative or beyond the end.
+        """
+        position = operator.index(position)
+        (record_key,) = self.record_keys(position, position + 1).tolist()
+        epoch = position // self.num_records
+        rng = None if self.seed is None else generator(self.seed, epoch, position, operation=0)
+        return RecordMetadata(position, record_key, rng)
+
+    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the record keys of the positions [start, stop), of one or of several epochs; shape (stop - start,).
+
+        Raises:
+            IndexError: start is negative or above stop, or stop is beyond the end.
+        """
+        return self._record_keys(self._run(start, stop))
+
+    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the record keys of any positions, shape (m,), in the order of positions.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+        """
+        return self._record_keys(self._checked(positions))
+
+    def _run(self, start: int, stop: int) -> NDArray[np.int64]:
+        start, stop = operator.index(start), operator.index(stop)
+        check_range(start, stop, self.length)
+        # Not np.arange(start, stop): stop may be 2**63, one more than an int64 holds.
+        return np.arange(stop - start, dtype=np.int64) + start
+
+    def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        positions = np.asarray(positions, dtype=np.int64)
+        if len(positions):
+            check_range(int(positions.min()), int(positions.max()) + 1, self.length)
+        return positions
+
+    def _by_epoch(self, positions: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp] | slice, NDArray[np.int64]]]:
+        """Returns each epoch that positions lie in, with the rows that do, and their offsets."""
+        if not len(positions):
+            return []
+        first, last = int(positions.min()) // self.num_records, int(positions.max()) // self.num_records
+        if first == last:
+            return [(first, slice(None), positions - first * self.num_records)]
+        epochs = positions // self.num_records
+        rows_of = [(int(epoch), np.flatnonzero(epochs == epoch)) for epoch in np.unique(epochs)]
+        return [(epoch, rows, positions[rows] - epoch * self.num_records) for epoch, rows in rows_of]
+
+    def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        keys = np.empty(len(positions), dtype=np.int64)
+        for epoch, rows, offsets in self._by_epoch(positions):
+            keys[rows] = self._keys_of_epoch(offsets, epoch)
+        return keys
+
+
+def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
+    """Returns a line of integers as an int64 array of shape (n,), n at least 1; without a copy where it is one.
+
+    Raises:
+        TypeError: they are not integers.
+        ValueError: there are none, they have another shape, one is below the minimum, or the sum is 2**63 or more.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"{name} must be a line of at least one integer, got an array of shape {array.shape}.")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, got an array of dtype {array.dtype}.")
+    smallest, largest = int(array.min()), int(array.max())
+    if smallest < minimum or largest >= POSITION_LIMIT:
+        raise ValueError(f"{name} must be between {minimum} and 2**63 - 1, got {smallest} to {largest}.")
+    # As floating-point numbers first, which do not overflow.
+    if array.sum(dtype=np.float64) > POSITION_LIMIT * 0.999:
+        raise ValueError(f"{name} must have a sum below 2**63, got about {array.sum(dtype=np.float64):.3g}.")
+    # In one piece, it crosses to worker processes as pages that all of them share.
+    return np.ascontiguousarray(array, dtype=np.int64)

@@ -1,0 +1,140 @@
+"""A shuffle for sources that are read in units: the units are shuffled, and the records within a few of them.
+
+An epoch's units are permuted, and the permuted units are cut into windows of some units each. Within a window, the
+records of all its units are permuted. So whoever reads the order has to hold the units of one window only, and reads
+each unit once an epoch (and process), while a record can be followed by any other of the window. Both permutations are
+those of `permutation`: any position is computed alone.
+"""
+
+import functools
+import zlib
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer, named_arguments
+from millstream.samplers.epochs import EpochSampler, whole_numbers
+from millstream.samplers.permutation import permute
+from millstream.sharding import ShardOptions
+
+_ROWS = 0x9E3779B97F4A7C15
+"""Added to the seed for the records of windows, modulo 2**64, so that they do not follow the units."""
+
+_EPOCHS_KEPT = 2
+
+
+@final
+class HierarchicalSampler(EpochSampler):
+    """Every record once per epoch, in a shuffle that reads units of records, such as the row groups of Parquet files.
+
+    The units come in a new order in each epoch, and the records of `window_units` units in a row are shuffled among
+    each other. A source that keeps as many units in memory reads each of them about once an epoch and process. The
+    larger the window, the nearer it is to the global shuffle of `IndexSampler`, which it is where the window holds all.
+
+    It takes memory for the units, some 40 bytes each, none for the records; positions cost the same wherever they are.
+
+    Args:
+        unit_sizes: how many records each unit has, in the source's order: integers from 0 on. The records of the first
+            unit have the keys 0 … unit_sizes[0] - 1, and so on.
+        window_units: how many units are shuffled together, at least 1.
+        seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for the source's order, and a
+            pipeline without randomness.
+        num_epochs: how many epochs, at least 1; None for endlessly many.
+        shard_options: which shard of every global batch this process reads.
+
+    Attributes:
+        unit_sizes: an int64 array of shape (units,).
+        window_units: as given.
+        num_records: how many records an epoch has: the sum of unit_sizes.
+        seed, num_epochs, shard_options: as given.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or there is no record.
+    """
+
+    @named_arguments()
+    def __init__(
+        self,
+        unit_sizes: Any,
+        *,
+        window_units: int,
+        seed: int | None = None,
+        num_epochs: int | None = None,
+        shard_options: ShardOptions | None = None,
+    ) -> None:
+        super().__init__(num_epochs, seed, shard_options)
+        self.unit_sizes = whole_numbers(unit_sizes, "unit_sizes", minimum=0)
+        self.window_units = as_integer(window_units, "window_units", minimum=1)
+        self.num_records = int(self.unit_sizes.sum())
+        if not self.num_records:
+            raise ValueError("unit_sizes must have at least one record, got nothing but zeros.")
+
+    def __repr__(self) -> str:
+        return (
+            f"HierarchicalSampler({len(self.unit_sizes):,} units of {self.num_records:,} records, "
+            f"window_units={self.window_units}, seed={self.seed}, num_epochs={self.num_epochs})"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_windows_of"}
+
+    def fingerprint(self) -> str:
+        """Returns the class and what decides the order, in words; of the sizes, there is a CRC."""
+        crc = zlib.crc32(self.unit_sizes.astype("<i8").data)
+        return (
+            f"HierarchicalSampler units={len(self.unit_sizes)}#{crc:08x} num_records={self.num_records} "
+            f"window_units={self.window_units} seed={self.seed}"
+        )
+
+    def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        if self.seed is None:
+            return offsets
+        windows = self._windows_of(epoch)
+        numbers = np.searchsorted(windows.ends, offsets, side="right")
+        starts = windows.starts[numbers]
+        sizes = windows.ends[numbers] - starts
+        places = np.empty(len(offsets), dtype=np.int64)
+        # All windows of one size, which nearly all have, at once: each is a permutation of its own, as epochs are.
+        for size in np.unique(sizes).tolist():
+            rows = np.flatnonzero(sizes == size)
+            which = (np.uint64(epoch % 2**64) * np.uint64(len(windows.ends))) + numbers[rows].astype(np.uint64)
+            within = (offsets[rows] - starts[rows]).view(np.uint64)
+            places[rows] = permute(within, size, (self.seed + _ROWS) % 2**64, which)
+        places += starts
+        units = np.searchsorted(windows.unit_ends, places, side="right")
+        return places + windows.shifts[units]
+
+    @functools.cached_property
+    def _windows_of(self) -> Any:
+        return functools.lru_cache(maxsize=_EPOCHS_KEPT)(
+            functools.partial(_windows, self.unit_sizes, self.window_units, self.seed)
+        )
+
+
+class _Windows(NamedTuple):
+    """The windows of one epoch, and the units in them, in their new order.
+
+    Attributes:
+        starts: the offset at which each window begins.
+        ends: the offset at which it ends.
+        unit_ends: the offset at which each unit ends.
+        shifts: what to add to an offset in a unit for the record key.
+    """
+
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    unit_ends: NDArray[np.int64]
+    shifts: NDArray[np.int64]
+
+
+def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch: int) -> _Windows:
+    order = permute(np.arange(len(unit_sizes), dtype=np.uint64), len(unit_sizes), seed, epoch)
+    sizes = unit_sizes[order]
+    unit_ends = np.cumsum(sizes)
+    ends = unit_ends[window_units - 1 :: window_units]
+    if len(unit_sizes) % window_units:
+        ends = np.append(ends, unit_ends[-1])
+    starts = np.concatenate([[0], ends[:-1]])
+    first_keys = np.cumsum(unit_sizes) - unit_sizes
+    return _Windows(starts, ends, unit_ends, first_keys[order] - (unit_ends - sizes))

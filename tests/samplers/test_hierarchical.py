@@ -1,0 +1,143 @@
+"""HierarchicalSampler: units shuffled, records shuffled within windows of units, any position alone."""
+
+import itertools
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream import Batch, DataLoader, HierarchicalSampler, IndexSampler, ShardOptions
+
+SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
+
+
+@given(sizes=SIZES, window=st.integers(1, 14), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 3))
+def test_each_epoch_has_every_record_once_window_by_window(
+    sizes: list[int], window: int, seed: int, epoch: int
+) -> None:
+    """The units of a window are whole: what they hold is what stands there, in some order."""
+    sampler = HierarchicalSampler(sizes, window_units=window, seed=seed)
+    total = sum(sizes)
+    keys = sampler.record_keys(epoch * total, (epoch + 1) * total).tolist()
+    assert sorted(keys) == list(range(total))
+    unit_of = [unit for unit, size in enumerate(sizes) for _ in range(size)]
+    # Units in the order of their first record; a window is over when its units are.
+    start = 0
+    windows = 0
+    while start < total:
+        inside: set[int] = set()
+        stop = start
+        while not inside or stop - start < sum(sizes[unit] for unit in inside):
+            inside.add(unit_of[keys[stop]])
+            stop += 1
+        assert len(inside) <= window
+        windows += 1
+        start = stop
+    assert windows <= -(-len(sizes) // window)
+
+
+@given(sizes=SIZES, window=st.integers(1, 5), data=st.data())
+def test_any_positions_alone_give_the_same(sizes: list[int], window: int, data: st.DataObject) -> None:
+    """A range, some positions, one position, a pickled copy."""
+    sampler = HierarchicalSampler(sizes, window_units=window, seed=3, num_epochs=3)
+    everything = sampler.record_keys(0, len(sampler)).tolist()
+    positions = data.draw(st.lists(st.integers(0, len(sampler) - 1), max_size=10))
+    start = data.draw(st.integers(0, len(sampler)))
+    copy = pickle.loads(pickle.dumps(sampler))
+    assert copy.record_keys(start, len(sampler)).tolist() == everything[start:]
+    assert copy.record_keys_at(np.array(positions, dtype=np.int64)).tolist() == [everything[p] for p in positions]
+    assert [sampler[position].record_key for position in positions] == [everything[p] for p in positions]
+
+
+def test_epochs_and_seeds_differ_and_records_mix() -> None:
+    """Neither units nor records come in their order; another epoch or seed has another order."""
+    sampler = HierarchicalSampler([50] * 40, window_units=8, seed=1)
+    epochs = sampler.record_keys(0, 4000).reshape(2, 2000)
+    other = HierarchicalSampler([50] * 40, window_units=8, seed=2).record_keys(0, 2000)
+    orders = [*epochs, other]
+    for one, two in itertools.combinations(orders, 2):
+        assert np.mean(one == two) < 0.01
+    for keys in orders:
+        assert np.mean(np.diff(keys) == 1) < 0.02
+        units = keys.reshape(5, 400) // 50
+        assert [len(np.unique(window)) for window in units] == [8] * 5
+        # Each window begins with all of its units: 16 records are of 7 of 8 units on average.
+        assert np.mean([len(np.unique(window[:16])) for window in units]) > 5
+
+
+def test_a_window_that_holds_all_is_uniform() -> None:
+    """Each record comes first as often as any other: 4,000 seeds over 8 records, chi-squared below 1 in 10,000."""
+    firsts = [HierarchicalSampler([3, 5], window_units=2, seed=seed)[0].record_key for seed in range(4000)]
+    counts = np.bincount(firsts, minlength=8)
+    assert ((counts - 500) ** 2 / 500).sum() < 29.9
+
+
+def test_without_a_seed_the_order_is_the_sources() -> None:
+    """And there is nothing to draw from."""
+    sampler = HierarchicalSampler([3, 2], window_units=1, num_epochs=2)
+    assert sampler.record_keys(0, 10).tolist() == [0, 1, 2, 3, 4] * 2
+    assert sampler[0].rng is None
+
+
+def test_far_positions_and_ends() -> None:
+    """Up to 2**63 - 1 where it is endless; an IndexError beyond the end."""
+    sampler = HierarchicalSampler([5, 3], window_units=1, seed=0)
+    assert sorted(sampler.record_keys(2**63 - 8, 2**63).tolist()) == list(range(8))
+    with pytest.raises(TypeError, match="endless"):
+        len(sampler)
+    ended = HierarchicalSampler([5, 3], window_units=1, seed=0, num_epochs=2)
+    assert len(ended) == 16
+    with pytest.raises(IndexError, match="0 to 16"):
+        ended[16]
+    with pytest.raises(IndexError):
+        ended.record_keys_at(np.array([-1]))
+    assert ended.endless().record_keys(0, 40)[:16].tolist() == ended.record_keys(0, 16).tolist()
+
+
+def test_its_generators_are_those_of_an_index_sampler() -> None:
+    """So that random operations draw alike."""
+    own, other = (
+        sampler[11].rng for sampler in (HierarchicalSampler([4, 3], window_units=1, seed=5), IndexSampler(7, seed=5))
+    )
+    assert own is not None
+    assert other is not None
+    assert own.integers(2**60) == other.integers(2**60)
+
+
+def test_shards_and_states_go_with_it() -> None:
+    """Two shards make the global batches of one; a state is refused by other windows."""
+
+    def loader_of(window: int, shard: ShardOptions) -> DataLoader:
+        sampler = HierarchicalSampler([7, 9, 8], window_units=window, seed=0, num_epochs=1)
+        size = 4 // shard.shard_count
+        return DataLoader(data_source=range(24), sampler=sampler, operations=[Batch(size)], shard_options=shard)
+
+    whole = loader_of(2, ShardOptions(0, 1))
+    halves = zip(*(loader_of(2, ShardOptions(index, 2)) for index in range(2)), strict=True)
+    assert [np.concatenate(pair).tolist() for pair in halves] == [batch.tolist() for batch in whole]
+    with pytest.raises(ValueError, match=r"sampler.window_units: saved 2, here 1"):
+        iter(loader_of(1, ShardOptions(0, 1))).set_state(iter(whole).get_state())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "error", "message"),
+    [
+        ([], {}, ValueError, "at least one integer"),
+        ([0, 0], {}, ValueError, "nothing but zeros"),
+        ([3, -1], {}, ValueError, "between 0 and"),
+        ([0.5], {}, TypeError, "must be integers"),
+        ([2**62] * 2, {}, ValueError, r"a sum below 2\*\*63"),
+        ([3], {"window_units": 0}, ValueError, "window_units must be at least 1"),
+        ([3], {"seed": -1}, ValueError, "seed must be between"),
+        ([3], {"num_epochs": 0}, ValueError, "num_epochs must be at least 1"),
+        ([3], {"shard_options": 1}, TypeError, "must be ShardOptions"),
+        ([3], {"window_unit": 1}, TypeError, "did you mean 'window_units'"),
+    ],
+)
+def test_wrong_arguments_are_refused(sizes: Any, options: Any, error: type[Exception], message: str) -> None:
+    """When it is built."""
+    with pytest.raises(error, match=message):
+        HierarchicalSampler(sizes, **{"window_units": 1, **options})
