@@ -1,9 +1,9 @@
 """Which record stands at which position: orders of records, as pure functions that any process can ask.
 
 `IndexSampler` serves nearly everyone: in order or globally shuffled, for one epoch or endlessly. `SequentialSampler`
-is one epoch in order. `HierarchicalSampler` is a shuffle for sources that are read in units. `MixtureSampler` mixes the orders of several sources. An order of your own is a class with
-`__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers for whole blocks
-(`VectorisedSampler`).
+is one epoch in order. `HierarchicalSampler` is a shuffle for sources that are read in units. `MixtureSampler` mixes the
+orders of several sources. An order of your own is a class with `__getitem__(position) -> RecordMetadata` (`Sampler`),
+or, faster, one that answers for whole blocks (`VectorisedSampler`).
 
     base.py             what the loader asks of a sampler, and the adapter for custom ones
     index.py            all records of one source: positions, epochs, offsets

@@ -42,7 +42,8 @@ class EpochSampler(abc.ABC):
         shard_options = NoSharding() if shard_options is None else shard_options
         if not isinstance(shard_options, ShardOptions):
             raise TypeError(
-                f"shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), got {shard_options!r}."
+                "shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), "
+                f"got {shard_options!r}."
             )
         self.num_epochs, self.seed, self.shard_options = num_epochs, seed, shard_options
 

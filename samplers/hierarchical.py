@@ -8,6 +8,7 @@ those of `permutation`: any position is computed alone.
 
 import functools
 import zlib
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -103,13 +104,13 @@ class HierarchicalSampler(EpochSampler):
             places[rows] = permute(within, size, (self.seed + _ROWS) % 2**64, which)
         places += starts
         units = np.searchsorted(windows.unit_ends, places, side="right")
-        return places + windows.shifts[units]
+        places += windows.shifts[units]
+        return places
 
     @functools.cached_property
-    def _windows_of(self) -> Any:
-        return functools.lru_cache(maxsize=_EPOCHS_KEPT)(
-            functools.partial(_windows, self.unit_sizes, self.window_units, self.seed)
-        )
+    def _windows_of(self) -> Callable[[int], "_Windows"]:
+        make = functools.partial(_windows, self.unit_sizes, self.window_units, self.seed or 0)
+        return functools.lru_cache(maxsize=_EPOCHS_KEPT)(make)
 
 
 class _Windows(NamedTuple):

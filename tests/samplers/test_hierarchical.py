@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import Batch, DataLoader, HierarchicalSampler, IndexSampler, ShardOptions
@@ -14,6 +14,7 @@ from millstream import Batch, DataLoader, HierarchicalSampler, IndexSampler, Sha
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
 
+@settings(max_examples=40)
 @given(sizes=SIZES, window=st.integers(1, 14), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 3))
 def test_each_epoch_has_every_record_once_window_by_window(
     sizes: list[int], window: int, seed: int, epoch: int
@@ -24,9 +25,8 @@ def test_each_epoch_has_every_record_once_window_by_window(
     keys = sampler.record_keys(epoch * total, (epoch + 1) * total).tolist()
     assert sorted(keys) == list(range(total))
     unit_of = [unit for unit, size in enumerate(sizes) for _ in range(size)]
-    # Units in the order of their first record; a window is over when its units are.
+    # From where all that began has ended to where that is so again: no more than a window, and often less.
     start = 0
-    windows = 0
     while start < total:
         inside: set[int] = set()
         stop = start
@@ -34,11 +34,10 @@ def test_each_epoch_has_every_record_once_window_by_window(
             inside.add(unit_of[keys[stop]])
             stop += 1
         assert len(inside) <= window
-        windows += 1
         start = stop
-    assert windows <= -(-len(sizes) // window)
 
 
+@settings(max_examples=40)
 @given(sizes=SIZES, window=st.integers(1, 5), data=st.data())
 def test_any_positions_alone_give_the_same(sizes: list[int], window: int, data: st.DataObject) -> None:
     """A range, some positions, one position, a pickled copy."""
@@ -69,10 +68,10 @@ def test_epochs_and_seeds_differ_and_records_mix() -> None:
 
 
 def test_a_window_that_holds_all_is_uniform() -> None:
-    """Each record comes first as often as any other: 4,000 seeds over 8 records, chi-squared below 1 in 10,000."""
-    firsts = [HierarchicalSampler([3, 5], window_units=2, seed=seed)[0].record_key for seed in range(4000)]
+    """Each record comes first as often as any other: 1,000 seeds over 8 records, chi-squared below 1 in 10,000."""
+    firsts = [HierarchicalSampler([3, 5], window_units=2, seed=seed)[0].record_key for seed in range(1000)]
     counts = np.bincount(firsts, minlength=8)
-    assert ((counts - 500) ** 2 / 500).sum() < 29.9
+    assert ((counts - 125) ** 2 / 125).sum() < 29.9
 
 
 def test_without_a_seed_the_order_is_the_sources() -> None:
