@@ -39,7 +39,7 @@ from millstream.loader import (
     surviving_keys,
 )
 from millstream.record import RecordMetadata
-from millstream.samplers import HierarchicalSampler, IndexSampler, MixtureSampler, SequentialSampler
+from millstream.samplers import HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
 from millstream.sources import ArrayRecordDataSource, ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
 from millstream.transforms import (
@@ -75,6 +75,7 @@ __all__ = [
     "MultiprocessingOptions",
     "NoSharding",
     "OnlyFor",
+    "PackingSampler",
     "PaddedBatch",
     "RandomMapTransform",
     "RangeDataSource",

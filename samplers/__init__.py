@@ -2,14 +2,18 @@
 
 `IndexSampler` serves nearly everyone: in order or globally shuffled, for one epoch or endlessly. `SequentialSampler`
 is one epoch in order. `HierarchicalSampler` is a shuffle for sources that are read in units. `MixtureSampler` mixes the
-orders of several sources. An order of your own is a class with `__getitem__(position) -> RecordMetadata` (`Sampler`),
-or, faster, one that answers for whole blocks (`VectorisedSampler`).
+orders of several sources. `PackingSampler` makes rows of several documents. An order of your own is a class with
+`__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers for whole blocks
+(`VectorisedSampler`).
 
     base.py             what the loader asks of a sampler, and the adapter for custom ones
     index.py            all records of one source: positions, epochs, offsets
     permutation.py      where an offset lands in a shuffled epoch
     hierarchical.py     a shuffle of units, and of the records in a few of them
     epochs.py           what samplers of epochs have in common
+    packing.py          rows made of several documents
+    packing_plan.py     which documents go into which rows
+    many_permutations.py  permutations of many sets at once
     mixture.py          several orders as one
     components.py       what a mixture accepts
     weights.py          weights as whole numbers
@@ -21,5 +25,15 @@ from millstream.samplers.base import Sampler, VectorisedSampler
 from millstream.samplers.hierarchical import HierarchicalSampler
 from millstream.samplers.index import IndexSampler, SequentialSampler
 from millstream.samplers.mixture import MixtureSampler
+from millstream.samplers.packing import PackingSampler, Pieces
 
-__all__ = ["HierarchicalSampler", "IndexSampler", "MixtureSampler", "Sampler", "SequentialSampler", "VectorisedSampler"]
+__all__ = [
+    "HierarchicalSampler",
+    "IndexSampler",
+    "MixtureSampler",
+    "PackingSampler",
+    "Pieces",
+    "Sampler",
+    "SequentialSampler",
+    "VectorisedSampler",
+]

@@ -1,10 +1,10 @@
 """Which pieces of documents go into which rows: decided for all of them before the first is read.
 
-`BestFit` is best-fit decreasing, not over the pieces but over how many there are of each length. From the longest length
-down, pieces go into the rows that have the least space that suffices, as many of them at once as there are such rows
-and as fit; where there are none, new rows begin. So rows come in *kinds*, those with the same lengths, of which there
-are a few thousand however many pieces; a row is number t of its kind, and takes the next pieces of each of its lengths.
-Best-fit decreasing needs at most 11/9 of the fewest rows that there could be (Johnson, "Near-Optimal Bin Packing
+`BestFit` is best-fit decreasing, not over the pieces but over how many there are of each length. From the longest
+length down, pieces go into the rows that have the least space that suffices, as many of them at once as there are such
+rows and as fit; where there are none, new rows begin. So rows come in *kinds*, those with the same lengths, of which
+there are a few thousand however many pieces; a row is number t of its kind, and takes the next pieces of each of its
+lengths. Best-fit decreasing needs at most 11/9 of the fewest rows that there could be (Johnson, "Near-Optimal Bin Packing
 Algorithms", 1973); of realistic lengths, nearly all rows are full.
 
 `Stream` is all pieces laid end to end and cut into rows: full rows, and a cut at nearly each row's end.
@@ -14,23 +14,24 @@ import bisect
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
+AmongEquals: TypeAlias = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 
 class Kind(NamedTuple):
     """Rows that hold pieces of the same lengths.
 
     Attributes:
-        count: how many rows there are of it.
+        number: how many rows there are of it.
         lengths: the lengths of the pieces in one, longest first.
     """
 
-    count: int
+    number: int
     lengths: tuple[int, ...]
 
 
@@ -58,10 +59,10 @@ def best_fit(histogram: list[int], row_length: int) -> list[Kind]:
                 spaces.pop(number)
             # A row is filled with equals before the next one gets any.
             each = min(space // length, left)
-            count = min(found.count, left // each)
+            count = min(found.number, left // each)
             left -= count * each
-            if found.lengths and found.count > count:
-                put(space, Kind(found.count - count, found.lengths))
+            if found.lengths and found.number > count:
+                put(space, Kind(found.number - count, found.lengths))
             put(space - each * length, Kind(count, (*found.lengths, *(length,) * each)))
     for rows in open_rows.values():
         kinds += rows
@@ -102,9 +103,9 @@ class BestFit:
                 columns.append((length, used[length], each[length], seen[length]))
                 seen[length] += 1
             for length, count in each.items():
-                used[length] += count * kind.count
+                used[length] += count * kind.number
         of_slots = np.array(columns, dtype=np.int64).T
-        counts = np.array([kind.count for kind in kinds], dtype=np.int64)
+        counts = np.array([kind.number for kind in kinds], dtype=np.int64)
         # As small as can be: it is then sorted by counting.
         order = np.argsort(lengths.astype(np.min_scalar_type(row_length)), kind="stable")
         return cls(
@@ -118,13 +119,13 @@ class BestFit:
             *of_slots[1:],
         )
 
-    def pieces(self, rows: Numbers, among_equals: Callable[[Numbers, Numbers], Numbers]) -> tuple[Numbers, Numbers]:
-        """Returns where the pieces of each row begin, shape (m + 1,), and the pieces of all rows.
+    def pieces(self, rows: Numbers, among_equals: AmongEquals) -> tuple[Numbers, Numbers, Numbers]:
+        """Returns where the pieces of each row begin, shape (m + 1,), and the pieces of all rows with their lengths.
 
         Args:
             rows: numbers of rows, shape (m,).
-            among_equals: given how many pieces of a length there are, and numbers of some of them, says which stand in
-                their places: a permutation for each length, given for each piece.
+            among_equals: given, for some pieces, how many there are of the length, the number among these, and the
+                length, says which of these stand in their places: a permutation for each length.
         """
         kinds = np.searchsorted(self._row_ends, rows, side="right")
         number_in_kind = rows - (self._row_ends[kinds] - self._counts[kinds])
@@ -134,4 +135,64 @@ class BestFit:
         ranks = self._used[slots] + np.repeat(number_in_kind, widths) * self._each[slots] + self._places[slots]
         lengths = self._lengths[slots]
         firsts = self._groups[lengths]
-        return starts, self.order[firsts + among_equals(self._groups[lengths + 1] - firsts, ranks)]
+        pieces = self.order[firsts + among_equals(self._groups[lengths + 1] - firsts, ranks, lengths)]
+        return starts, pieces.astype(np.int64, copy=False), lengths
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stream:
+    """Rows of all documents laid end to end.
+
+    Attributes:
+        num_rows: how many rows there are; the last may be short.
+        ends: where each document ends, in the source's order.
+    """
+
+    num_rows: int
+    ends: Numbers
+    _row_length: int
+
+    @classmethod
+    def of(cls, lengths: Numbers, row_length: int) -> "Stream":
+        """Returns the plan for documents of any lengths, which are not all 0."""
+        ends = np.cumsum(lengths)
+        return cls(-(-int(ends[-1]) // row_length), ends, row_length)
+
+    def pieces(self, rows: Numbers, first: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Returns where the pieces of each row begin, shape (m + 1,); and documents, begins and ends of all pieces.
+
+        Args:
+            rows: numbers of rows, shape (m,).
+            first: the document that the first row begins with: after the last one of the source comes its first.
+        """
+        total = int(self.ends[-1])
+        shift = int(self.ends[first - 1]) if first else 0
+        starts = rows * self._row_length
+        stops = np.minimum(starts + self._row_length, total)
+        # In the source's order, where what lies beyond its end lies at its beginning: a row is one or two runs there.
+        starts, stops = starts + shift, stops + shift
+        runs = np.stack(
+            [starts, np.minimum(stops, total), np.full_like(starts, total), np.maximum(stops, total)], axis=1
+        ).reshape(-1, 2)
+        wraps = np.flatnonzero(starts >= total)
+        runs[2 * wraps] = total
+        runs[2 * wraps + 1, 0] = starts[wraps]
+        runs[1::2] -= total
+        lows, highs = runs[:, 0], runs[:, 1]
+        begin_documents = np.searchsorted(self.ends, lows, side="right")
+        end_documents = np.searchsorted(self.ends, highs - 1, side="right")
+        widths = np.where(highs > lows, end_documents - begin_documents + 1, 0)
+        run_starts = np.concatenate([[0], np.cumsum(widths)])
+        owners = np.repeat(np.arange(len(runs)), widths)
+        documents = np.repeat(begin_documents - run_starts[:-1], widths) + np.arange(run_starts[-1])
+        document_ends = self.ends[documents]
+        document_starts = np.where(documents > 0, self.ends[documents - 1], 0)
+        begins = np.maximum(lows[owners], document_starts) - document_starts
+        ends = np.minimum(highs[owners], document_ends) - document_starts
+        row_starts = run_starts[::2]
+        # Documents without tokens lie within the runs, too.
+        kept = ends > begins
+        if not kept.all():
+            row_starts = np.concatenate([[0], np.cumsum(kept)])[row_starts]
+            documents, begins, ends = documents[kept], begins[kept], ends[kept]
+        return row_starts, documents, begins, ends

@@ -194,13 +194,14 @@ def _round_keys(seed: int, epoch: int | Wide, round_pairs: int) -> Wide:
     Seed and epoch go through the mix one after the other: a mere sum of the two would make epoch e of seed s the
     epoch e - 1 of seed s + 1.
     """
-    seeded = _mixed(np.array([seed], dtype=np.uint64))
+    seeded = mixed(np.array([seed], dtype=np.uint64))
     rounds = np.arange(1, 2 * round_pairs + 1, dtype=np.uint64).reshape(round_pairs, 2, 1)
-    of_rounds = _mixed(rounds * _GOLDEN_GAMMA + seeded)
-    return _mixed(of_rounds + np.atleast_1d(np.asarray(epoch, dtype=np.uint64)))
+    of_rounds = mixed(rounds * _GOLDEN_GAMMA + seeded)
+    return mixed(of_rounds + np.atleast_1d(np.asarray(epoch, dtype=np.uint64)))
 
 
-def _mixed(words: Wide) -> Wide:
+def mixed(words: Wide) -> Wide:
+    """Returns the same array, with each word replaced by its image under a bijection that looks random."""
     _mix(words, np.empty_like(words))
     return words
 

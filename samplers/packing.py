@@ -1,0 +1,215 @@
+"""Rows of a fixed length made of whole documents, planned ahead: which documents are in a row is arithmetic."""
+
+import zlib
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.samplers.epochs import EpochSampler, whole_numbers
+from millstream.samplers.many_permutations import permute_among
+from millstream.samplers.packing_plan import BestFit, Stream
+from millstream.samplers.permutation import mixed, permute
+from millstream.sharding import ShardOptions
+
+BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
+_OVERFLOWS = ("error", "truncate", "split", "drop")
+_LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number without a pattern, which sets lengths apart."""
+
+
+class Pieces(NamedTuple):
+    """What some rows are made of; int64 arrays.
+
+    Attributes:
+        row_starts: where the pieces of each row begin, shape (rows + 1,): those of row r are the pieces
+            row_starts[r] … row_starts[r + 1] - 1.
+        record_keys: the document that each piece is of, shape (pieces,), as are the next two.
+        begins: the first token of it.
+        ends: where it ends: one more than the last token.
+    """
+
+    row_starts: NDArray[np.int64]
+    record_keys: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+@final
+class PackingSampler(EpochSampler):
+    """Rows of `row_length` tokens, each made of documents: every document once per epoch, and hardly any padding.
+
+    A position is a row. All rows are planned when the sampler is built, from the lengths alone, in a fraction of the
+    time that sorting them takes; what is in the row at any position is then computed at once. So packed rows can be
+    shuffled, sought, resumed and dealt to any number of hosts as records can. With `transforms.Pack`, which lays the
+    documents of a row out:
+
+        sampler = PackingSampler(lengths, 2048, seed=0)
+        operations = [decode, Pack({"tokens": 2048}), Batch(8)]
+        loader = DataLoader(data_source=documents, sampler=sampler, operations=operations)
+
+    Args:
+        lengths: how many tokens each document of the source has: integers from 0 on, by record key. Documents without
+            tokens are in no row.
+        row_length: how many tokens a row takes.
+        shuffle: whether each epoch has other rows in another order: documents trade places with others of their length,
+            and the rows are permuted. It needs a seed. With "concat_then_split", rows begin at other documents, and are
+            permuted; documents that are neighbours in the source are so in the rows, too.
+        seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for a pipeline without any.
+        num_epochs: how many epochs, at least 1; None for endlessly many.
+        overflow: what becomes of documents that are longer than a row: "error" refuses them when the sampler is built;
+            "truncate" takes their beginnings; "split" cuts them into pieces of row_length and a last, shorter one;
+            "drop" leaves them out.
+        strategy: "best_fit" puts whole documents into rows, each where it leaves the least space. "concat_then_split"
+            lays all documents end to end and cuts that into rows: none has padding but the last, and most documents at
+            a row's end are cut. It takes documents of any length, and no overflow.
+        shard_options: which shard of every global batch this process reads.
+
+    Attributes:
+        num_records: how many rows an epoch has.
+        lengths: as given, an array of shape (documents,).
+        row_length, shuffle, seed, num_epochs, overflow, strategy, shard_options: as given.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range; a document is too long, or none has any
+            token.
+    """
+
+    @named_arguments()
+    def __init__(
+        self,
+        lengths: Any,
+        row_length: int,
+        *,
+        shuffle: bool = True,
+        seed: int | None = 0,
+        num_epochs: int | None = 1,
+        overflow: str = "error",
+        strategy: str = BEST_FIT,
+        shard_options: ShardOptions | None = None,
+    ) -> None:
+        super().__init__(num_epochs, seed, shard_options)
+        self.lengths = whole_numbers(lengths, "lengths", minimum=0)
+        self.row_length = as_integer(row_length, "row_length", minimum=1)
+        self.shuffle = as_flag(shuffle, "shuffle")
+        if self.shuffle and seed is None:
+            raise ValueError("shuffle=True needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
+        if overflow not in _OVERFLOWS:
+            raise ValueError(f"overflow must be one of {', '.join(map(repr, _OVERFLOWS))}, got {overflow!r}.")
+        if strategy not in {BEST_FIT, CONCAT_THEN_SPLIT}:
+            raise ValueError(f"strategy must be {BEST_FIT!r} or {CONCAT_THEN_SPLIT!r}, got {strategy!r}.")
+        if strategy == CONCAT_THEN_SPLIT and overflow != "error":
+            raise ValueError(f"strategy={strategy!r} cuts documents wherever a row ends, and takes no overflow.")
+        self.overflow, self.strategy = overflow, strategy
+        if not self.lengths.any():
+            raise ValueError("lengths must have at least one token, got nothing but zeros.")
+        self._documents: NDArray[np.int64] | None = None
+        self._begins: NDArray[np.int64] | None = None
+        if strategy == CONCAT_THEN_SPLIT:
+            self._plan: BestFit | Stream = Stream.of(self.lengths, self.row_length)
+        else:
+            self._plan = BestFit.of(self._cut(), self.row_length)
+        self.num_records = self._plan.num_rows
+
+    def __repr__(self) -> str:
+        return (
+            f"PackingSampler({len(self.lengths):,} documents in {self.num_records:,} rows of {self.row_length}, "
+            f"shuffle={self.shuffle}, seed={self.seed}, num_epochs={self.num_epochs})"
+        )
+
+    @property
+    def largest_key(self) -> int:
+        """No record key is larger."""
+        return len(self.lengths) - 1
+
+    def fingerprint(self) -> str:
+        """Returns the class and what decides the rows, in words; of the lengths, there is a CRC."""
+        crc = zlib.crc32(self.lengths.astype("<i8", copy=False).data)
+        words = ("row_length", "shuffle", "seed", "overflow", "strategy")
+        named = " ".join(f"{name}={getattr(self, name)}" for name in words)
+        return f"PackingSampler documents={len(self.lengths)}#{crc:08x} {named}"
+
+    def pieces(self, start: int, stop: int) -> Pieces:
+        """Returns what the rows at the positions [start, stop) are made of.
+
+        Raises:
+            IndexError: start is negative or above stop, or stop is beyond the end.
+        """
+        return self._pieces(self._run(start, stop))
+
+    def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
+        """Returns what the rows at any positions are made of, in their order.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+        """
+        return self._pieces(self._checked(positions))
+
+    def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Returns the key of the first document of each row."""
+        pieces = self._pieces_of_epoch(offsets, epoch)
+        return pieces.record_keys[pieces.row_starts[:-1]]
+
+    def _pieces(self, positions: NDArray[np.int64]) -> Pieces:
+        found = [(rows, self._pieces_of_epoch(offsets, epoch)) for epoch, rows, offsets in self._by_epoch(positions)]
+        if len(found) == 1:
+            return found[0][1]
+        widths = np.zeros(len(positions) + 1, dtype=np.int64)
+        for rows, pieces in found:
+            widths[1:][rows] = np.diff(pieces.row_starts)
+        starts = np.cumsum(widths)
+        whole = np.empty((3, int(starts[-1])), dtype=np.int64)
+        for rows, pieces in found:
+            own = np.diff(pieces.row_starts)
+            places = np.repeat(starts[:-1][rows] - pieces.row_starts[:-1], own) + np.arange(int(own.sum()))
+            whole[:, places] = pieces[1:]
+        return Pieces(starts, *whole)
+
+    def _pieces_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> Pieces:
+        rows, epoch = offsets, epoch % 2**64
+        if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
+            rows = permute(offsets.view(np.uint64), self.num_records, self.seed, epoch)
+        if isinstance(self._plan, Stream):
+            first = int(self._epoch_key(epoch)[0] % np.uint64(len(self.lengths))) if self.shuffle else 0
+            return Pieces(*self._plan.pieces(rows, first))
+
+        def among_equals(sizes: NDArray[np.int64], ranks: NDArray[np.int64], lengths: NDArray[np.int64]) -> Any:
+            if not self.shuffle:
+                return ranks
+            return permute_among(ranks, sizes, mixed(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch)))
+
+        starts, pieces, lengths = self._plan.pieces(rows, among_equals)
+        documents = pieces if self._documents is None else self._documents[pieces]
+        begins = np.zeros(len(pieces), dtype=np.int64) if self._begins is None else self._begins[pieces]
+        return Pieces(starts, documents, begins, begins + lengths)
+
+    def _epoch_key(self, epoch: int) -> NDArray[np.uint64]:
+        """Returns one random word for the epoch, as an array of shape (1,)."""
+        seeded = mixed(np.array([self.seed or 0], dtype=np.uint64))
+        return mixed(seeded + np.uint64(epoch))
+
+    def _cut(self) -> NDArray[np.int64]:
+        """Returns the lengths of all pieces; sets which document each is of, and where in it, unless that is plain."""
+        lengths, limit = self.lengths, self.row_length
+        is_long = lengths > limit
+        if not is_long.any() and lengths.all():
+            return lengths
+        if self.overflow == "error" and is_long.any():
+            key = int(np.argmax(is_long))
+            raise ValueError(
+                f"{int(is_long.sum())} documents are longer than row_length={limit}, the first is the record {key} "
+                f"with {lengths[key]} tokens: choose overflow='truncate', 'split' or 'drop', or a longer row."
+            )
+        if self.overflow == "split":
+            counts = -(-lengths // limit)
+            self._documents = np.repeat(np.arange(len(lengths)), counts)
+            firsts = np.cumsum(counts) - counts
+            self._begins = (np.arange(len(self._documents)) - firsts[self._documents]) * limit
+            pieces: NDArray[np.int64] = np.minimum(lengths[self._documents] - self._begins, limit)
+            return pieces
+        self._documents = np.flatnonzero((lengths > 0) & ~is_long if self.overflow == "drop" else lengths)
+        if not len(self._documents):
+            raise ValueError(f"No document is left: overflow='drop', and all are longer than row_length={limit}.")
+        kept: NDArray[np.int64] = np.minimum(lengths[self._documents], limit)
+        return kept

@@ -1,0 +1,200 @@
+"""PackingSampler: every token once, no row too long, rows nearly full, other rows each epoch, any position alone."""
+
+import itertools
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream import PackingSampler
+from millstream.samplers import Pieces
+from millstream.samplers.many_permutations import permute_among
+
+LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
+OPTIONS = st.sampled_from([("best_fit", "truncate"), ("best_fit", "split"), ("concat_then_split", "error")])
+
+
+def listed(pieces: Pieces) -> list[list[tuple[int, int, int]]]:
+    """Returns key, begin and end of each piece, row by row."""
+    triples = list(zip(*(column.tolist() for column in pieces[1:]), strict=True))
+    return [triples[start:stop] for start, stop in zip(pieces.row_starts[:-1], pieces.row_starts[1:], strict=True)]
+
+
+def plain_best_fit(lengths: list[int], row_length: int) -> list[int]:
+    """Returns how full each row is: the longest piece first, each into the fullest row that has space for it."""
+    rows: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [row for row in rows if row + length <= row_length]
+        if fitting:
+            rows.remove(max(fitting))
+        rows.append(max(fitting, default=0) + length)
+    return sorted(rows)
+
+
+@given(lengths=LENGTHS, row_length=st.integers(1, 40), options=OPTIONS, shuffle=st.booleans(), epoch=st.integers(0, 2))
+def test_every_token_once_and_no_row_too_long(
+    lengths: list[int], row_length: int, options: tuple[str, str], shuffle: bool, epoch: int
+) -> None:
+    """In each epoch; of a truncated document, those of its beginning."""
+    sampler = PackingSampler(
+        lengths, row_length, strategy=options[0], overflow=options[1], shuffle=shuffle, num_epochs=None
+    )
+    rows = listed(sampler.pieces(epoch * sampler.num_records, (epoch + 1) * sampler.num_records))
+    seen = Counter((key, token) for row in rows for key, begin, end in row for token in range(begin, end))
+    limit = row_length if options[1] == "truncate" else 30
+    assert seen == Counter((key, token) for key, length in enumerate(lengths) for token in range(min(length, limit)))
+    sizes = [sum(end - begin for _, begin, end in row) for row in rows]
+    assert min(sizes) > 0
+    assert max(sizes) <= row_length
+    if options[0] == "concat_then_split":
+        assert sum(size < row_length for size in sizes) <= 1
+
+
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60), row_length=st.integers(20, 50))
+def test_best_fit_is_best_fit_decreasing(lengths: list[int], row_length: int) -> None:
+    """The plan over the histogram fills its rows as a plan document by document does, in each epoch."""
+    sampler = PackingSampler(lengths, row_length, num_epochs=2)
+    rows = listed(sampler.pieces(0, len(sampler)))
+    for epoch in (rows[: sampler.num_records], rows[sampler.num_records :]):
+        assert sorted(sum(lengths[key] for key, _, _ in row) for row in epoch) == plain_best_fit(lengths, row_length)
+
+
+@settings(max_examples=50)
+@given(lengths=LENGTHS, row_length=st.integers(1, 40), options=OPTIONS, data=st.data())
+def test_any_positions_alone_give_the_same(
+    lengths: list[int], row_length: int, options: tuple[str, str], data: st.DataObject
+) -> None:
+    """A range over epochs, some positions, one position, a pickled copy."""
+    sampler = PackingSampler(lengths, row_length, strategy=options[0], overflow=options[1], num_epochs=3)
+    everything = listed(sampler.pieces(0, len(sampler)))
+    positions = data.draw(st.lists(st.integers(0, len(sampler) - 1), max_size=10))
+    start = data.draw(st.integers(0, len(sampler)))
+    copy = pickle.loads(pickle.dumps(sampler))
+    assert listed(copy.pieces(start, len(sampler))) == everything[start:]
+    assert listed(copy.pieces_at(np.array(positions, dtype=np.int64))) == [everything[p] for p in positions]
+    firsts = [row[0][0] for row in everything]
+    assert sampler.record_keys(start, len(sampler)).tolist() == firsts[start:]
+    assert [sampler[position].record_key for position in positions] == [firsts[p] for p in positions]
+
+
+def test_documents_that_are_too_long_are_refused_cut_or_dropped() -> None:
+    """As overflow says; concatenation cuts anyway."""
+    lengths = [3, 10, 0, 25]
+    with pytest.raises(ValueError, match=r"1 documents are longer than row_length=10, .* the record 3 with 25"):
+        PackingSampler(lengths, 10)
+    options: dict[str, Any] = {"shuffle": False, "seed": None}
+    expected = {
+        "truncate": [(0, 0, 3), (1, 0, 10), (3, 0, 10)],
+        "drop": [(0, 0, 3), (1, 0, 10)],
+        "split": [(0, 0, 3), (1, 0, 10), (3, 0, 10), (3, 10, 20), (3, 20, 25)],
+    }
+    for overflow, pieces in expected.items():
+        sampler = PackingSampler(lengths, 10, overflow=overflow, **options)
+        assert sorted(itertools.chain(*listed(sampler.pieces(0, len(sampler))))) == pieces
+    stream = PackingSampler(lengths, 10, strategy="concat_then_split", **options)
+    assert listed(stream.pieces(0, 4)) == [
+        [(0, 0, 3), (1, 0, 7)],
+        [(1, 7, 10), (3, 0, 7)],
+        [(3, 7, 17)],
+        [(3, 17, 25)],
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_realistic_lengths_are_full(seed: int) -> None:
+    """Log-normal, as of web text, 100,000 documents: 99.9 % at least."""
+    lengths = np.clip(np.random.default_rng(seed).lognormal(5.8, 1.1, 100_000).astype(np.int64), 8, None)
+    for overflow in ("truncate", "split", "drop"):
+        sampler = PackingSampler(lengths, 2048, overflow=overflow, shuffle=False)
+        pieces = sampler.pieces(0, len(sampler))
+        assert (pieces.ends - pieces.begins).sum() >= 0.999 * 2048 * len(sampler)
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "concat_then_split"])
+def test_each_epoch_and_seed_has_other_rows(strategy: str) -> None:
+    """Hardly a row has the pieces of one of another epoch or seed, and they come in another order."""
+    lengths = np.random.default_rng(0).integers(5, 60, 5000)
+    one, two = (PackingSampler(lengths, 128, seed=seed, num_epochs=2, strategy=strategy) for seed in (1, 2))
+    count = one.num_records
+    orders = [listed(s.pieces(start, start + count)) for s, start in ((one, 0), (one, count), (two, 0))]
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        same = {tuple(sorted(row)) for row in orders[first]} & {tuple(sorted(row)) for row in orders[second]}
+        assert len(same) < 0.02 * count
+        assert orders[first][0] != orders[second][0]
+
+
+def test_partners_of_a_document_are_like_drawn() -> None:
+    """Over 300 epochs of 12 pairs of two equal documents, each has each of 23 others as its partner about as often."""
+    sampler = PackingSampler([5] * 24, 10, num_epochs=300)
+    partners = Counter(frozenset((first[0], second[0])) for first, second in listed(sampler.pieces(0, len(sampler))))
+    assert sum(partners.values()) == 3600
+    expected = 3600 / 276
+    assert len(partners) == 276
+    assert sum((count - expected) ** 2 / expected for count in partners.values()) < 275 + 4 * np.sqrt(2 * 275)
+
+
+@given(
+    sets=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2**64 - 1)), min_size=1, max_size=8),
+)
+def test_many_permutations_are_permutations(sets: list[tuple[int, int]]) -> None:
+    """Each set is mapped onto itself, at once as one by one."""
+    numbers = np.concatenate([np.arange(size) for size, _ in sets])
+    sizes = np.concatenate([np.full(size, size) for size, _ in sets])
+    keys = np.concatenate([np.full(size, key, dtype=np.uint64) for size, key in sets])
+    landed = permute_among(numbers, sizes, keys)
+    for part in np.split(landed, np.cumsum([size for size, _ in sets])[:-1]):
+        assert sorted(part.tolist()) == list(range(len(part)))
+    assert permute_among(numbers[-1:], sizes[-1:], keys[-1:]) == landed[-1:]
+
+
+def test_permutations_of_a_large_set_stay_within_it() -> None:
+    """Sizes up to 2**62."""
+    sizes = np.array([2**62, 2**62 - 57, 3**39])
+    numbers = np.array([2**62 - 1, 0, 3**39 - 1])
+    landed = permute_among(numbers, sizes, np.array([1, 2, 3], dtype=np.uint64))
+    assert ((landed >= 0) & (landed < sizes)).all()
+
+
+def test_lengths_of_any_integer_dtype_and_words() -> None:
+    """The rows follow the numbers, not how they are stored; what decides them is in the fingerprint."""
+    lengths = [3, 200, 7, 90]
+    plain = PackingSampler(lengths, 255)
+    small = PackingSampler(np.array(lengths, dtype=np.uint8), 255)
+    assert plain.fingerprint() == small.fingerprint()
+    assert listed(plain.pieces(0, len(plain))) == listed(small.pieces(0, len(small)))
+    assert plain.fingerprint() == PackingSampler(lengths, 255, num_epochs=9).fingerprint()
+    others = [
+        PackingSampler([3, 200, 90, 7], 255),
+        PackingSampler(lengths, 256),
+        PackingSampler(lengths, 255, seed=1),
+        PackingSampler(lengths, 255, shuffle=False),
+        PackingSampler(lengths, 255, overflow="drop"),
+        PackingSampler(lengths, 255, strategy="concat_then_split"),
+    ]
+    assert len({sampler.fingerprint() for sampler in (plain, *others)}) == 7
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "error", "message"),
+    [
+        ([], {}, ValueError, "at least one integer"),
+        ([0, 0], {}, ValueError, "nothing but zeros"),
+        ([-1], {}, ValueError, "between 0 and"),
+        ([1.5], {}, TypeError, "must be integers"),
+        ([1], {"row_length": 0}, ValueError, "row_length must be at least 1"),
+        ([1], {"overflow": "cut"}, ValueError, "overflow must be one of 'error', 'truncate', 'split', 'drop'"),
+        ([1], {"strategy": "worst"}, ValueError, "strategy must be"),
+        ([1], {"strategy": "concat_then_split", "overflow": "drop"}, ValueError, "takes no overflow"),
+        ([1], {"seed": None}, ValueError, "shuffle=True needs a seed"),
+        ([9], {"overflow": "drop"}, ValueError, "No document is left"),
+        ([1], {"num_epoch": 1}, TypeError, "did you mean 'num_epochs'"),
+    ],
+)
+def test_wrong_arguments_are_refused(lengths: Any, options: Any, error: type[Exception], message: str) -> None:
+    """When it is built."""
+    with pytest.raises(error, match=message):
+        PackingSampler(lengths, **{"row_length": 5, **options})
