@@ -172,6 +172,9 @@ class DataLoader:
     def record_keys(self, step: int) -> NDArray[np.int64]:
         """Returns the keys of the records in this shard's batch number `step`, in order, without reading them.
 
+        Of a mixture, `data_source.locate(keys)` says which source each is from; of packed rows, they are the documents
+        in them, one row after the other.
+
         Args:
             step: counted from 0; the first batch is number 0.
 
@@ -193,9 +196,11 @@ class DataLoader:
             raise IndexError(f"step must be between 0 and {self._plan.block_limit - 1}, the last batch, got {step}.")
         # A sampler of the user's must not see the settings of this thread alone: its keys would be others.
         locate = functools.partial(self._plan.locate, step, step + 1)
-        keys = (locate() if ThreadSettings().are_neutral() else in_fresh_thread(locate)).record_key
-        is_tail = step == self._plan.partition.whole_blocks
-        return keys[: self._plan.tail_records].copy() if is_tail else keys.copy()
+        origins = locate() if ThreadSettings().are_neutral() else in_fresh_thread(locate)
+        if step == self._plan.partition.whole_blocks:
+            is_used = origins.position < self._plan.partition.tail.start + self._plan.tail_records
+            return origins.record_key[is_used]
+        return origins.record_key.copy()
 
     def profile(self) -> Profile:
         """Returns where the time of this loader's iterators has gone so far: a dict of seconds by stage.

@@ -49,6 +49,7 @@ from millstream.transforms import (
     MapTransform,
     MapWithIndexTransform,
     OnlyFor,
+    Pack,
     PaddedBatch,
     RandomMapTransform,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "MultiprocessingOptions",
     "NoSharding",
     "OnlyFor",
+    "Pack",
     "PackingSampler",
     "PaddedBatch",
     "RandomMapTransform",

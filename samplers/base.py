@@ -112,6 +112,31 @@ class MixedSampler(VectorisedSampler, Protocol):
         ...
 
 
+class PackedSampler(VectorisedSampler, Protocol):
+    """A sampler whose positions are rows made of several documents, which a `Pack` lays out."""
+
+    @property
+    def row_length(self) -> int:
+        """How many tokens a row takes."""
+        ...
+
+    @property
+    def lengths(self) -> NDArray[np.integer[Any]]:
+        """How many tokens each document has, by record key."""
+        ...
+
+    def pieces_at(
+        self, positions: NDArray[np.int64], /
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Returns where the pieces of each row begin; and record key, begin and end of each piece. No row is empty."""
+        ...
+
+
+def is_packed(sampler: object) -> TypeGuard[PackedSampler]:
+    """Whether the positions of a sampler are rows."""
+    return hasattr(sampler, "pieces_at")
+
+
 def is_mixed(sampler: object) -> TypeGuard[MixedSampler]:
     """Whether a sampler deals its positions to components."""
     return hasattr(sampler, "located")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.checks import as_integer
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, largest_key, vectorised
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, is_packed, largest_key, vectorised
 from millstream.sharding import NoSharding
 
 
@@ -31,6 +31,11 @@ def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSam
     except TypeError as error:
         error.add_note(f"millstream: in component {name!r} of the mixture.")
         raise
+    if is_packed(ready):
+        raise TypeError(
+            f"The sampler of component {name!r} makes rows, which cannot be mixed: mix the documents, or pack each "
+            "component by itself."
+        )
     shard = getattr(sampler, "shard_options", None)
     if shard is not None and not isinstance(shard, NoSharding):
         raise ValueError(

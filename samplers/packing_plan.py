@@ -4,8 +4,8 @@
 length down, pieces go into the rows that have the least space that suffices, as many of them at once as there are such
 rows and as fit; where there are none, new rows begin. So rows come in *kinds*, those with the same lengths, of which
 there are a few thousand however many pieces; a row is number t of its kind, and takes the next pieces of each of its
-lengths. Best-fit decreasing needs at most 11/9 of the fewest rows that there could be (Johnson, "Near-Optimal Bin Packing
-Algorithms", 1973); of realistic lengths, nearly all rows are full.
+lengths. Best-fit decreasing needs at most 11/9 of the fewest rows that there could be (Johnson, "Near-Optimal Bin
+Packing Algorithms", 1973); of realistic lengths, nearly all rows are full.
 
 `Stream` is all pieces laid end to end and cut into rows: full rows, and a cut at nearly each row's end.
 """

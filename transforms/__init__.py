@@ -3,6 +3,7 @@
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
 from millstream.transforms.only_for import OnlyFor
+from millstream.transforms.pack import Pack
 from millstream.transforms.transformation import Transformation
 
 FilterTransform = Filter
@@ -22,6 +23,7 @@ __all__ = [
     "MapWithIndex",
     "MapWithIndexTransform",
     "OnlyFor",
+    "Pack",
     "PaddedBatch",
     "RandomMap",
     "RandomMapTransform",

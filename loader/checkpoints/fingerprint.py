@@ -15,14 +15,14 @@ import numpy as np
 from millstream.loader.checkpoints.contents import crc_of
 from millstream.loader.checkpoints.words import ENTRY_LIMIT, Description, Words, describe, printable, spread
 from millstream.samplers import Sampler
-from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
 
 SOURCE_RECORDS = 16
 """How many records of a plain sequence are looked at."""
 OWN_WORDS_LIMIT = 1000
 """The most characters of what a source or sampler says of itself; more of it counts, but is not shown."""
 
-_KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap, OnlyFor)
+_KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap, OnlyFor, Pack)
 
 
 @final

@@ -18,6 +18,7 @@ from millstream.loader.pipeline.arguments import (
     warn_checkpoints_need_same_shards,
 )
 from millstream.loader.pipeline.mixed_arguments import check_scopes
+from millstream.loader.pipeline.packing import check_packing
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, is_mixed
 from millstream.sharding import ShardOptions
@@ -63,6 +64,7 @@ class Pipeline:
         checked = tuple(check_operations(operations))
         shard = resolve_shard(shard_options, sampler)
         check_scopes(checked, order)
+        check_packing(checked, order, len(source))
         check_randomness(checked, order)
         check_padding(checked, shard)
         check_ends(checked, order, shard)

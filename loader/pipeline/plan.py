@@ -24,13 +24,14 @@ from millstream.columnar import Allocate
 from millstream.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.pipeline.elements import Elements, Origins, describe_records
 from millstream.loader.pipeline.first_look import FirstLook
+from millstream.loader.pipeline.packing import locate_pieces
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.reading import reader_of
 from millstream.loader.pipeline.requests import Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import Step, annotated
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at, is_mixed
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at, is_mixed, is_packed
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Transformation
 
@@ -51,6 +52,10 @@ Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries
 
 MOST_LOOK_AHEADS = 4
 """For the components of a mixture, each of which is asked for its own keys, it is up to this many times as many."""
+
+
+DOCUMENTS_PER_ROW = 4
+"""Rows of a packed order have some documents each: of these there should be about as many."""
 
 
 class Plan:
@@ -102,6 +107,8 @@ class Plan:
         locate_chunk = watch(KEYS, functools.partial(_locate_chunk, self.partition, order))
         look_ahead = functools.partial(_isolated, locate_chunk)
         self._look_ahead_keys = LOOK_AHEAD_KEYS * min(max(1, len(pipeline.components)), MOST_LOOK_AHEADS)
+        if is_packed(order):
+            self._look_ahead_keys = LOOK_AHEAD_KEYS // DOCUMENTS_PER_ROW
         self._look_ahead: Callable[[int, int], Origins] = functools.lru_cache(maxsize=4)(look_ahead)
 
     @functools.cached_property
@@ -128,6 +135,8 @@ class Plan:
                 raise
             # Whatever a user's sampler raises about other blocks is raised at their turn.
             return _isolated(self._locate, start, stop)
+        if is_packed(self.pipeline.order):
+            return ahead.take(slice(*np.searchsorted(ahead.block, [start, stop]).tolist()))
         first = (start // chunk) * chunk
         return ahead.take(slice((start - first) * self.partition.block, (stop - first) * self.partition.block))
 
@@ -210,6 +219,8 @@ def _locate(partition: Partition, order: VectorisedSampler | AdaptedSampler, sta
     # User code may see these, and other batches share them: so they are read-only.
     positions = partition.positions(start, stop)
     positions.flags.writeable = False
+    if is_packed(order):
+        return locate_pieces(order, partition, positions)
     table = np.empty((5, len(positions)), dtype=np.int64)
     table[0] = positions
     table[3] = partition.blocks_of(positions)

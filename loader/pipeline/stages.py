@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from millstream.loader.pipeline.groupings import Grouping, grouping_of
+from millstream.loader.pipeline.packing import pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.random_streams import streams_of
 from millstream.loader.pipeline.steps import Step, compile_step
-from millstream.transforms import Batch, Filter, RandomMap, Transformation
+from millstream.samplers.base import is_packed
+from millstream.transforms import Batch, Filter, Pack, RandomMap, Transformation
 from millstream.transforms.only_for import leaves
 
 Watch: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -23,8 +25,8 @@ class Stage:
     Attributes:
         steps: the compiled operations, the one that regroups first in every stage but stage 0.
         grouping: how the elements of the stage before are grouped; None in stage 0, which reads blocks.
-        num_record_steps: how many of the steps come before the first Batch: these work element by element, so a block
-            may be cut anywhere between them.
+        num_record_steps: how many of the steps come before the first Batch or Pack: these work element by element, so
+            a block may be cut anywhere between them.
         filters: what to call those operations that may drop elements.
         runs_user_code: whether more is done than to stack elements.
     """
@@ -72,6 +74,12 @@ def compile_stages(
         for operation in group:
             if not operation.keeps_count:
                 filters.append(labels[number])
+            if isinstance(operation, Pack) and is_packed(pipeline.order):
+                packed = pack_step(operation, pipeline.order, f"operation {number}, {pipeline.names[number]}")
+                steps.append(watch(labels[number], packed))
+                maker = labels[number]
+                number += 1
+                continue
             step = compile_step(
                 operation,
                 number,
@@ -86,7 +94,7 @@ def compile_stages(
             maker = maker if isinstance(operation, Filter) else labels[number]
             number += 1
             random_number += sum(isinstance(part, RandomMap) for part in leaves(operation))
-        batches = [row for row, operation in enumerate(group) if isinstance(operation, Batch)]
+        batches = [row for row, operation in enumerate(group) if isinstance(operation, (Batch, Pack))]
         stages.append(
             Stage(
                 steps=tuple(steps),

@@ -1,0 +1,293 @@
+"""Packed rows through the loader: laid out as planned, 1:1, sought, sharded, named in errors."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream import (
+    Batch,
+    CheckpointError,
+    DataLoader,
+    FilterTransform,
+    IndexSampler,
+    MapTransform,
+    MapWithIndexTransform,
+    MixtureSampler,
+    NoSharding,
+    Pack,
+    PackingSampler,
+    RandomMapTransform,
+    ReadOptions,
+    ShardOptions,
+)
+
+ROW = 24
+
+
+def lengths_of(count: int) -> np.ndarray[Any, Any]:
+    """Between 0 and 40 tokens a document."""
+    return np.random.default_rng(count).integers(0, 41, count)
+
+
+def documents(count: int) -> list[np.ndarray[Any, Any]]:
+    """Token t of document d is 100 d + t + 1."""
+    return [100 * key + 1 + np.arange(length, dtype=np.int64) for key, length in enumerate(lengths_of(count))]
+
+
+def plain_rows(sampler: PackingSampler, source: list[np.ndarray[Any, Any]], start: int, stop: int) -> Any:
+    """Returns tokens, segment ids and positions of rows: the oracle."""
+    starts, keys, begins, ends = (column.tolist() for column in sampler.pieces(start, stop))
+    rows = []
+    for first, last in zip(starts[:-1], starts[1:], strict=True):
+        cells: list[tuple[int, int, int]] = []
+        for number, piece in enumerate(range(first, last), 1):
+            tokens = source[keys[piece]][begins[piece] : ends[piece]].tolist()
+            cells += [(token, number, place) for place, token in enumerate(tokens)]
+        rows.append(cells + [(0, 0, 0)] * (ROW - len(cells)))
+    table = np.array(rows).reshape(-1, ROW, 3)
+    return {
+        name: table[..., column] for column, name in enumerate(("tokens", "tokens_segment_ids", "tokens_positions"))
+    }
+
+
+def assert_same(row: Any, expected: Any) -> None:
+    """Names and contents."""
+    assert list(row) == list(expected)
+    for name, array in expected.items():
+        assert np.array_equal(row[name], array), name
+
+
+def loader_of(count: int = 60, batch: int = 3, operations: list[Any] | None = None, **options: Any) -> DataLoader:
+    """Documents, packed and batched."""
+    sampler_options = {name: options.pop(name) for name in ("num_epochs", "overflow", "seed") if name in options}
+    return DataLoader(
+        data_source=documents(count),
+        sampler=PackingSampler(lengths_of(count), ROW, **{"overflow": "split", **sampler_options}),
+        operations=[Pack({"tokens": ROW}), Batch(batch)] if operations is None else operations,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"read_options": ReadOptions(num_threads=0)}, {}, {"worker_count": 2}],
+    ids=["inline", "threads", "workers"],
+)
+@pytest.mark.parametrize("overflow", ["truncate", "split", "drop"])
+def test_rows_are_laid_out_as_planned(options: Any, overflow: str) -> None:
+    """Every batch of two epochs, whoever makes it."""
+    with loader_of(num_epochs=2, overflow=overflow, **options) as loader:
+        sampler = loader.sampler
+        assert isinstance(sampler, PackingSampler)
+        batches = list(loader)
+        assert len(batches) == len(loader) == -(-len(sampler) // 3)
+        for step, batch in enumerate(batches):
+            start, stop = 3 * step, min(3 * step + 3, len(sampler))
+            assert_same(batch, plain_rows(sampler, documents(60), start, stop))
+            assert loader.record_keys(step).tolist() == sampler.pieces(start, stop).record_keys.tolist()
+        assert batches[0]["tokens"].dtype == np.int64
+        assert batches[0]["tokens_segment_ids"].dtype == batches[0]["tokens_positions"].dtype == np.int32
+
+
+@settings(max_examples=25)
+@given(shards=st.sampled_from([1, 2, 3, 6]), pads=st.booleans(), step=st.integers(0, 5))
+def test_any_number_of_shards_makes_the_same_global_batches(shards: int, pads: bool, step: int) -> None:
+    """And resumes where another number of shards has stopped; each knows its documents, also of a short last batch."""
+
+    def part(index: int, count: int) -> DataLoader:
+        return loader_of(
+            operations=[Pack({"tokens": ROW}), Batch(6 // count, pad_remainder=pads)],
+            shard_options=ShardOptions(index, count),
+        )
+
+    whole = list(part(0, 1))
+    saving = iter(part(0, 1))
+    saving.seek(min(step, len(whole) - 1))
+    parts = []
+    for index in range(shards):
+        loader = part(index, shards)
+        resumed = iter(loader)
+        resumed.set_state(saving.get_state())
+        parts.append((next(resumed), loader.record_keys(resumed.step - 1)))
+        resumed.close()
+    expected = whole[min(step, len(whole) - 1)]
+    batches = [batch.batch if pads else batch for batch, _ in parts]
+    if pads:
+        assert np.concatenate([batch.mask for batch, _ in parts]).tolist() == expected.mask.tolist()
+        expected = expected.batch
+    assert_same({name: np.concatenate([batch[name] for batch in batches]) for name in expected}, expected)
+    keys = part(0, 1).record_keys(min(step, len(whole) - 1)).tolist()
+    assert np.concatenate([own for _, own in parts]).tolist() == keys
+
+
+def test_operations_before_see_documents_and_those_after_see_rows() -> None:
+    """Each with indices and draws of its own, also where rows are not batched."""
+
+    def index_of(index: int, document: Any) -> Any:
+        return {"tokens": document, "index": np.full(len(document), index), "other": "text"}
+
+    def draw(document: Any, rng: np.random.Generator) -> Any:
+        return {**document, "drawn": np.full(len(document["tokens"]), rng.integers(1, 2**40))}
+
+    def mark(index: int, row: Any) -> Any:
+        return {**row, "row": index}
+
+    pack = Pack(
+        {"tokens": ROW, "index": ROW + 2, "drawn": ROW}, meta_features=["drawn", "index"], padding_struct={"index": -1}
+    )
+    operations = [
+        MapWithIndexTransform(index_of),
+        RandomMapTransform(draw),
+        pack,
+        MapWithIndexTransform(mark),
+        RandomMapTransform(lambda row, rng: {**row, "later": rng.integers(2**40)}),
+    ]
+    rows = list(loader_of(operations=operations))
+    sampler = PackingSampler(lengths_of(60), ROW, overflow="split")
+    assert len(rows) == len(sampler)
+    expected = plain_rows(sampler, documents(60), 0, len(sampler))
+    drawn = []
+    for position, row in enumerate(rows):
+        assert set(row) == {*expected, "index", "drawn", "row", "later"}
+        assert all(np.array_equal(row[name], expected[name][position]) for name in expected)
+        assert row["row"] == position
+        segments = row["tokens_segment_ids"]
+        assert row["index"].tolist() == [
+            ROW * position + number - 1 if number else -1 for number in [*segments.tolist(), 0, 0]
+        ]
+        drawn += [*{*row["drawn"].tolist()} - {0}, row["later"]]
+    assert len(set(drawn)) == len(drawn) == sampler.pieces(0, len(sampler)).row_starts[-1] + len(sampler)
+
+
+def test_rows_of_several_axes_and_of_lists() -> None:
+    """What comes after the first axis stays; lists are arrays."""
+    lengths = [2, 1]
+    source = [{"x": np.ones((2, 3), np.float32), "y": [1, 2]}, {"x": np.zeros((1, 3), np.float32), "y": [3]}]
+    sampler = PackingSampler(lengths, 4, shuffle=False)
+    (row,) = DataLoader(data_source=source, sampler=sampler, operations=[Pack({"x": 4, "y": 4})])
+    assert row["x"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0], [0, 0, 0]]
+    assert row["x"].dtype == np.float32
+    assert row["y"].tolist() == [1, 2, 3, 0]
+    assert row["x_segment_ids"].tolist() == row["y_segment_ids"].tolist() == [1, 1, 2, 0]
+    assert row["x_positions"].tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("threads", [0, 4])
+def test_an_error_in_a_document_comes_at_its_row(threads: int) -> None:
+    """All rows before it are delivered; what is read of its own row is not taken for one."""
+    sampler = PackingSampler(lengths_of(60), ROW, overflow="drop", seed=3)
+    keys = sampler.pieces(0, len(sampler)).record_keys
+    starts = sampler.pieces(0, len(sampler)).row_starts
+    row = next(row for row in range(7, len(sampler)) if starts[row + 1] - starts[row] > 1)
+    bad = int(keys[starts[row + 1] - 1])
+
+    def fails(document: Any) -> Any:
+        if document[0] // 100 == bad:
+            raise RuntimeError("bad")
+        return document
+
+    loader = loader_of(
+        operations=[fails, Pack({"tokens": ROW})],
+        overflow="drop",
+        seed=3,
+        read_options=ReadOptions(num_threads=threads),
+    )
+    iterator = iter(loader)
+    for position in range(row):
+        assert_same(
+            next(iterator), {k: v[0] for k, v in plain_rows(sampler, documents(60), position, position + 1).items()}
+        )
+    with pytest.raises(RuntimeError, match="bad") as caught:
+        next(iterator)
+    assert any(f"record key {bad} (position {row})" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (lambda document: document[:-1], "record key .* has 'tokens' of shape .*, but the sampler's lengths say"),
+        (lambda document: document.sum(), r"of shape \(\)"),
+        (lambda document: {"ids": document}, "needs the feature 'tokens', but the document .* has 'ids'"),
+        (lambda document: document.astype(np.int32 if document[0] % 200 == 1 else np.int64), "must be alike"),
+    ],
+)
+def test_documents_that_do_not_fit_are_errors(operation: Any, message: str) -> None:
+    """With the record key; nothing is cut or filled up quietly."""
+    loader = loader_of(operations=[operation, Pack({"tokens": ROW}), Batch(20)])
+    with pytest.raises(ValueError, match=message):
+        list(loader)
+
+
+@pytest.mark.parametrize(
+    ("operations", "message"),
+    [
+        ([Batch(2)], "exactly one Pack must lay out; got 0"),
+        ([Pack({"tokens": ROW}), Pack({"tokens": ROW})], "got 2"),
+        ([Batch(2), Pack({"tokens": ROW})], r"operations\[0\], Batch\(batch_size=2\), comes before the Pack"),
+        ([FilterTransform(len), Pack({"tokens": ROW})], "filter ahead"),
+        ([Pack({"tokens": ROW - 1})], "makes 'tokens' 23 long, but the sampler plans rows of 24"),
+    ],
+)
+def test_what_does_not_go_with_rows_is_refused(operations: list[Any], message: str) -> None:
+    """When the loader is built."""
+    with pytest.raises(ValueError, match=message):
+        loader_of(operations=operations)
+
+
+def test_parts_that_do_not_fit_are_refused() -> None:
+    """Pack without rows, lengths of other documents, rows in a mixture."""
+    with pytest.raises(ValueError, match="it must be a PackingSampler"):
+        DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[Pack({"tokens": 3})])
+    with pytest.raises(ValueError, match="lengths are of 2 documents, but data_source has 3"):
+        DataLoader(data_source=[1, 2, 3], sampler=PackingSampler([1, 1], 3), operations=[Pack({"tokens": 3})])
+    with pytest.raises(TypeError, match="makes rows, which cannot be mixed"):
+        MixtureSampler([PackingSampler([1], 3)], [1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("tokens",), {}, TypeError, "how long each feature is"),
+        (({},), {}, ValueError, "at least one feature"),
+        (({"a": 0},), {}, ValueError, "at least 1"),
+        (({"a": 3},), {"meta_features": "a"}, TypeError, "a list of names"),
+        (({"a": 3},), {"meta_features": ["b"]}, ValueError, "meta_features names 'b'"),
+        (({"a": 3},), {"padding_struct": {"b": 0}}, ValueError, "padding_struct names 'b'"),
+    ],
+)
+def test_what_is_no_pack_is_refused(arguments: Any, options: Any, error: type[Exception], message: str) -> None:
+    """When it is built."""
+    with pytest.raises(error, match=message):
+        Pack(*arguments, **options)
+
+
+def test_rows_count_in_a_checkpoint() -> None:
+    """Other lengths, another row or another padding is another stream."""
+    state = iter(loader_of()).get_state()
+    iter(loader_of(num_epochs=7)).set_state(state)
+    for other, path in (
+        (loader_of(seed=1), "sampler.seed"),
+        (loader_of(operations=[Pack({"tokens": ROW}, padding_struct={"tokens": 1}), Batch(3)]), "operations"),
+    ):
+        with pytest.raises(CheckpointError, match=path):
+            iter(other).set_state(state)
+
+
+def test_rows_far_away_are_refused_where_indices_would_overflow() -> None:
+    """Not wrapped around to negative indices."""
+    sampler = PackingSampler([5, 5], ROW, num_epochs=None)
+    loader = DataLoader(
+        data_source=[np.arange(5)] * 2,
+        sampler=sampler,
+        operations=[MapTransform(np.copy), Pack({"tokens": ROW}), Batch(1)],
+        shard_options=NoSharding(),
+    )
+    iterator = iter(loader)
+    iterator.seek(2**63 // ROW - 1)
+    assert next(iterator)["tokens_positions"].max() == 4
+    iterator.seek(2**63 // ROW + 1)
+    with pytest.raises(OverflowError, match=r"above 2\*\*63"):
+        next(iterator)
