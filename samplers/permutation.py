@@ -38,15 +38,18 @@ Words = NDArray[np.unsignedinteger[Any]]
 """Of 64 bits each, or of 32 each."""
 
 NARROW_LIMIT = 1 << 32
-"""Up to this many records, all arithmetic is done in words of 32 bits."""
+"""Up to so many records, all arithmetic is done in words of 32 bits."""
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio, odd: the stride of splitmix64."""
 
 _MOST_LEFT_BITS = 20
 
+_MOST_TABLE_ENTRIES = 1 << 16
+"""Larger tables do not stay in a processor's cache, and are no quicker than computing what stands in them."""
+
 _OFFSETS_WORTH_AN_EPOCH = 512
-"""From this many offsets an epoch on, one permutation after the other is quicker than one with keys for each offset."""
+"""From so many offsets an epoch on, one permutation after the other is quicker than one with keys for each offset."""
 
 
 def permute(offsets: Wide, num_records: int, seed: int, epoch: int | Wide) -> NDArray[np.int64]:
@@ -124,7 +127,14 @@ class _Cipher:
         return self if self.keys.shape[2] == 1 else dataclasses.replace(self, keys=self.keys[:, :, which])
 
     def encipher(self, values: Wide) -> Wide:
-        """Returns the images of values."""
+        """Returns the images of values.
+
+        Where the parts are so small that all numbers which they can be are fewer than the values, what the rounds add
+        is computed for all those numbers first, once for the whole epoch, and then looked up.
+        """
+        table_entries = self.left_size + (1 << self.right_bits)
+        if self.keys.shape[2] == 1 and table_entries <= min(len(values), _MOST_TABLE_ENTRIES):
+            return self._encipher_by_tables(values)
         left = (values >> np.uint64(self.right_bits)).astype(self.keys.dtype, copy=False)
         right = (values & np.uint64((1 << self.right_bits) - 1)).astype(self.keys.dtype, copy=False)
         drawn, scratch = np.empty_like(left), np.empty_like(left)
@@ -135,10 +145,7 @@ class _Cipher:
             np.add(left, right_key, out=drawn)
             _draw_bits(self.right_bits, drawn, scratch)
             _turn_right(right, drawn, self.right_bits)
-        landed = left.astype(np.uint64, copy=False)
-        landed <<= self.right_bits
-        landed |= right
-        return landed
+        return _joined(left.astype(np.uint64, copy=False), right, self.right_bits)
 
     def encipher_one(self, value: int) -> int:
         """Returns the image of a single value: the same rounds as in `encipher`."""
@@ -158,11 +165,33 @@ class _Cipher:
             right %= right_size
         return left * right_size + right
 
+    def _encipher_by_tables(self, values: Wide) -> Wide:
+        """Returns the same as `encipher`."""
+        left, right = values >> np.uint64(self.right_bits), values & np.uint64((1 << self.right_bits) - 1)
+        drawn = np.empty_like(left)
+        for left_row, right_row in _tables(self):
+            # Nothing wraps: it is the mode in which NumPy neither checks the indices first nor copies the outcome.
+            np.take(left_row, right.view(np.int64), out=drawn, mode="wrap")
+            _turn_left(left, drawn, self.left_size)
+            np.take(right_row, left.view(np.int64), out=drawn, mode="wrap")
+            _turn_right(right, drawn, self.right_bits)
+        return _joined(left, right, self.right_bits)
+
 
 _EPOCHS_KEPT = 4
 
 _cipher = functools.lru_cache(maxsize=_EPOCHS_KEPT)(_Cipher.of)
-"""An epoch is enciphered a few thousand offsets at a time, all with the same keys."""
+"""An epoch is enciphered a few thousand offsets at a time, all with the same keys and tables."""
+
+
+@functools.lru_cache(maxsize=_EPOCHS_KEPT)
+def _tables(cipher: _Cipher) -> list[tuple[Wide, Wide]]:
+    """For each pair of rounds, what it adds on the left to each number on the right, and the other way round."""
+    left_table = np.arange(1 << cipher.right_bits, dtype=cipher.keys.dtype) + cipher.keys[:, 0]
+    right_table = np.arange(cipher.left_size, dtype=cipher.keys.dtype) + cipher.keys[:, 1]
+    _draw_below(cipher.left_size, left_table, np.empty_like(left_table))
+    _draw_bits(cipher.right_bits, right_table, np.empty_like(right_table))
+    return list(zip(left_table.astype(np.uint64), right_table.astype(np.uint64), strict=True))
 
 
 @functools.lru_cache(maxsize=_EPOCHS_KEPT)
@@ -233,6 +262,13 @@ def _turn_right(right: Words, drawn: Words, right_bits: int) -> None:
     """Adds what was drawn, modulo 2**right_bits."""
     right += drawn
     right &= (1 << right_bits) - 1
+
+
+def _joined(left: Wide, right: Words, right_bits: int) -> Wide:
+    """Returns the numbers of which these are the parts, in the memory of the left ones."""
+    left <<= right_bits
+    left |= right
+    return left
 
 
 def _mix(words: Words, scratch: Words) -> Words:

@@ -243,7 +243,7 @@ def test_few_epochs_at_once_equal_one_at_a_time(
     epoch=WORD,
 )
 def test_how_many_are_asked_for_does_not_matter(n: int, length: int, start: int, seed: int, epoch: int) -> None:
-    """A long window gives what each offset gives alone, and what short windows give."""
+    """A long window, for which tables are made, gives what each offset gives alone, and what short windows give."""
     window = (np.arange(length, dtype=np.uint64) + np.uint64(start % n)) % np.uint64(n)
     whole = permute(window, n, seed, epoch)
     assert whole.tolist() == np.concatenate([permute(part, n, seed, epoch) for part in np.split(window, [7])]).tolist()
