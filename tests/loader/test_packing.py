@@ -1,5 +1,6 @@
 """Packed rows through the loader: laid out as planned, 1:1, sought, sharded, named in errors."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ def plain_rows(sampler: PackingSampler, source: list[np.ndarray[Any, Any]], star
     """Returns tokens, segment ids and positions of rows: the oracle."""
     starts, keys, begins, ends = (column.tolist() for column in sampler.pieces(start, stop))
     rows = []
-    for first, last in zip(starts[:-1], starts[1:], strict=True):
+    for first, last in itertools.pairwise(starts):
         cells: list[tuple[int, int, int]] = []
         for number, piece in enumerate(range(first, last), 1):
             tokens = source[keys[piece]][begins[piece] : ends[piece]].tolist()
