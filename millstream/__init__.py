@@ -41,7 +41,7 @@ from millstream.loader import (
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
-from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource
+from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource, TFRecordDataSource
 from millstream.transforms import (
     Batch,
     FilterTransform,
@@ -79,6 +79,7 @@ __all__ = [
     "ShardByJaxProcess",
     "ShardOptions",
     "StackError",
+    "TFRecordDataSource",
     "WorkerDiedError",
     "WorkerError",
     "WorkerStalledError",

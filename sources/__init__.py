@@ -3,5 +3,6 @@
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.base import DataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
+from millstream.sources.tfrecord import TFRecordDataSource
 
-__all__ = ["ArrayRecordDataSource", "DataSource", "InMemoryDataSource", "RangeDataSource"]
+__all__ = ["ArrayRecordDataSource", "DataSource", "InMemoryDataSource", "RangeDataSource", "TFRecordDataSource"]

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from record_files import write_tfrecord
 
-from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource
+from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource, TFRecordDataSource
 
 NUM_RECORDS = 37
 
@@ -27,8 +28,16 @@ def array_record(folder: Path) -> ArrayRecordDataSource:
     return ArrayRecordDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
 
 
+def tfrecord(folder: Path) -> TFRecordDataSource:
+    """The same as TFRecord files."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        write_tfrecord(folder / name, [b"record %d" % number for number in numbers])
+    return TFRecordDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
+    "TFRecord": tfrecord,
     "columns": lambda _: InMemoryDataSource({"x": np.arange(NUM_RECORDS), "y": np.ones((NUM_RECORDS, 2))}),
     "list": lambda _: InMemoryDataSource([{"number": n} for n in range(NUM_RECORDS)]),
     "nested list": lambda _: InMemoryDataSource([{"number": [n, {"n": [n]}]} for n in range(NUM_RECORDS)]),
@@ -36,6 +45,10 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "range": lambda _: RangeDataSource(5, 5 + 3 * NUM_RECORDS, 3),
     "rows": lambda _: InMemoryDataSource(np.arange(NUM_RECORDS * 2).reshape(NUM_RECORDS, 2)),
 }
+
+
+OF_FILES = ["ArrayRecord", "TFRecord"]
+"""Those that can be closed."""
 
 
 @pytest.fixture(params=sorted(SOURCES))
@@ -117,7 +130,7 @@ def test_a_forked_process_reads_the_same(source: Any) -> None:
     assert words(source.__getitems__(range(37))) == expected
 
 
-@pytest.mark.parametrize("source", ["ArrayRecord"], indirect=True)
+@pytest.mark.parametrize("source", OF_FILES, indirect=True)
 def test_closing_ends_reading_where_there_is_something_to_close(source: Any) -> None:
     """`close` may be called again; then reading raises ValueError, and length and words stay."""
     before = (len(source), repr(source), source.fingerprint())
