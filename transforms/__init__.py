@@ -2,6 +2,7 @@
 
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
+from millstream.transforms.examples import FixedLengthFeature, RaggedColumn, VariableLengthFeature, decode_examples
 from millstream.transforms.transformation import Transformation
 
 FilterTransform = Filter
@@ -14,6 +15,7 @@ __all__ = [
     "Batch",
     "Filter",
     "FilterTransform",
+    "FixedLengthFeature",
     "FlatMap",
     "FlatMapTransform",
     "Map",
@@ -21,7 +23,10 @@ __all__ = [
     "MapWithIndex",
     "MapWithIndexTransform",
     "PaddedBatch",
+    "RaggedColumn",
     "RandomMap",
     "RandomMapTransform",
     "Transformation",
+    "VariableLengthFeature",
+    "decode_examples",
 ]

@@ -1,0 +1,214 @@
+"""The fields of many protocol buffer messages at once, by NumPy.
+
+A message is a row of fields. Each begins with a varint, its tag: the field's number times 8 plus its wire type, which
+says what follows: a varint (0), 8 bytes (1), a length and this many bytes (2), or 4 bytes (5). A varint has 7 bits in
+each byte, the lowest first, and the highest bit set in all bytes but the last
+(protobuf.dev/programming-guides/encoding).
+
+The messages are walked through in step: the first field of all of them, then the second of all that have one. So the
+cost is that of some calls of NumPy for each field of the message that has most.
+"""
+
+import dataclasses
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Places = NDArray[np.int64]
+"""Places in the data, or numbers of messages."""
+
+VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
+
+_MAX_VARINT_BYTES = 10
+
+_GATHERED_BYTES = 32
+"""Spans up to this length are picked byte by byte, longer ones by slices: a slice costs as much."""
+
+
+@final
+class WireError(ValueError):
+    """What is at some place is not a message.
+
+    Attributes:
+        message: the number of the message, from 0.
+    """
+
+    def __init__(self, message: int, reason: str) -> None:
+        super().__init__(reason)
+        self.message = message
+
+
+@final
+class WireData:
+    """Messages laid end to end.
+
+    Args:
+        messages: the bytes of each.
+
+    Attributes:
+        starts: where each begins, shape (n,).
+        stops: where each ends, shape (n,).
+    """
+
+    def __init__(self, messages: list[bytes]) -> None:
+        self.stops = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
+        self.starts = np.concatenate([[0], self.stops[:-1]]).astype(np.int64)
+        # Zeros at the end, so that whoever looks beyond a message finds something, and not the end of the array.
+        self._bytes = b"".join([*messages, bytes(_MAX_VARINT_BYTES + 8)])
+        self._array = np.frombuffer(self._bytes, np.uint8)
+
+    def varints_at(self, places: Places) -> tuple[Places, Places]:
+        """Returns the varints at some places, and the places after them: beyond the data for one that never ends."""
+        byte = self._array[places]
+        values = (byte & 0x7F).astype(np.int64)
+        ends = places + 1
+        longer = np.flatnonzero(byte & 0x80)
+        for shift in range(7, 7 * _MAX_VARINT_BYTES, 7):
+            if not longer.size:
+                return values, ends
+            byte = self._array[ends[longer]]
+            values[longer] |= (byte & 0x7F).astype(np.int64) << shift
+            ends[longer] += 1
+            longer = longer[byte >= 0x80]
+        ends[longer] = len(self._array)
+        return values, ends
+
+    def gather(self, starts: Places, stops: Places) -> NDArray[np.uint8]:
+        """Returns the bytes of some spans laid end to end, in an array of its own."""
+        lengths = stops - starts
+        total = int(lengths.sum())
+        if total <= _GATHERED_BYTES * len(starts):
+            shifts = starts - (np.cumsum(lengths) - lengths)
+            return self._array[np.repeat(shifts, lengths) + np.arange(total)]
+        return np.frombuffer(bytearray().join(self.slices(starts, stops)), np.uint8)
+
+    def slices(self, starts: Places, stops: Places) -> list[bytes]:
+        """Returns the bytes of each span."""
+        data = self._bytes
+        return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def are(self, starts: Places, stops: Places, expected: bytes) -> NDArray[np.bool_]:
+        """Returns whether the bytes of each span are the expected ones: shape (n,)."""
+        same: NDArray[np.bool_] = np.asarray(stops - starts == len(expected))
+        candidates = np.flatnonzero(same)
+        if candidates.size and expected:
+            bytes_there = self._array[starts[candidates, np.newaxis] + np.arange(len(expected))]
+            same[candidates] = (bytes_there == np.frombuffer(expected, np.uint8)).all(axis=1)
+        return same
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fields:
+    """Fields of messages, one message after the other, those of each in their order. All arrays have shape (n,).
+
+    Attributes:
+        message: the number of the message that each field is of.
+        number: its number in the message's definition.
+        wire_type: how it is encoded.
+        starts: where its value begins: after the length, if it has one.
+        stops: where its value ends.
+    """
+
+    message: Places
+    number: Places
+    wire_type: Places
+    starts: Places
+    stops: Places
+
+    def where(self, chosen: NDArray[np.bool_] | slice) -> "Fields":
+        """Returns some of the fields."""
+        return Fields(
+            self.message[chosen], self.number[chosen], self.wire_type[chosen], self.starts[chosen], self.stops[chosen]
+        )
+
+    def of(self, number: int) -> "Fields":
+        """Returns the fields of one number that hold bytes: text, or messages."""
+        return self.where((self.number == number) & (self.wire_type == BYTES))
+
+    def last_of_each(self, count: int) -> tuple[Places, Places]:
+        """Returns where the last field of each of `count` messages begins and ends; an empty span where it has none."""
+        starts, stops = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        # Of several values for one place, the last one stays.
+        starts[self.message], stops[self.message] = self.starts, self.stops
+        return starts, stops
+
+
+def fields_of(data: WireData, starts: Places, stops: Places) -> Fields:
+    """Returns the fields of the messages that lie at some spans of the data.
+
+    Raises:
+        WireError: one of the spans is not a message.
+    """
+    rounds: list[tuple[Any, ...]] = []
+    active = np.flatnonzero(starts < stops)
+    places, limits = starts[active], stops[active]
+    while active.size:
+        tags, begins = data.varints_at(places)
+        _check(active, begins <= limits, "it ends within the tag of a field")
+        wire_types = tags & 7
+        begins, ends = _values(data, active, wire_types, begins)
+        # A length of 2^63 or more is negative here.
+        _check(active, (ends <= limits) & (ends >= begins), "a field of it is longer than the message")
+        _check(active, tags >= 8, "it has a field whose number is 0")
+        rounds.append((active, tags >> 3, wire_types, begins, ends))
+        more = ends < limits
+        active, places, limits = active[more], ends[more], limits[more]
+    if not rounds:
+        return Fields(*[np.zeros(0, np.int64)] * 5)
+    if len(rounds) == 1:
+        return Fields(*rounds[0])
+    arrays = [np.concatenate(parts) for parts in zip(*rounds, strict=True)]
+    order = np.argsort(arrays[0], kind="stable")
+    return Fields(*(array[order] for array in arrays))
+
+
+def _values(data: WireData, active: Places, wire_types: Places, begins: Places) -> tuple[Places, Places]:
+    """Returns where the values of fields begin and end, whose tags end where they begin."""
+    if (wire_types == BYTES).all():
+        lengths, begins = data.varints_at(begins)
+        return begins, begins + lengths
+    begins, ends = begins.copy(), begins.copy()
+    known = np.zeros(len(active), np.bool_)
+    for wire_type in (VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES):
+        chosen = np.flatnonzero(wire_types == wire_type)
+        known[chosen] = True
+        if wire_type == VARINT:
+            ends[chosen] = data.varints_at(begins[chosen])[1]
+        elif wire_type == BYTES:
+            lengths, begins[chosen] = data.varints_at(begins[chosen])
+            ends[chosen] = begins[chosen] + lengths
+        else:
+            ends[chosen] += 8 if wire_type == EIGHT_BYTES else 4
+    _check(active, known, "a field of it has a wire type that there is not")
+    return begins, ends
+
+
+def _check(messages: Places, is_right: NDArray[np.bool_], reason: str) -> None:
+    if not is_right.all():
+        raise WireError(int(messages[np.argmin(is_right)]), reason)
+
+
+def varints_in(payload: NDArray[np.uint8]) -> tuple[Places, NDArray[np.bool_]]:
+    """Returns the varints that fill an array of bytes, and which bytes are a varint's last one.
+
+    Numbers of 64 bits come out with their sign. What follows the last whole varint is left out.
+
+    Raises:
+        WireError: a varint has more than 10 bytes; its `message` is the place in the payload.
+    """
+    is_last = payload < 0x80
+    if is_last.all():
+        return payload.astype(np.int64), is_last
+    ends = np.flatnonzero(is_last) + 1
+    starts = np.concatenate([[0], ends[:-1]])
+    lengths = ends - starts
+    if lengths.max(initial=0) > _MAX_VARINT_BYTES:
+        raise WireError(int(starts[np.argmax(lengths)]), "a number in it has more than 64 bits")
+    values = (payload[starts] & 0x7F).astype(np.int64) if len(ends) else np.zeros(0, np.int64)
+    longer = np.flatnonzero(lengths > 1)
+    for place in range(1, int(lengths.max(initial=0))):
+        values[longer] |= (payload[starts[longer] + place] & 0x7F).astype(np.int64) << (7 * place)
+        longer = longer[lengths[longer] > place + 1]
+    return values, is_last
