@@ -2,7 +2,8 @@
 
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
-from millstream.transforms.examples import FixedLengthFeature, RaggedColumn, VariableLengthFeature, decode_examples
+from millstream.transforms.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
+from millstream.transforms.examples import decode_examples
 from millstream.transforms.transformation import Transformation
 
 FilterTransform = Filter

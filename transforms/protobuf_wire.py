@@ -88,14 +88,20 @@ class WireData:
         data = self._bytes
         return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
-    def are(self, starts: Places, stops: Places, expected: bytes) -> NDArray[np.bool_]:
-        """Returns whether the bytes of each span are the expected ones: shape (n,)."""
-        same: NDArray[np.bool_] = np.asarray(stops - starts == len(expected))
-        candidates = np.flatnonzero(same)
-        if candidates.size and expected:
-            bytes_there = self._array[starts[candidates, np.newaxis] + np.arange(len(expected))]
-            same[candidates] = (bytes_there == np.frombuffer(expected, np.uint8)).all(axis=1)
-        return same
+    def which(self, starts: Places, stops: Places, names: list[bytes]) -> Places:
+        """Returns which of the names the bytes of each span are, or -1: shape (n,)."""
+        found = np.full(len(starts), -1, np.int64)
+        lengths = stops - starts
+        for length in {len(name) for name in names}:
+            candidates = np.flatnonzero(lengths == length)
+            table = self._array[starts[candidates, np.newaxis] + np.arange(length)]
+            # As one value each, so that they are compared at once.
+            there = table.view(f"V{length}")[:, 0] if length else np.zeros(len(candidates), np.bool_)
+            for number, name in enumerate(names):
+                if len(name) == length:
+                    same = there == np.frombuffer(name, f"V{length}")[0] if length else ~there
+                    found[candidates[same]] = number
+        return found
 
 
 @final
