@@ -41,7 +41,14 @@ from millstream.loader import (
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
-from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource, TFRecordDataSource
+from millstream.sources import (
+    ArrayRecordDataSource,
+    InMemoryDataSource,
+    JsonLinesDataSource,
+    RangeDataSource,
+    TextLineDataSource,
+    TFRecordDataSource,
+)
 from millstream.transforms import (
     Batch,
     FilterTransform,
@@ -71,6 +78,7 @@ __all__ = [
     "FlatMapTransform",
     "InMemoryDataSource",
     "IndexSampler",
+    "JsonLinesDataSource",
     "MapTransform",
     "MapWithIndexTransform",
     "MultiprocessingOptions",
@@ -86,6 +94,7 @@ __all__ = [
     "ShardOptions",
     "StackError",
     "TFRecordDataSource",
+    "TextLineDataSource",
     "VariableLengthFeature",
     "WorkerDiedError",
     "WorkerError",

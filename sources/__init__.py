@@ -1,8 +1,18 @@
-"""Where records come from: ArrayRecord files, memory, a range, or anything with `len()` and `[]`."""
+"""Where records come from: files of many formats, memory, a range, or anything with `len()` and `[]`."""
 
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.base import DataSource
+from millstream.sources.json_lines import JsonLinesDataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
+from millstream.sources.text_lines import TextLineDataSource
 from millstream.sources.tfrecord import TFRecordDataSource
 
-__all__ = ["ArrayRecordDataSource", "DataSource", "InMemoryDataSource", "RangeDataSource", "TFRecordDataSource"]
+__all__ = [
+    "ArrayRecordDataSource",
+    "DataSource",
+    "InMemoryDataSource",
+    "JsonLinesDataSource",
+    "RangeDataSource",
+    "TFRecordDataSource",
+    "TextLineDataSource",
+]

@@ -1,5 +1,6 @@
 """What holds for every source: keys, batched reads, pickling, fingerprints, words."""
 
+import functools
 import os
 import pickle
 import warnings
@@ -13,7 +14,14 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from record_files import write_tfrecord
 
-from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, RangeDataSource, TFRecordDataSource
+from millstream.sources import (
+    ArrayRecordDataSource,
+    InMemoryDataSource,
+    JsonLinesDataSource,
+    RangeDataSource,
+    TextLineDataSource,
+    TFRecordDataSource,
+)
 
 NUM_RECORDS = 37
 
@@ -35,9 +43,18 @@ def tfrecord(folder: Path) -> TFRecordDataSource:
     return TFRecordDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
 
 
+def of_lines(kind: Callable[[Any], Any], folder: Path) -> Any:
+    """The same as files of lines."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        (folder / name).write_text("".join(f'{{"record": {number}}}\n' for number in numbers))
+    return kind([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
+    "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "TFRecord": tfrecord,
+    "text": functools.partial(of_lines, TextLineDataSource),
     "columns": lambda _: InMemoryDataSource({"x": np.arange(NUM_RECORDS), "y": np.ones((NUM_RECORDS, 2))}),
     "list": lambda _: InMemoryDataSource([{"number": n} for n in range(NUM_RECORDS)]),
     "nested list": lambda _: InMemoryDataSource([{"number": [n, {"n": [n]}]} for n in range(NUM_RECORDS)]),
@@ -47,7 +64,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-OF_FILES = ["ArrayRecord", "TFRecord"]
+OF_FILES = ["ArrayRecord", "JSONL", "TFRecord", "text"]
 """Those that can be closed."""
 
 
