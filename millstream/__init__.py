@@ -43,6 +43,7 @@ from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
 from millstream.sources import (
     ArrayRecordDataSource,
+    CsvDataSource,
     InMemoryDataSource,
     JsonLinesDataSource,
     RangeDataSource,
@@ -69,6 +70,7 @@ __all__ = [
     "ArrayRecordDataSource",
     "Batch",
     "CheckpointError",
+    "CsvDataSource",
     "DataLoader",
     "DataLoaderIterator",
     "DataSourceError",

@@ -2,6 +2,7 @@
 
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.base import DataSource
+from millstream.sources.csv_rows import CsvDataSource
 from millstream.sources.json_lines import JsonLinesDataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
 from millstream.sources.text_lines import TextLineDataSource
@@ -9,6 +10,7 @@ from millstream.sources.tfrecord import TFRecordDataSource
 
 __all__ = [
     "ArrayRecordDataSource",
+    "CsvDataSource",
     "DataSource",
     "InMemoryDataSource",
     "JsonLinesDataSource",

@@ -123,7 +123,11 @@ class SpanRecords(FileRecords[RecordT]):
         return len(self._offsets(path)) - 1
 
     def _open(self, path: str) -> "SpanFile[RecordT]":
-        return SpanFile(path, self._offsets(path), self._format)
+        return SpanFile(path, self._offsets(path), self._format_of(path))
+
+    def _format_of(self, path: str) -> SpanFormat[RecordT]:  # noqa: ARG002  (a format may know more of each file)
+        """Returns how the records of a file are decoded."""
+        return self._format
 
     def _offsets(self, path: str) -> Offsets:
         """Returns the index of a file; it is made if it is not there, or is of another state of the file."""

@@ -16,6 +16,7 @@ from record_files import write_tfrecord
 
 from millstream.sources import (
     ArrayRecordDataSource,
+    CsvDataSource,
     InMemoryDataSource,
     JsonLinesDataSource,
     RangeDataSource,
@@ -50,8 +51,16 @@ def of_lines(kind: Callable[[Any], Any], folder: Path) -> Any:
     return kind([folder / "a", folder / "b", f"{folder}/c[0:12]"])
 
 
+def csv_rows(folder: Path) -> CsvDataSource:
+    """The same as rows, with newlines in them."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        (folder / name).write_text("n,text\n" + "".join(f'{number},"record\n{number}"\n' for number in numbers))
+    return CsvDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
+    "CSV": csv_rows,
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "TFRecord": tfrecord,
     "text": functools.partial(of_lines, TextLineDataSource),
@@ -64,7 +73,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-OF_FILES = ["ArrayRecord", "JSONL", "TFRecord", "text"]
+OF_FILES = ["ArrayRecord", "CSV", "JSONL", "TFRecord", "text"]
 """Those that can be closed."""
 
 
