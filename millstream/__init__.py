@@ -49,6 +49,7 @@ from millstream.sources import (
     RangeDataSource,
     TextLineDataSource,
     TFRecordDataSource,
+    WebDatasetDataSource,
 )
 from millstream.transforms import (
     Batch,
@@ -98,6 +99,7 @@ __all__ = [
     "TFRecordDataSource",
     "TextLineDataSource",
     "VariableLengthFeature",
+    "WebDatasetDataSource",
     "WorkerDiedError",
     "WorkerError",
     "WorkerStalledError",

@@ -7,6 +7,7 @@ from millstream.sources.json_lines import JsonLinesDataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
 from millstream.sources.text_lines import TextLineDataSource
 from millstream.sources.tfrecord import TFRecordDataSource
+from millstream.sources.webdataset import WebDatasetDataSource
 
 __all__ = [
     "ArrayRecordDataSource",
@@ -17,4 +18,5 @@ __all__ = [
     "RangeDataSource",
     "TFRecordDataSource",
     "TextLineDataSource",
+    "WebDatasetDataSource",
 ]

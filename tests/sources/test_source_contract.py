@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from record_files import write_tfrecord
+from record_files import write_tar, write_tfrecord
 
 from millstream.sources import (
     ArrayRecordDataSource,
@@ -22,6 +22,7 @@ from millstream.sources import (
     RangeDataSource,
     TextLineDataSource,
     TFRecordDataSource,
+    WebDatasetDataSource,
 )
 
 NUM_RECORDS = 37
@@ -58,11 +59,20 @@ def csv_rows(folder: Path) -> CsvDataSource:
     return CsvDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
 
 
+def webdataset(folder: Path) -> WebDatasetDataSource:
+    """The same as archives, two files a sample."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        files = [(f"{number}.{kind}", b"record %d" % number) for number in numbers for kind in ("txt", "cls")]
+        write_tar(folder / name, files)
+    return WebDatasetDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "CSV": csv_rows,
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "TFRecord": tfrecord,
+    "WebDataset": webdataset,
     "text": functools.partial(of_lines, TextLineDataSource),
     "columns": lambda _: InMemoryDataSource({"x": np.arange(NUM_RECORDS), "y": np.ones((NUM_RECORDS, 2))}),
     "list": lambda _: InMemoryDataSource([{"number": n} for n in range(NUM_RECORDS)]),
@@ -73,7 +83,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-OF_FILES = ["ArrayRecord", "CSV", "JSONL", "TFRecord", "text"]
+OF_FILES = ["ArrayRecord", "CSV", "JSONL", "TFRecord", "WebDataset", "text"]
 """Those that can be closed."""
 
 

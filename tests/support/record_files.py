@@ -1,6 +1,8 @@
 """Writes files of records, by other code than the one that reads them."""
 
+import io
 import struct
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,16 @@ def tfrecord_bytes(records: Iterable[bytes]) -> bytes:
 def write_tfrecord(path: Path, records: Iterable[bytes]) -> Path:
     """Writes a TFRecord file, and returns its path."""
     path.write_bytes(tfrecord_bytes(records))
+    return path
+
+
+def write_tar(path: Path, files: Iterable[tuple[str, bytes]], tar_format: int = tarfile.PAX_FORMAT) -> Path:
+    """Writes an archive of files by name, in their order, and returns its path."""
+    with tarfile.open(path, "w", format=tar_format) as archive:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     return path
 
 
