@@ -23,10 +23,10 @@ _SAMPLES_AT_ONCE = 4096
 class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
     """The samples of WebDataset archives (.tar) laid end to end, in any order, each by one read.
 
-    A sample is the files of an archive, one after the other, whose names are alike up to the first dot: `000/17.jpg` and
-    `000/17.cls` are the dict `{"__key__": "000/17", "jpg": b"…", "cls": b"…"}`. Extensions are in lower case, as in the
-    library `webdataset`; files without one, and members that are not files, are passed over. The archives are ustar,
-    pax or GNU tar, with names and sizes of any length.
+    A sample is the files of an archive, one after the other, whose names are alike up to the first dot: `000/17.jpg`
+    and `000/17.cls` are the dict `{"__key__": "000/17", "jpg": b"…", "cls": b"…"}`. Extensions are in lower case, as
+    in the library `webdataset`; files without one, and members that are not files, are passed over. The archives are
+    ustar, pax or GNU tar, with names and sizes of any length.
 
     To read a sample at random, its place must be known: the headers of the archives are gone through once, and the
     places are kept in `.NAME.webdataset-index.npy` beside each file NAME (8 bytes a sample), or in the cache folder
