@@ -43,9 +43,11 @@ from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
 from millstream.sources import (
     ArrayRecordDataSource,
+    BagzDataSource,
     CsvDataSource,
     InMemoryDataSource,
     JsonLinesDataSource,
+    MegatronDataSource,
     RangeDataSource,
     TextLineDataSource,
     TFRecordDataSource,
@@ -69,6 +71,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArrayRecordDataSource",
+    "BagzDataSource",
     "Batch",
     "CheckpointError",
     "CsvDataSource",
@@ -84,6 +87,7 @@ __all__ = [
     "JsonLinesDataSource",
     "MapTransform",
     "MapWithIndexTransform",
+    "MegatronDataSource",
     "MultiprocessingOptions",
     "NoSharding",
     "PaddedBatch",

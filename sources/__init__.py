@@ -1,9 +1,11 @@
 """Where records come from: files of many formats, memory, a range, or anything with `len()` and `[]`."""
 
 from millstream.sources.array_record import ArrayRecordDataSource
+from millstream.sources.bagz import BagzDataSource
 from millstream.sources.base import DataSource
 from millstream.sources.csv_rows import CsvDataSource
 from millstream.sources.json_lines import JsonLinesDataSource
+from millstream.sources.megatron import MegatronDataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
 from millstream.sources.text_lines import TextLineDataSource
 from millstream.sources.tfrecord import TFRecordDataSource
@@ -11,10 +13,12 @@ from millstream.sources.webdataset import WebDatasetDataSource
 
 __all__ = [
     "ArrayRecordDataSource",
+    "BagzDataSource",
     "CsvDataSource",
     "DataSource",
     "InMemoryDataSource",
     "JsonLinesDataSource",
+    "MegatronDataSource",
     "RangeDataSource",
     "TFRecordDataSource",
     "TextLineDataSource",

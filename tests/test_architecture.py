@@ -34,6 +34,7 @@ IMPORTERS = {
     "google_crc32c": {"millstream.sources.crc32c"},
     "orjson": {"millstream.sources.json_lines"},
     "tqdm": {"millstream.sources.progress"},
+    "zstandard": {"millstream.sources.bagz"},
     # Which process this is; and where its batches go.
     "jax": {"millstream.sharding", "millstream.loader.placement"},
     "orbax": {"millstream.loader.checkpoints.orbax_handler"},
@@ -41,7 +42,7 @@ IMPORTERS = {
 """The modules that may import each third party; numpy is everywhere."""
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
-LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "tqdm"}
+LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "tqdm", "zstandard"}
 """What is imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
 """What type checkers bring themselves: imported for their eyes only, it is no dependency."""

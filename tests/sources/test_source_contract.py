@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from record_files import write_tar, write_tfrecord
+from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 
 from millstream.sources import (
     ArrayRecordDataSource,
+    BagzDataSource,
     CsvDataSource,
     InMemoryDataSource,
     JsonLinesDataSource,
+    MegatronDataSource,
     RangeDataSource,
     TextLineDataSource,
     TFRecordDataSource,
@@ -67,10 +69,26 @@ def webdataset(folder: Path) -> WebDatasetDataSource:
     return WebDatasetDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
 
 
+def bagz(folder: Path) -> BagzDataSource:
+    """The same as Bagz files, one of which is compressed."""
+    for name, numbers in {"a.bag": range(20), "b.bagz": range(20, 25), "c.bag": range(25, 40)}.items():
+        write_bagz(folder / name, [b"record %d" % number for number in numbers])
+    return BagzDataSource([folder / "a.bag", folder / "b.bagz", f"{folder}/c.bag[0:12]"])
+
+
+def megatron(folder: Path) -> MegatronDataSource:
+    """Sequences of two datasets, of another length each."""
+    for name, numbers in {"a": range(20), "b": range(20, 37)}.items():
+        write_megatron(folder / name, [np.arange(number, dtype=np.uint16) for number in numbers])
+    return MegatronDataSource([folder / "a", folder / "b"])
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "CSV": csv_rows,
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
+    "Bagz": bagz,
+    "Megatron": megatron,
     "TFRecord": tfrecord,
     "WebDataset": webdataset,
     "text": functools.partial(of_lines, TextLineDataSource),
@@ -83,7 +101,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-OF_FILES = ["ArrayRecord", "CSV", "JSONL", "TFRecord", "WebDataset", "text"]
+OF_FILES = ["ArrayRecord", "Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"]
 """Those that can be closed."""
 
 

@@ -1,13 +1,17 @@
 """Writes files of records, by other code than the one that reads them."""
 
 import io
+import itertools
 import struct
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
 
 
 def masked_crc(data: bytes) -> bytes:
@@ -39,6 +43,33 @@ def write_tar(path: Path, files: Iterable[tuple[str, bytes]], tar_format: int = 
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     return path
+
+
+def write_bagz(path: Path, records: Iterable[bytes]) -> Path:
+    """Writes a Bagz file, compressed if its name ends in `.bagz`, and returns its path."""
+    compress = zstandard.ZstdCompressor().compress if path.suffix == ".bagz" else bytes
+    stored = [compress(record) if record else b"" for record in records]
+    ends = itertools.accumulate(map(len, stored))
+    path.write_bytes(b"".join([*stored, *(struct.pack("<Q", end) for end in ends)]))
+    return path
+
+
+MEGATRON_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+
+
+def write_megatron(prefix: Path, sequences: Sequence[NDArray[Any]]) -> Path:
+    """Writes a dataset of sequences of one dtype, each a document, and returns its prefix."""
+    sizes = [sequence.nbytes for sequence in sequences]
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QB", 1, MEGATRON_CODES[sequences[0].dtype.name])
+    prefix.with_name(f"{prefix.name}.idx").write_bytes(
+        header
+        + struct.pack("<QQ", len(sequences), len(sequences) + 1)
+        + np.array([len(sequence) for sequence in sequences], "<i4").tobytes()
+        + np.array([0, *itertools.accumulate(sizes)][:-1], "<i8").tobytes()
+        + np.arange(len(sequences) + 1, dtype="<i8").tobytes()
+    )
+    prefix.with_name(f"{prefix.name}.bin").write_bytes(b"".join(sequence.tobytes() for sequence in sequences))
+    return prefix
 
 
 def every_record(source: Any) -> list[Any]:
