@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from record_files import every_record, write_tfrecord
 
+import millstream
 from millstream.errors import DataSourceError
-from millstream.sources import TFRecordDataSource, files, progress, spans
+from millstream.sources import JsonLinesDataSource, TextLineDataSource, TFRecordDataSource, files, progress, spans
 from millstream.sources.progress import CancelledScanError, Progress
 
 RECORDS = [b"record %d" % number for number in range(100)]
@@ -274,3 +276,42 @@ def test_a_search_that_nobody_waits_for_stops() -> None:
 
     with pytest.raises(CancelledScanError):
         watched.advance(5)
+
+
+@pytest.mark.parametrize("kind", [TFRecordDataSource, TextLineDataSource])
+@pytest.mark.parametrize("path", ["gs://bucket/a.tfrecord", "https://host/*.tfrecord"])
+def test_urls_are_refused(kind: Any, path: str) -> None:
+    """The error says what can be read."""
+    with pytest.raises(FileNotFoundError, match=r"only local and mounted files can be read.*bucket|host"):
+        kind(path)
+
+
+def test_what_one_file_lacks_ends_the_search_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits until long files are through when the source cannot be made."""
+    (tmp_path / "1").write_bytes(b"not a TFRecord file, and no header of one")
+    write_tfrecord(tmp_path / "2", RECORDS)
+    monkeypatch.setattr(files, "INSPECTION_THREADS", 1)
+    cancelled: list[bool] = []
+    monkeypatch.setattr(Progress, "cancel", lambda _: cancelled.append(True))
+
+    with pytest.raises(DataSourceError, match="1' is not a TFRecord file"):
+        TFRecordDataSource([tmp_path / "1", tmp_path / "2"])
+    assert len(cancelled) == 1
+
+
+@pytest.mark.parametrize("options", [{"worker_count": 2}, {"read_options": millstream.ReadOptions(num_threads=4)}])
+def test_workers_and_threads_read_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The stream does not depend on who reads."""
+    for number in range(3):
+        lines = [f'{{"file": {number}, "line": {line}}}\n' for line in range(30)]
+        (tmp_path / f"{number}.jsonl").write_text("".join(lines))
+    source = JsonLinesDataSource(tmp_path / "*.jsonl")
+
+    def batches(**options: Any) -> list[Any]:
+        with millstream.load(source, shuffle=True, seed=3, num_epochs=1, batch_size=8, **options) as loader:
+            return [[batch["file"].tolist(), batch["line"].tolist()] for batch in loader]
+
+    expected = batches(read_options=millstream.ReadOptions(num_threads=0))
+    assert sum(len(batch[0]) for batch in expected) == 90
+    assert batches(**options) == expected
+    source.close()
