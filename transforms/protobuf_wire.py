@@ -22,6 +22,12 @@ VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 
 _MAX_VARINT_BYTES = 10
 
+_MAX_SHORT_VARINT_BYTES = 4
+"""Varints up to this length have less than 32 bits."""
+
+_VARINTS_AT_ONCE = 1 << 15
+"""How many numbers are decoded at once, so that what lies between stays in the processor's cache."""
+
 _GATHERED_BYTES = 32
 """Spans up to this length are picked byte by byte, longer ones by slices: a slice costs as much."""
 
@@ -55,23 +61,25 @@ class WireData:
         self.stops = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
         self.starts = np.concatenate([[0], self.stops[:-1]]).astype(np.int64)
         # Zeros at the end, so that whoever looks beyond a message finds something, and not the end of the array.
-        self._bytes = b"".join([*messages, bytes(_MAX_VARINT_BYTES + 8)])
+        self._bytes = b"".join([*messages, bytes(2 * _MAX_VARINT_BYTES)])
         self._array = np.frombuffer(self._bytes, np.uint8)
 
     def varints_at(self, places: Places) -> tuple[Places, Places]:
-        """Returns the varints at some places, and the places after them: beyond the data for one that never ends."""
-        byte = self._array[places]
-        values = (byte & 0x7F).astype(np.int64)
-        ends = places + 1
-        longer = np.flatnonzero(byte & 0x80)
+        """Returns the varints at some places, and the places after them: beyond all messages for one without an end."""
+        byte = self._array.take(places)
+        values, ends = byte.astype(np.int64), places + 1
+        longer = (byte >= 0x80).nonzero()[0]
+        if not longer.size:
+            return values, ends
+        values &= 0x7F
         for shift in range(7, 7 * _MAX_VARINT_BYTES, 7):
-            if not longer.size:
-                return values, ends
-            byte = self._array[ends[longer]]
+            byte = self._array.take(ends[longer])
             values[longer] |= (byte & 0x7F).astype(np.int64) << shift
             ends[longer] += 1
             longer = longer[byte >= 0x80]
-        ends[longer] = len(self._array)
+            if not longer.size:
+                return values, ends
+        ends[longer] = len(self._array) - _MAX_VARINT_BYTES
         return values, ends
 
     def gather(self, starts: Places, stops: Places) -> NDArray[np.uint8]:
@@ -148,19 +156,24 @@ def fields_of(data: WireData, starts: Places, stops: Places) -> Fields:
         WireError: one of the spans is not a message.
     """
     rounds: list[tuple[Any, ...]] = []
-    active = np.flatnonzero(starts < stops)
+    active = (starts < stops).nonzero()[0]
     places, limits = starts[active], stops[active]
     while active.size:
         tags, begins = data.varints_at(places)
-        _check(active, begins <= limits, "it ends within the tag of a field")
         wire_types = tags & 7
         begins, ends = _values(data, active, wire_types, begins)
-        # A length of 2^63 or more is negative here.
+        # What begins beyond its message ends there, too. A length of 2^63 or more is negative here.
         _check(active, (ends <= limits) & (ends >= begins), "a field of it is longer than the message")
         _check(active, tags >= 8, "it has a field whose number is 0")
         rounds.append((active, tags >> 3, wire_types, begins, ends))
         more = ends < limits
-        active, places, limits = active[more], ends[more], limits[more]
+        going_on = np.count_nonzero(more)
+        if not going_on:
+            break
+        if going_on == len(active):
+            places = ends
+        else:
+            active, places, limits = active[more], ends[more], limits[more]
     if not rounds:
         return Fields(*[np.zeros(0, np.int64)] * 5)
     if len(rounds) == 1:
@@ -172,7 +185,7 @@ def fields_of(data: WireData, starts: Places, stops: Places) -> Fields:
 
 def _values(data: WireData, active: Places, wire_types: Places, begins: Places) -> tuple[Places, Places]:
     """Returns where the values of fields begin and end, whose tags end where they begin."""
-    if (wire_types == BYTES).all():
+    if np.count_nonzero(wire_types == BYTES) == len(active):
         lengths, begins = data.varints_at(begins)
         return begins, begins + lengths
     begins, ends = begins.copy(), begins.copy()
@@ -192,7 +205,7 @@ def _values(data: WireData, active: Places, wire_types: Places, begins: Places) 
 
 
 def _check(messages: Places, is_right: NDArray[np.bool_], reason: str) -> None:
-    if not is_right.all():
+    if np.count_nonzero(is_right) != len(is_right):
         raise WireError(int(messages[np.argmin(is_right)]), reason)
 
 
@@ -205,16 +218,34 @@ def varints_in(payload: NDArray[np.uint8]) -> tuple[Places, NDArray[np.bool_]]:
         WireError: a varint has more than 10 bytes; its `message` is the place in the payload.
     """
     is_last = payload < 0x80
-    if is_last.all():
+    if np.count_nonzero(is_last) == len(payload):
         return payload.astype(np.int64), is_last
-    ends = np.flatnonzero(is_last) + 1
-    starts = np.concatenate([[0], ends[:-1]])
-    lengths = ends - starts
-    if lengths.max(initial=0) > _MAX_VARINT_BYTES:
-        raise WireError(int(starts[np.argmax(lengths)]), "a number in it has more than 64 bits")
-    values = (payload[starts] & 0x7F).astype(np.int64) if len(ends) else np.zeros(0, np.int64)
-    longer = np.flatnonzero(lengths > 1)
-    for place in range(1, int(lengths.max(initial=0))):
-        values[longer] |= (payload[starts[longer] + place] & 0x7F).astype(np.int64) << (7 * place)
-        longer = longer[lengths[longer] > place + 1]
+    ends = is_last.nonzero()[0]
+    lengths = np.diff(ends, prepend=-1)
+    longest = int(lengths.max(initial=0))
+    if longest > _MAX_VARINT_BYTES:
+        raise WireError(int(ends[np.argmax(lengths)]), "a number in it has more than 64 bits")
+    values = np.empty(len(ends), np.int64)
+    for first in range(0, len(ends), _VARINTS_AT_ONCE):
+        some = ends[first : first + _VARINTS_AT_ONCE]
+        begin, end = some[0] - lengths[first] + 1, some[-1] + 1
+        values[first : first + len(some)] = _values_at(payload[begin:end], is_last[begin:end], longest)[some - begin]
     return values, is_last
+
+
+def _values_at(payload: NDArray[np.uint8], is_last: NDArray[np.bool_], longest: int) -> NDArray[np.signedinteger[Any]]:
+    """Returns, for each byte, the value of the varint as far as it has come with it: of a varint's last one, all of it.
+
+    Neighbours are read in order, which takes half of the time of picking the bytes of each varint.
+    """
+    dtype = np.dtype(np.int32 if longest <= _MAX_SHORT_VARINT_BYTES else np.int64)
+    bits = (payload & np.uint8(0x7F)).astype(dtype)
+    values = bits.copy()
+    # Whether the byte that is `back` bytes before is of the same varint: it and those between are none's last.
+    belongs = ~is_last[:-1]
+    for back in range(1, longest):
+        factors = belongs.astype(dtype)
+        values[back:] <<= 7 * factors
+        values[back:] += bits[:-back] * factors
+        belongs = belongs[1:] & ~is_last[: -back - 1]
+    return values

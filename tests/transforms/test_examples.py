@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream import FixedLengthFeature, VariableLengthFeature, decode_examples
+from millstream.transforms import protobuf_wire
 
 INTS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 300), max_size=6)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=6)
@@ -129,6 +130,22 @@ def test_a_feature_without_a_list_is_absent() -> None:
     assert operation.map([field(1, field(1, none))])[""].tolist() == [5]
     with pytest.raises(ValueError, match="Feature '' has 0 values in element 0 of the batch, but its shape "):
         operation.map([field(1, field(1, empty))])
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7, 1000])
+@pytest.mark.parametrize("bits", [6, 7, 14, 28, 29, 35, 63, 64])
+def test_long_lists_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch, at_once: int, bits: int) -> None:
+    """Numbers of any length, wherever the parts end."""
+    monkeypatch.setattr(protobuf_wire, "_VARINTS_AT_ONCE", at_once)
+    rng = random.Random(bits)
+    lists = [[rng.getrandbits(rng.randint(1, bits)) for _ in range(100)] for _ in range(2)]
+    signed = [[value - (1 << 64) if value >> 63 else value for value in values] for values in lists]
+
+    column = decode_examples({"x": VariableLengthFeature(np.int64)}).map(
+        [example_message({"x": ("int64", values)}) for values in lists]
+    )["x"]
+
+    assert [row.tolist() for row in column.rows()] == signed
 
 
 def test_lists_that_are_packed_in_parts_are_one_list() -> None:
