@@ -9,14 +9,15 @@ begin, in order, and at last the place where the last one ends.
 
 Guarantees:
     - An index is used only with the file that it was made of: same size, same time of the last change.
-    - It appears under its name whole. Of two processes that make it at once, both get one, and one stays.
+    - It appears under its name whole. Of several processes that make it at once, the first one's stays, and all use
+      that: to take a file away that another host has mapped kills the process there, on network storage.
     - What lies at its name and is not an index of the file is made anew.
 """
 
 import contextlib
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -84,16 +85,26 @@ def store_offsets(path: str, kind: str, version: int, identity: FileIdentity, ch
                 file.seek(_NPY_HEADER_BYTES + 8 * _HEAD)
                 return np.fromfile(file, np.int64)
             os.fsync(file.fileno())
-        os.replace(file.name, place)  # noqa: PTH105  (the path is a string throughout)
-    except BaseException:
+        if (offsets := _publish(file.name, place, lambda: find_offsets(path, kind, version, identity))) is not None:
+            return offsets
+    finally:
         if place is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(file.name)  # noqa: PTH108
-        raise
-    offsets = find_offsets(path, kind, version, identity)
-    if offsets is None:
-        raise DataSourceError(f"The index of {path!r} was written to {place!r} and is not to be found there.")
-    return offsets
+    raise DataSourceError(f"The index of {path!r} was written to {place!r} and is not to be found there.")
+
+
+def _publish(temporary: str, place: str, find: Callable[[], Offsets | None]) -> Offsets | None:
+    """Gives a file that is written the name that it is looked for under, unless one that fits has it by now."""
+    try:
+        os.link(temporary, place)
+    except FileExistsError:
+        if (offsets := find()) is not None:
+            return offsets
+        os.replace(temporary, place)  # noqa: PTH105
+    except OSError:  # Not all file systems have links.
+        os.replace(temporary, place)  # noqa: PTH105
+    return find()
 
 
 def _places(path: str, kind: str) -> list[str]:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from record_files import every_record, write_tfrecord
 import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import JsonLinesDataSource, TextLineDataSource, TFRecordDataSource, files, progress, spans
+from millstream.sources.offset_index import store_offsets
+from millstream.sources.paths import FileIdentity
 from millstream.sources.progress import CancelledScanError, Progress
 
 RECORDS = [b"record %d" % number for number in range(100)]
@@ -155,6 +158,36 @@ def test_processes_that_make_the_index_at_once_do_not_disturb_each_other(path: P
 
     assert [process.communicate()[0] for process in running] == ["100\n"] * 4
     assert names_in(tmp_path) == [index_of(path).name, path.name]
+
+
+def test_an_index_that_others_may_have_mapped_is_not_taken_away(path: Path) -> None:
+    """Of two that are made at once, the first one stays, and both are read."""
+    identity = FileIdentity.of(str(path))
+    inodes = []
+
+    def chunks() -> Iterator[Any]:
+        yield np.array([0, 10])
+        inner = store_offsets(str(path), "tfrecord", 1, identity, [np.array([0, 10, 20])])
+        inodes.append((index_of(path).stat().st_ino, inner.tolist()))
+        yield np.array([20])
+
+    outer = store_offsets(str(path), "tfrecord", 1, identity, chunks())
+
+    assert inodes == [(index_of(path).stat().st_ino, outer.tolist())]
+    assert names_in(path.parent) == [index_of(path).name, path.name]
+
+
+def test_where_there_are_no_links_the_index_is_renamed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems refuse them."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    with TFRecordDataSource(path) as source:
+        assert every_record(source) == RECORDS
+
+    assert names_in(path.parent) == [index_of(path).name, path.name]
 
 
 def test_a_failed_search_leaves_nothing(tmp_path: Path) -> None:
