@@ -5,10 +5,9 @@ A member is a header of 512 bytes and its data, filled up to 512 bytes. The form
 before it, in a member of type L before it, or as a number in base 256. Blocks of zeros end the archive.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from typing import final
+from typing import NamedTuple
 
 BLOCK_BYTES = 512
 
@@ -21,9 +20,7 @@ _EXTENSION_TYPES = b"xgLK"
 _PAX_RECORD = re.compile(rb"(\d{1,18}) ")
 
 
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class TarMember:
+class TarMember(NamedTuple):
     """One member of an archive.
 
     Attributes:
@@ -31,6 +28,7 @@ class TarMember:
         name: its whole name.
         data: where its data begin.
         size: how many bytes these are.
+        stop: where the next member begins.
         is_file: whether it is a regular file.
     """
 
@@ -38,12 +36,8 @@ class TarMember:
     name: str
     data: int
     size: int
+    stop: int
     is_file: bool
-
-    @property
-    def stop(self) -> int:
-        """Where the next member begins."""
-        return self.data + -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class TarError(ValueError):
@@ -78,7 +72,7 @@ def tar_members(read: Callable[[int, int], bytes], stop: int, *, checks_headers:
         if member.stop > stop and member.data + member.size > stop:
             raise TarError(f"{member.name!r}, at byte {member.start:,}, ends beyond it")
         kind = header[156:157]
-        if kind in _EXTENSION_TYPES and kind:
+        if kind in _EXTENSION_TYPES:
             content = read(member.data, member.size)
             if kind == _LONG_NAME_TYPE:
                 name = _text(content)
@@ -106,31 +100,30 @@ def _member(header: bytes, place: int, start: int, name: str | None, size: int |
     kind = header[156:157]
     if kind == _SPARSE_TYPE:
         raise TarError(f"the member at byte {place:,} is a sparse file, which cannot be read. Write it whole")
-    if name is None or kind in _EXTENSION_TYPES:
+    is_extension = kind in _EXTENSION_TYPES
+    if name is None or is_extension:
         name = _text(header[:100])
         # Others than POSIX's have other things there.
-        if header[257:263] == b"ustar\x00" and header[345]:
+        if header[345] and header[257:263] == b"ustar\x00":
             name = f"{_text(header[345:500])}/{name}"
-    if size is None or kind in _EXTENSION_TYPES:
+    if size is None or is_extension:
         size = _number(header[124:136])
-    is_file = kind in _REGULAR_TYPES and not name.endswith("/")
+    is_file = kind in _REGULAR_TYPES and name[-1:] != "/"
     # Links, folders and devices have no data, whatever their size says.
-    has_data = is_file or kind in _EXTENSION_TYPES or not b"1" <= kind <= b"6"
-    return TarMember(start, name, place + BLOCK_BYTES, size if has_data else 0, is_file)
+    if not is_file and b"1" <= kind <= b"6":
+        size = 0
+    data = place + BLOCK_BYTES
+    return TarMember(start, name, data, size, data + -(-size // BLOCK_BYTES) * BLOCK_BYTES, is_file)
 
 
 def _number(field: bytes) -> int:
-    """Returns a number of a header: octal digits, or in base 256 where the highest bit is set."""
-    if field[0] in (0x80, 0xFF):
-        number = int.from_bytes(field[1:], "big", signed=field[0] == 0xFF)
-    else:
-        digits = field.split(b"\x00", 1)[0].strip()
-        if digits.strip(b"01234567"):
-            raise TarError(f"{digits!r} is not a number in a header")
-        number = int(digits or b"0", 8)
-    if number < 0:
-        raise TarError("a size is negative")
-    return number
+    """Returns a number of a header: octal digits, or base 256 after a byte that is 128."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], "big")
+    digits = field.partition(b"\x00")[0].strip()
+    if digits.strip(b"01234567"):
+        raise TarError(f"{digits!r} is not a number in a header")
+    return int(digits or b"0", 8)
 
 
 def _pax(content: bytes, name: str | None, size: int | None) -> tuple[str | None, int | None]:
@@ -156,4 +149,4 @@ def _pax(content: bytes, name: str | None, size: int | None) -> tuple[str | None
 
 
 def _text(field: bytes) -> str:
-    return field.split(b"\x00", 1)[0].decode("utf-8", "surrogateescape")
+    return field.partition(b"\x00")[0].decode("utf-8", "surrogateescape")

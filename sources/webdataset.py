@@ -91,7 +91,8 @@ class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
 
 def _sample(span: bytes, place: int, places: SpanPlaces) -> dict[str, Any]:
     """Returns the files of a sample by their extensions."""
-    sample: dict[str, Any] = {}
+    sample: dict[str, Any] = {"__key__": ""}
+    key = ""
     try:
         for member in tar_members(lambda start, length: span[start : start + length], len(span), checks_headers=False):
             if (named := _key_and_extension(member)) is None:
@@ -99,10 +100,10 @@ def _sample(span: bytes, place: int, places: SpanPlaces) -> dict[str, Any]:
             key, extension = named
             if extension in sample:
                 raise places.error(place, f"its key {key!r} has two files with the extension {extension!r}.")
-            sample.setdefault("__key__", key)
             sample[extension] = span[member.data : member.data + member.size]
     except TarError as error:
         raise places.error(place, f"it is damaged: {error}. Restore the file.") from error
+    sample["__key__"] = key
     return sample
 
 
