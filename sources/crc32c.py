@@ -63,7 +63,7 @@ def _library() -> Callable[[bytes], int] | None:
 
 
 def crc32c_by_tables(pieces: Sequence[bytes]) -> NDArray[np.uint32]:
-    """Returns the CRC-32C of each piece by NumPy alone, some 500 MB/s: shape (n,)."""
+    """Returns the CRC-32C of each piece by NumPy alone, some 150 to 500 MB/s: shape (n,)."""
     # Zeros in front of a message change no remainder that begins at 0. So each piece is filled up to whole blocks,
     # with a start after them that brings the register to where it should begin.
     start = _start_bytes()
