@@ -18,7 +18,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, items_at
 from millstream.sources.open_files import OpenFiles, descriptor_share
 from millstream.sources.paths import RECORD_LIMIT, FileIdentity, resolve_paths
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 MAX_OPEN_FILES = 512
 """How many files a source keeps open, if the process may have that many descriptors."""
@@ -78,6 +81,9 @@ class FileRecords(abc.ABC, Generic[RecordT]):
     kind: ClassVar[str]
     """The name of the format, in words and errors."""
 
+    descriptors_per_file: ClassVar[int] = 1
+    """How many descriptors an open file takes."""
+
     def __init__(self, paths: Any) -> None:
         self._parts = resolve_paths(paths, self.kind)
         self._paths = list(dict.fromkeys(part.path for part in self._parts))
@@ -85,7 +91,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         self._counts: dict[str, int] = {}
         self._inspect()
         self._index_parts()
-        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES)
+        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES, self.descriptors_per_file)
         if not self._num_records:
             raise ValueError(f"A source must hold at least one record, got none in {self._named_files()}.")
 
@@ -152,7 +158,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         closed = state.pop("_closed")
         vars(self).update(state)
-        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES)
+        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES, self.descriptors_per_file)
         if closed:
             self._open_files.close()
 
@@ -182,7 +188,11 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
             identities = threads.map(FileIdentity.of_regular_file, self._paths, itertools.repeat(self.kind))
             self._identities.update(zip(self._paths, identities, strict=True))
-            self._counts.update(zip(uncounted, threads.map(self._count, uncounted), strict=True))
+            self._count_files(uncounted, threads)
+
+    def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:
+        """Counts the records of some files, many at once."""
+        self._counts.update(zip(paths, threads.map(self._count, paths), strict=True))
 
     def _index_parts(self) -> None:
         """Sets the tables that give the part of a record key, and the file and position of that."""

@@ -100,10 +100,12 @@ class OpenFiles(Generic[FileT]):
 
     Args:
         max_open: how many files stay open, at least 1.
+        descriptors_per_file: how many descriptors each of them takes.
     """
 
-    def __init__(self, max_open: int) -> None:
+    def __init__(self, max_open: int, descriptors_per_file: int = 1) -> None:
         self._max_open = max_open
+        self._descriptors_per_file = descriptors_per_file
         self._lock = threading.RLock()
         self._entries: OrderedDict[str, _Entry[FileT]] = OrderedDict()  # The least recently used comes first.
         self._inherited: list[object] = []
@@ -156,10 +158,11 @@ class OpenFiles(Generic[FileT]):
                 if entry.file is not None:
                     entry.file.close()
 
-    def close_idle_beyond(self, number: int) -> None:
-        """Closes idle files, as long as more than this many are open, or more than `max_open`."""
+    def close_idle_beyond(self, descriptors: int) -> None:
+        """Closes idle files, as long as those open take more descriptors, or are more than `max_open`."""
+        most = min(max(1, descriptors // self._descriptors_per_file), self._max_open)
         with self._lock:
-            while len(self._entries) > min(number, self._max_open) and self._close_one_idle():
+            while len(self._entries) > most and self._close_one_idle():
                 pass
 
     def start_anew(self) -> None:

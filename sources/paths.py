@@ -92,8 +92,7 @@ class FileIdentity:
         try:
             status = os.stat(path)  # noqa: PTH116
         except FileNotFoundError:
-            remote = " (only local and mounted files can be read)" if "://" in path else ""
-            raise FileNotFoundError(errno.ENOENT, f"No such {kind} file{remote}", path) from None
+            raise FileNotFoundError(errno.ENOENT, f"No such {kind} file{_only_local(path)}", path) from None
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(
                 errno.EISDIR,
@@ -177,5 +176,10 @@ def _matches(pattern: str, kind: str) -> list[str]:
         folder = os.path.dirname(_MAGIC.split(pattern)[0])  # noqa: PTH120
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.scandir(folder).close()  # Raises if it may not be read: `glob` has hidden that.
-        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", pattern)
+        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern{_only_local(pattern)}", pattern)
     return matches
+
+
+def _only_local(path: str) -> str:
+    """Returns what to add to an error if the path is a URL."""
+    return " (only local and mounted files can be read)" if "://" in path else ""

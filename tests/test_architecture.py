@@ -30,6 +30,11 @@ FACADE = {"millstream.__init__", "millstream.checkpoint"}
 
 IMPORTERS = {
     "array_record": {"millstream.sources.array_record"},
+    # What is quicker or nicer where it is installed.
+    "google_crc32c": {"millstream.sources.crc32c"},
+    "orjson": {"millstream.sources.json_lines"},
+    "tqdm": {"millstream.sources.progress"},
+    "zstandard": {"millstream.sources.bagz"},
     # Which process this is; and where its batches go.
     "jax": {"millstream.sharding", "millstream.loader.placement"},
     "orbax": {"millstream.loader.checkpoints.orbax_handler"},
@@ -37,7 +42,7 @@ IMPORTERS = {
 """The modules that may import each third party; numpy is everywhere."""
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
-LATE_IMPORTS = {"array_record", "jax"}
+LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "tqdm", "zstandard"}
 """What is imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
 """What type checkers bring themselves: imported for their eyes only, it is no dependency."""
@@ -209,9 +214,10 @@ def test_every_part_is_read() -> None:
 
 
 def test_third_parties_are_declared() -> None:
-    """Each package that a module imports is a dependency of the project."""
+    """Each package that a module imports is a dependency of the project, or one of its extras for users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = " ".join(project["dependencies"]).replace("-", "_")
+    extras = [name for kind, names in project["optional-dependencies"].items() if kind == "all" for name in names]
+    declared = " ".join([*project["dependencies"], *extras]).replace("-", "_")
     targets = {item.target.split(".")[0] for path in MODULES.values() for item in imports_of(path.read_text())}
 
     assert [top for top in targets - sys.stdlib_module_names - FOR_TYPE_CHECKERS - {CORE} if top not in declared] == []

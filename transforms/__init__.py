@@ -2,6 +2,8 @@
 
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
+from millstream.transforms.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
+from millstream.transforms.examples import decode_examples
 from millstream.transforms.only_for import OnlyFor
 from millstream.transforms.pack import Pack
 from millstream.transforms.transformation import Transformation
@@ -16,6 +18,7 @@ __all__ = [
     "Batch",
     "Filter",
     "FilterTransform",
+    "FixedLengthFeature",
     "FlatMap",
     "FlatMapTransform",
     "Map",
@@ -25,7 +28,10 @@ __all__ = [
     "OnlyFor",
     "Pack",
     "PaddedBatch",
+    "RaggedColumn",
     "RandomMap",
     "RandomMapTransform",
     "Transformation",
+    "VariableLengthFeature",
+    "decode_examples",
 ]

@@ -26,6 +26,9 @@ FRAME = of_library("pandas", columns=["a"], iloc=None)
 NOT_SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
     "text": (lambda: "x.array_record", r"got str: .*ArrayRecordDataSource\('x\.array_record'\)"),
     "path": (lambda: Path("a/x"), r"ArrayRecordDataSource\('a/x'\)"),
+    "TFRecord": (lambda: "a.tfrecord", r"TFRecordDataSource\('a\.tfrecord'\)"),
+    "JSON Lines": (lambda: Path("a.jsonl"), r"JsonLinesDataSource\('a\.jsonl'\)"),
+    "archive": (lambda: "a.tar", r"WebDatasetDataSource\('a\.tar'\)"),
     "columns": (lambda: {"a": np.zeros(3)}, r"got dict: its keys are names.*millstream\.InMemoryDataSource\(dict\("),
     "proxy": (lambda: types.MappingProxyType({"a": 1}), r"InMemoryDataSource\("),
     "class": (lambda: millstream.RangeDataSource, r"Pass an instance of it: RangeDataSource\(\.\.\.\)"),

@@ -1,5 +1,6 @@
 """What holds for every source: keys, batched reads, pickling, fingerprints, words."""
 
+import functools
 import os
 import pickle
 import warnings
@@ -11,8 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 
-from millstream.sources import ArrayRecordDataSource, ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
+from millstream.sources import (
+    ArrayRecordDataSource,
+    BagzDataSource,
+    ConcatenatedDataSource,
+    CsvDataSource,
+    InMemoryDataSource,
+    JsonLinesDataSource,
+    MegatronDataSource,
+    RangeDataSource,
+    TextLineDataSource,
+    TFRecordDataSource,
+    WebDatasetDataSource,
+)
 
 NUM_RECORDS = 37
 
@@ -27,8 +41,58 @@ def array_record(folder: Path) -> ArrayRecordDataSource:
     return ArrayRecordDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
 
 
+def tfrecord(folder: Path) -> TFRecordDataSource:
+    """The same as TFRecord files."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        write_tfrecord(folder / name, [b"record %d" % number for number in numbers])
+    return TFRecordDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
+def of_lines(kind: Callable[[Any], Any], folder: Path) -> Any:
+    """The same as files of lines."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        (folder / name).write_text("".join(f'{{"record": {number}}}\n' for number in numbers))
+    return kind([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
+def csv_rows(folder: Path) -> CsvDataSource:
+    """The same as rows, with newlines in them."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        (folder / name).write_text("n,text\n" + "".join(f'{number},"record\n{number}"\n' for number in numbers))
+    return CsvDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
+def webdataset(folder: Path) -> WebDatasetDataSource:
+    """The same as archives, two files a sample."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        files = [(f"{number}.{kind}", b"record %d" % number) for number in numbers for kind in ("txt", "cls")]
+        write_tar(folder / name, files)
+    return WebDatasetDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
+def bagz(folder: Path) -> BagzDataSource:
+    """The same as Bagz files, one of which is compressed."""
+    for name, numbers in {"a.bag": range(20), "b.bagz": range(20, 25), "c.bag": range(25, 40)}.items():
+        write_bagz(folder / name, [b"record %d" % number for number in numbers])
+    return BagzDataSource([folder / "a.bag", folder / "b.bagz", f"{folder}/c.bag[0:12]"])
+
+
+def megatron(folder: Path) -> MegatronDataSource:
+    """Sequences of two datasets, of another length each."""
+    for name, numbers in {"a": range(20), "b": range(20, 37)}.items():
+        write_megatron(folder / name, [np.arange(number, dtype=np.uint16) for number in numbers])
+    return MegatronDataSource([folder / "a", folder / "b"])
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
+    "CSV": csv_rows,
+    "JSONL": functools.partial(of_lines, JsonLinesDataSource),
+    "Bagz": bagz,
+    "Megatron": megatron,
+    "TFRecord": tfrecord,
+    "WebDataset": webdataset,
+    "text": functools.partial(of_lines, TextLineDataSource),
     "columns": lambda _: InMemoryDataSource({"x": np.arange(NUM_RECORDS), "y": np.ones((NUM_RECORDS, 2))}),
     "concatenated": lambda _: ConcatenatedDataSource(
         {"a": list(range(20)), "b": RangeDataSource(20, 30), "c": InMemoryDataSource(list(range(30, NUM_RECORDS)))}
@@ -39,6 +103,10 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "range": lambda _: RangeDataSource(5, 5 + 3 * NUM_RECORDS, 3),
     "rows": lambda _: InMemoryDataSource(np.arange(NUM_RECORDS * 2).reshape(NUM_RECORDS, 2)),
 }
+
+
+OF_FILES = ["ArrayRecord", "Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"]
+"""Those that can be closed."""
 
 
 @pytest.fixture(params=sorted(SOURCES))
@@ -120,7 +188,7 @@ def test_a_forked_process_reads_the_same(source: Any) -> None:
     assert words(source.__getitems__(range(37))) == expected
 
 
-@pytest.mark.parametrize("source", ["ArrayRecord"], indirect=True)
+@pytest.mark.parametrize("source", OF_FILES, indirect=True)
 def test_closing_ends_reading_where_there_is_something_to_close(source: Any) -> None:
     """`close` may be called again; then reading raises ValueError, and length and words stay."""
     before = (len(source), repr(source), source.fingerprint())

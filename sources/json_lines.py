@@ -1,0 +1,91 @@
+"""Objects of JSON Lines files, found by number."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.sources.scan import Scan, refuse_compressed
+from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.text_lines import record_starts
+
+
+@final
+class JsonLinesDataSource(SpanRecords[Any]):
+    """The values of JSON Lines files (.jsonl, .ndjson) laid end to end, in any order: mostly dicts.
+
+    Each line is one JSON value in UTF-8 (jsonlines.org). Blank lines are passed over, and so is a byte order mark at
+    the start of a file. Where `orjson` is installed (`pip install 'millstream[json]'`), it parses, at twice the speed:
+    then integers of more than 64 bits become floats. What it refuses and Python's `json` does not, such as NaN, is
+    taken.
+
+    To read a line at random, its place must be known: the files are gone through once, at some GB/s, and the places are
+    kept in `.NAME.json-lines-index.npy` beside each file NAME (8 bytes a line), or in the cache folder where that
+    cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is gone through again.
+
+    Args:
+        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
+            such as `data/part-*.jsonl` (its matches sorted by name), or a file with a range of its records
+            `file.jsonl[100:200]`. The order of the paths is that of the records.
+
+    Raises:
+        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
+        IsADirectoryError: a directory in place of a file.
+        DataSourceError: a file is compressed as a whole.
+        TypeError: paths that are not paths, or a set of paths, which has no order.
+        ValueError: a range that ends before it starts, or no records at all.
+
+    Each reading member raises DataSourceError, with the file and the record, for a line that is not JSON, and for a
+    file that was truncated, removed or written to since the source was constructed. Files stay open, at most 512.
+    """
+
+    kind: ClassVar[str] = "JSONL"
+
+    def __init__(self, paths: Any) -> None:
+        super().__init__(paths, _JsonLinesFormat())
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _JsonLinesFormat(SpanFormat[Any]):
+    """A span is a line with the blank lines after it."""
+
+    index_kind: ClassVar[str] = "json-lines"
+
+    def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
+        refuse_compressed(scan)
+        return record_starts(scan, b" \t\r", lambda block: np.flatnonzero(block == ord("\n")))
+
+    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[Any]:
+        records: list[Any] = []
+        try:
+            records.extend(map(_loads(), spans))
+        except ValueError:
+            records.extend(_loads_slowly(spans[place], place, places) for place in range(len(records), len(spans)))
+        return records
+
+
+@functools.cache
+def _loads() -> Callable[[bytes], Any]:
+    """Returns what parses one value quickly; it may refuse what `json` takes."""
+    try:
+        from orjson import loads  # noqa: PLC0415
+    except ImportError:
+        return json.loads
+    return loads
+
+
+def _loads_slowly(span: bytes, place: int, places: SpanPlaces) -> Any:
+    """Returns one value, parsed by `json` where the quick parser refuses it."""
+    try:
+        return _loads()(span)
+    except ValueError:
+        pass
+    try:
+        return json.loads(span.decode())
+    except (ValueError, RecursionError) as error:
+        raise places.error(place, f"it is not a JSON value on a line of its own: {error}.") from error

@@ -1,0 +1,155 @@
+"""Sequences of Megatron's indexed datasets, found by number.
+
+An indexed dataset (megatron/core/datasets/indexed_dataset.py) is two files: PREFIX.bin, the tokens of all sequences
+laid end to end, and PREFIX.idx, all of it little-endian:
+
+    byte    magic[9] = "MMIDIDX", two zeros
+    uint64  version = 1
+    uint8   code of the tokens' dtype
+    uint64  number of sequences, n
+    uint64  number of documents
+    int32   how many tokens each sequence has [n]
+    int64   where each sequence begins in the .bin file, in bytes [n]
+    …       where documents begin, and more, which is not read here
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.errors import DataSourceError
+from millstream.sources.scan import Scan
+from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_VERSION = 1
+_HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
+
+_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+
+_SEQUENCES_AT_ONCE = 1 << 17
+
+
+@final
+class MegatronDataSource(SpanRecords[NDArray[Any]]):
+    """The sequences of Megatron's indexed datasets (PREFIX.bin and PREFIX.idx) laid end to end, in any order.
+
+    A record is a sequence as Megatron has it, mostly a document: its tokens, in an array of shape (length,) of the
+    dtype that they were written with. Where sequences begin is copied to `.PREFIX.bin.megatron-index.npy` beside the
+    files, or to the cache folder where that cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`).
+
+    Args:
+        prefix: one path or a sequence of paths, made absolute at once, with or without `.bin` at their end. Patterns
+            are allowed, such as `data/*_text_document`. The order of the paths is that of the records.
+
+    Raises:
+        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
+        IsADirectoryError: a directory in place of a file.
+        DataSourceError: an index is not one of Megatron's, is damaged, or does not fit its `.bin` file.
+        TypeError: paths that are not paths, or a set of paths, which has no order.
+        ValueError: no records at all.
+
+    Each reading member raises DataSourceError, with the file and the record, for a file that was truncated, removed or
+    written to since the source was constructed. Files stay open, at most 512.
+    """
+
+    kind: ClassVar[str] = "Megatron"
+
+    def __init__(self, prefix: Any) -> None:
+        self._dtypes: dict[str, str] = {}
+        super().__init__(_data_paths(prefix), _MegatronFormat())
+
+    def fingerprint(self) -> str:
+        """Returns the number of files and records, the dtypes, and a digest of names, sizes, counts and ranges."""
+        return f"{super().fingerprint()} dtype={','.join(sorted(set(self._dtypes.values())))}"
+
+    def _count(self, path: str) -> int:
+        self._dtypes[path] = np.dtype(_read_header(path)[0]).name
+        return super()._count(path)
+
+    def _format_of(self, path: str) -> SpanFormat[NDArray[Any]]:
+        return _MegatronFormat(self._dtypes[path])
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _MegatronFormat(SpanFormat[NDArray[Any]]):
+    """A span is the tokens of a sequence."""
+
+    index_kind: ClassVar[str] = "megatron"
+
+    dtype: str = ""
+
+    def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
+        dtype, count = _read_header(scan.path)
+        stop = 0
+        with open(_index_path(scan.path), "rb") as file:  # noqa: PTH123  (the path is a string throughout)
+            for first in range(0, count, _SEQUENCES_AT_ONCE):
+                some = min(_SEQUENCES_AT_ONCE, count - first)
+                lengths = np.frombuffer(_read_at(file.fileno(), _HEADER_BYTES + 4 * first, 4 * some), "<i4")
+                starts = np.frombuffer(_read_at(file.fileno(), _HEADER_BYTES + 4 * count + 8 * first, 8 * some), "<i8")
+                stops = stop + np.cumsum(lengths, dtype=np.int64) * np.dtype(dtype).itemsize
+                expected = np.concatenate([[stop], stops[:-1]])
+                if lengths.min() < 0 or (starts != expected).any():
+                    raise _damaged(scan.path, "its sequences are not laid end to end")
+                stop = int(stops[-1])
+                yield starts
+        if stop != scan.size:
+            raise _damaged(scan.path, f"its sequences have {stop:,} bytes, but the .bin file has {scan.size:,}")
+        yield np.array([stop])
+
+    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[NDArray[Any]]:  # noqa: ARG002  (all bytes are tokens)
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        # Copied, so that they can be written to.
+        return [np.frombuffer(span, dtype).astype(self.dtype) for span in spans]
+
+
+def _data_paths(prefix: Any) -> Any:
+    """Returns the paths of the .bin files; what are not paths is left to be refused."""
+    if isinstance(prefix, str | os.PathLike):
+        name = os.fsdecode(prefix)
+        return name if name.endswith(".bin") else f"{name}.bin"
+    if isinstance(prefix, Iterable) and not isinstance(prefix, bytes | set | frozenset):
+        return [_data_paths(one) for one in prefix]
+    return prefix
+
+
+def _index_path(path: str) -> str:
+    return path.removesuffix(".bin") + ".idx"
+
+
+def _read_header(path: str) -> tuple[str, int]:
+    """Returns the dtype of the tokens and the number of sequences."""
+    index_path = _index_path(path)
+    with open(index_path, "rb") as file:  # noqa: PTH123
+        header = file.read(_HEADER_BYTES)
+        size = os.fstat(file.fileno()).st_size
+    number = len(_MAGIC)
+    version, code = int.from_bytes(header[number : number + 8], "little"), header[number + 8 : number + 9]
+    count = int.from_bytes(header[number + 9 : number + 17], "little")
+    if len(header) < _HEADER_BYTES or header[:number] != _MAGIC:
+        raise _damaged(path, "it does not begin as one")
+    if version != _VERSION or code[0] not in _DTYPES:
+        raise _damaged(path, f"its version {version} or the code of its dtype {code[0]} is not known")
+    if _HEADER_BYTES + 12 * count > size:
+        raise _damaged(path, f"it ends before the places of its {count:,} sequences")
+    return _DTYPES[code[0]], count
+
+
+def _read_at(descriptor: int, start: int, length: int) -> bytes:
+    """Returns the bytes at a place of an index, fewer at its end only."""
+    content = os.pread(descriptor, length, start)
+    while len(content) < length and (more := os.pread(descriptor, length - len(content), start + len(content))):
+        content += more
+    return content
+
+
+def _damaged(path: str, reason: str) -> DataSourceError:
+    return DataSourceError(
+        f"{_index_path(path)!r} is not the index of a Megatron dataset, is damaged, or does not fit its .bin file: "
+        f"{reason}. Restore the files."
+    )

@@ -1,0 +1,110 @@
+"""A file read from front to back, once, to find where its records begin."""
+
+import os
+import re
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.errors import DataSourceError
+from millstream.sources.paths import FileIdentity
+from millstream.sources.progress import Progress
+
+BLOCK_BYTES = 1 << 20
+"""How much is read at once: larger blocks leave the processor's cache."""
+
+
+@final
+class Scan:
+    """The bytes of one file, for the format that looks for records in it.
+
+    Args:
+        path: the file.
+        identity: which file it must be.
+        progress: is told of the bytes that are done.
+
+    Raises:
+        OSError: it cannot be opened.
+
+    Attributes:
+        path: the file.
+        size: in bytes.
+    """
+
+    def __init__(self, path: str, identity: FileIdentity, progress: Progress) -> None:
+        self.path = path
+        self.size = identity.size
+        self._identity = identity
+        self._progress = progress
+        self._done = 0
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Closes the file."""
+        os.close(self._descriptor)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Returns the bytes from `start` on, fewer than `length` at the end of the file only.
+
+        Raises:
+            DataSourceError: they cannot be read, or the file has become shorter.
+        """
+        try:
+            block = os.pread(self._descriptor, length, start)
+            while len(block) < min(length, self.size - start):
+                more = os.pread(self._descriptor, length - len(block), start + len(block))
+                if not more:
+                    raise self.changed()
+                block += more
+        except DataSourceError:
+            raise
+        except OSError as error:
+            raise DataSourceError(f"{self.path!r} cannot be read at byte {start:,}: {error.strerror}.") from error
+        return block[: max(0, self.size - start)]
+
+    def blocks(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yields each block of the file with the place that it begins at."""
+        for start in range(0, self.size, BLOCK_BYTES):
+            yield start, np.frombuffer(self.read(start, BLOCK_BYTES), np.uint8)
+            self.report(start + BLOCK_BYTES)
+
+    def report(self, done: int) -> None:
+        """Reports that the bytes before this place are done."""
+        done = min(done, self.size)
+        self._progress.advance(done - self._done)
+        self._done = done
+
+    def check_unchanged(self) -> None:
+        """Raises DataSourceError if the file is no longer what it was before the scan."""
+        now = FileIdentity.of(self.path)
+        if (now.size, now.modified) != (self._identity.size, self._identity.modified):
+            raise self.changed()
+
+    def changed(self) -> DataSourceError:
+        """Returns the error of a file that was written to meanwhile."""
+        return DataSourceError(
+            f"{self.path!r} was changed while its records were being looked for. Construct the source again when "
+            "nobody writes to its files."
+        )
+
+
+_COMPRESSED = {
+    "gzip": re.compile(rb"\x1f\x8b\x08"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
+    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
+}
+"""How files begin that are compressed as a whole."""
+
+
+def refuse_compressed(scan: Scan) -> None:
+    """Raises DataSourceError for a file that is compressed as a whole, which no text is mistaken for."""
+    start = scan.read(0, 16)
+    for name, pattern in _COMPRESSED.items():
+        if pattern.match(start):
+            raise DataSourceError(
+                f"{scan.path!r} is compressed as a whole, by {name}, so that its records cannot be found at random. "
+                "Decompress it once, and read that."
+            )

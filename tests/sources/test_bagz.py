@@ -1,0 +1,118 @@
+"""Bagz files: every record as it was written, compressed or not."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_files import every_record, write_bagz
+
+from millstream.errors import DataSourceError
+from millstream.sources import BagzDataSource, bagz
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all examples of one law."""
+    return tmp_path_factory.mktemp("bagz")
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.binary(max_size=60), min_size=1, max_size=20), st.sampled_from([".bag", ".bagz"]), st.integers(8, 40)
+)
+def test_any_records_are_read_in_any_order(folder: Path, records: list[bytes], suffix: str, block_bytes: int) -> None:
+    """Empty ones too, however many limits are read at once."""
+    for old in [*folder.iterdir()]:
+        old.unlink()
+    path = write_bagz(folder / f"a{suffix}", records)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bagz, "BLOCK_BYTES", block_bytes)
+        with BagzDataSource(path) as source:
+            order = np.random.default_rng(0).permutation(len(records))
+            assert every_record(source) == records
+            assert source.__getitems__(order) == [records[key] for key in order]
+
+
+def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
+    """Beside others, it is passed over."""
+    with BagzDataSource([write_bagz(tmp_path / "a", []), write_bagz(tmp_path / "b", [b"one"])]) as source:
+        assert every_record(source) == [b"one"]
+
+
+@pytest.mark.parametrize("length", range(1, 43))
+def test_every_truncation_is_an_error_at_construction(tmp_path: Path, length: int) -> None:
+    """What a file ends with must be where its records end."""
+    path = write_bagz(tmp_path / "a.bag", [b"first one", b"second one"])
+    content = path.read_bytes()
+    path.write_bytes(content[: min(length, len(content) - 1)])
+
+    with pytest.raises(DataSourceError, match=r"a\.bag' is not a Bagz file, is damaged, or was cut short"):
+        BagzDataSource(path)
+
+
+def test_limits_that_fall_are_an_error(tmp_path: Path) -> None:
+    """A record cannot end before it begins."""
+    path = write_bagz(tmp_path / "a.bag", [b"first", b"second", b"third"])
+    content = bytearray(path.read_bytes())
+    content[16] = 12  # The first record would end after the second.
+    path.write_bytes(content)
+
+    with pytest.raises(DataSourceError, match="damaged"):
+        BagzDataSource(path)
+
+
+@pytest.mark.parametrize("place", range(0, 60, 3))
+def test_damage_in_a_compressed_record_is_an_error_or_stays_within_it(tmp_path: Path, place: int) -> None:
+    """Frames have no checksum unless the writer asks for one."""
+    records = [b"first " * 20, b"second " * 20]
+    path = write_bagz(tmp_path / "a.bagz", records)
+    content = bytearray(path.read_bytes())
+    content[place % (len(content) - 16)] ^= 0x55
+    path.write_bytes(content)
+    with BagzDataSource(path) as source:
+        damaged = [damaged_or_record(source, key) != records[key] for key in (0, 1)]
+
+    assert damaged.count(True) == 1
+
+
+def damaged_or_record(source: BagzDataSource, key: int) -> bytes | None:
+    """Returns a record, or None where there is an error that names it."""
+    try:
+        return source[key]
+    except DataSourceError as error:
+        assert f"record key {key}): it " in str(error)  # noqa: PT017
+        return None
+
+
+def test_a_frame_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
+    """And not the part of the record that is there."""
+    path = write_bagz(tmp_path / "a.bagz", [b"first " * 2000])
+    frame = path.read_bytes()[:-8]
+    for stored in (frame[:-3], frame + b"more"):
+        path.write_bytes(stored + len(stored).to_bytes(8, "little"))
+        with (
+            BagzDataSource(path) as source,
+            pytest.raises(DataSourceError, match=r"record 0 of .*it (is not one|cannot)"),
+        ):
+            source[0]
+
+
+def test_without_the_library_uncompressed_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And for compressed ones, the error at construction says what to install."""
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "b.bagz").write_bytes(write_bagz(tmp_path / "a.bag", [b"one"]).read_bytes())
+    with BagzDataSource(tmp_path / "a.bag") as source:
+        assert source[0] == b"one"
+    with pytest.raises(ImportError, match=r"pip install 'millstream\[bagz\]'"):
+        BagzDataSource(tmp_path / "b.bagz")
+
+
+def test_limits_in_a_file_of_their_own_are_refused(tmp_path: Path) -> None:
+    """The records would be taken for limits."""
+    path = write_bagz(tmp_path / "a.bag", [b"one"])
+    (tmp_path / "limits.a.bag").write_bytes(bytes(8))
+    with pytest.raises(DataSourceError, match=r"a\.bag' has its limits in a file of their own"):
+        BagzDataSource(path)

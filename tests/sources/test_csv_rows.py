@@ -1,0 +1,180 @@
+"""Rows of CSV files: what any writer of RFC 4180 wrote comes back, in any order."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_files import every_record
+
+from millstream.errors import DataSourceError
+from millstream.sources import CsvDataSource, scan
+
+FIELD = st.text(st.sampled_from("ab,;\t\"'\n\r é"), max_size=6)
+TABLES = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.lists(FIELD, min_size=width, max_size=width), min_size=1, max_size=8)
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all examples of one law."""
+    return tmp_path_factory.mktemp("csv")
+
+
+def fresh(folder: Path, content: str) -> Path:
+    """Returns the path of a file with this content, without an index."""
+    for old in [*folder.iterdir()]:
+        old.unlink()
+    (folder / "file").write_bytes(content.encode())
+    return folder / "file"
+
+
+@settings(max_examples=80)
+@given(
+    TABLES,
+    # Of Python's writer, the delimiter, the line end, and what is in quotes: with "\n" as line end, it forgets "\r".
+    st.sampled_from([(",", "\n", csv.QUOTE_ALL), (";", "\r\n", csv.QUOTE_ALL), ("\t", "\r\n", csv.QUOTE_MINIMAL)]),
+    st.integers(3, 40),
+    st.booleans(),
+)
+def test_any_table_is_read_in_any_order(
+    folder: Path, table: list[list[str]], style: tuple[str, str, Any], block_bytes: int, has_mark: bool
+) -> None:
+    """Whatever is in the fields, wherever blocks end, and with blank lines between the rows."""
+    delimiter, end, quoting = style
+    names = [f"column {number},\n" for number in range(len(table[0]))]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=delimiter, lineterminator=end, quoting=quoting)
+    text.write("\ufeff" if has_mark else "")
+    text.write(end)
+    writer.writerow(names)
+    for row in table:
+        text.write(end)
+        writer.writerow(row)
+    path = fresh(folder, text.getvalue())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "BLOCK_BYTES", block_bytes)
+        with CsvDataSource(path, delimiter=delimiter) as source:
+            order = np.random.default_rng(0).permutation(len(table))
+            rows = [dict(zip(names, row, strict=True)) for row in table]
+            assert every_record(source) == rows
+            assert source.__getitems__(order) == [rows[key] for key in order]
+        with CsvDataSource(path, columns=names[:0:-1] or names, delimiter=delimiter) as source:
+            assert [list(row) for row in every_record(source)] == [names[:0:-1] or names] * len(table)
+            assert every_record(source) == [{name: row[name] for name in names[:0:-1] or names} for row in rows]
+
+
+def test_files_may_have_their_columns_in_another_order(tmp_path: Path) -> None:
+    """The dicts are all in the order of the first file."""
+    (tmp_path / "1").write_text("a,b\n1,2\n")
+    (tmp_path / "2").write_text("b,a\n4,3")
+
+    with CsvDataSource(tmp_path / "*") as source:
+        assert [list(row.items()) for row in every_record(source)] == [
+            [("a", "1"), ("b", "2")],
+            [("a", "3"), ("b", "4")],
+        ]
+
+
+def test_a_file_with_other_columns_is_an_error_at_construction(tmp_path: Path) -> None:
+    """Unless only columns are asked for that all files have."""
+    (tmp_path / "1").write_text("a,b\n1,2\n")
+    (tmp_path / "2").write_text("b,c\n4,3")
+
+    with pytest.raises(ValueError, match=r"2' has the columns 'b', 'c', but 'a', 'b' are those of the first file"):
+        CsvDataSource(tmp_path / "*")
+    with pytest.raises(ValueError, match=r"1' has the columns 'a', 'b', but 'c' are asked for"):
+        CsvDataSource(tmp_path / "*", columns=["c"])
+    with CsvDataSource(tmp_path / "*", columns=["b"]) as source:
+        assert every_record(source) == [{"b": "2"}, {"b": "4"}]
+
+
+def test_a_name_that_is_there_twice_is_an_error_if_it_is_wanted(tmp_path: Path) -> None:
+    """A dict has room for one of them."""
+    path = fresh(tmp_path, "a,b,a\n1,2,3\n")
+
+    with pytest.raises(ValueError, match="the column 'a' twice"):
+        CsvDataSource(path)
+    with CsvDataSource(path, columns=["b"]) as source:
+        assert source[0] == {"b": "2"}
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("1", "it has 1 fields, but the first row of the file names 2 columns"),
+        ("1,2,3", "it has 3 fields"),
+        ('"1"x,2', "it is not a row of CSV: .* quotes"),
+        ("1\r2,3", "it is not a row of CSV"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_an_error_with_its_number(tmp_path: Path, row: str, words: str) -> None:
+    """The rows beside it can be read."""
+    path = fresh(tmp_path, f"a,b\n0,0\n{row}\n2,2\n")
+    with CsvDataSource(path) as source:
+        with pytest.raises(DataSourceError, match=rf"record 1 of '.*file' \(record key 1\): {words}"):
+            source.__getitems__([0, 1, 2])
+        assert source.__getitems__([2, 0]) == [{"a": "2", "b": "2"}, {"a": "0", "b": "0"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is empty: its first row should have the columns' names"),
+        ('a,b\n1,"2\n3,4\n', "ends within quotes"),
+        ('a"b"c",d\n1,2\n', "quotes|names"),
+    ],
+)
+def test_files_that_are_no_csv_are_refused(tmp_path: Path, content: str, words: str) -> None:
+    """At construction, where that can be seen."""
+    with pytest.raises(DataSourceError, match=words):
+        CsvDataSource(fresh(tmp_path, content))
+
+
+def test_a_file_of_names_only_has_no_records(tmp_path: Path) -> None:
+    """Beside others, it is passed over."""
+    (tmp_path / "1").write_text("a,b")
+    (tmp_path / "2").write_text("a,b\n1,2\n")
+
+    with CsvDataSource([tmp_path / "1", tmp_path / "2"]) as source:
+        assert every_record(source) == [{"a": "1", "b": "2"}]
+
+
+def test_fields_of_any_length_are_read(tmp_path: Path) -> None:
+    """The limit that Python's csv module has stays as it was."""
+    limit = csv.field_size_limit()
+    path = fresh(tmp_path, f"a,b\n{'x' * 300_000},2\n")
+    with CsvDataSource(path) as source:
+        assert source[0] == {"a": "x" * 300_000, "b": "2"}
+
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"columns": "ab"}, TypeError, "must be a sequence of names"),
+        ({"columns": [1]}, TypeError, "must be a sequence of names"),
+        ({"columns": []}, ValueError, "different names, at least one"),
+        ({"columns": ["a", "a"]}, ValueError, "different names"),
+        ({"delimiter": ""}, ValueError, "must be one character"),
+        ({"delimiter": '"'}, ValueError, "not a quote"),
+    ],
+)
+def test_mistakes_are_errors(tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    """Before any file is looked at."""
+    with pytest.raises(error, match=words):
+        CsvDataSource(tmp_path / "absent", **options)
+
+
+def test_columns_and_delimiter_are_part_of_the_fingerprint(tmp_path: Path) -> None:
+    """With others, the records are others."""
+    path = fresh(tmp_path, "a,b;c\n1,2;3\n")
+    sources = [CsvDataSource(path), CsvDataSource(path, columns=["a"]), CsvDataSource(path, delimiter=";")]
+
+    assert len({source.fingerprint() for source in sources}) == 3

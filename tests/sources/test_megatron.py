@@ -1,0 +1,120 @@
+"""Megatron's indexed datasets: the tokens of every sequence, in the dtype that they were written with."""
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_files import MEGATRON_CODES, every_record, write_megatron
+
+from millstream.errors import DataSourceError
+from millstream.sources import MegatronDataSource, megatron
+
+SEQUENCES = [np.arange(length, dtype=np.uint16) * 300 for length in (3, 0, 5, 2)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all examples of one law."""
+    return tmp_path_factory.mktemp("megatron")
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=20), st.sampled_from(sorted(MEGATRON_CODES)), st.integers(1, 5)
+)
+def test_any_sequences_are_read_in_any_order(folder: Path, lengths: list[int], dtype: str, at_once: int) -> None:
+    """Empty ones too; each is an array of its own that can be written to."""
+    for old in [*folder.iterdir()]:
+        old.unlink()
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, 100, length).astype(dtype) for length in lengths]
+    prefix = write_megatron(folder / "data", sequences)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(megatron, "_SEQUENCES_AT_ONCE", at_once)
+        with MegatronDataSource(prefix) as source:
+            order = rng.permutation(len(lengths))
+            records = source.__getitems__(order)
+
+    assert [record.tolist() for record in records] == [sequences[key].tolist() for key in order]
+    assert {record.dtype for record in records} == {np.dtype(dtype)}
+    assert all(record.flags.writeable for record in records)
+
+
+def test_paths_are_prefixes_files_and_patterns(tmp_path: Path) -> None:
+    """With and without the ending of the data's file."""
+    for name in ("b", "a"):
+        write_megatron(tmp_path / f"{name}_document", [np.array([ord(name)], np.int32)])
+    for prefix in (
+        tmp_path / "*_document",
+        tmp_path / "*.bin",
+        [tmp_path / "a_document", f"{tmp_path}/b_document.bin"],
+    ):
+        with MegatronDataSource(prefix) as source:
+            assert [record.tolist() for record in every_record(source)] == [[97], [98]]
+
+
+def changed(prefix: Path, **parts: Any) -> None:
+    """Writes to a part of the index of `SEQUENCES`."""
+    places = {
+        "magic": (0, "<B"),
+        "version": (9, "<Q"),
+        "code": (17, "<B"),
+        "count": (18, "<Q"),
+        "length": (34, "<i"),
+        "start": (58, "<q"),
+    }
+    content = bytearray(prefix.with_name("data.idx").read_bytes())
+    for part, value in parts.items():
+        struct.pack_into(places[part][1], content, places[part][0], value)
+    prefix.with_name("data.idx").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"magic": 0}, "does not begin as one"),
+        ({"version": 2}, "version 2"),
+        ({"code": 99}, "dtype 99"),
+        ({"count": 2**40}, "ends before the places"),
+        ({"count": 3}, "laid end to end|have [0-9]+ bytes"),
+        ({"length": -1}, "laid end to end"),
+        ({"length": 4}, "laid end to end"),
+        ({"start": 2}, "laid end to end"),
+    ],
+)
+def test_an_index_that_does_not_fit_is_an_error(tmp_path: Path, parts: dict[str, int], words: str) -> None:
+    """At construction, with what is wrong with it."""
+    prefix = write_megatron(tmp_path / "data", SEQUENCES)
+    changed(prefix, **parts)
+    with pytest.raises(DataSourceError, match=rf"data\.idx' is not the index .*({words})"):
+        MegatronDataSource(prefix)
+
+
+@pytest.mark.parametrize("name", ["data.bin", "data.idx"])
+def test_every_truncation_is_an_error(tmp_path: Path, name: str) -> None:
+    """Of the data, and of what is read of the index."""
+    prefix = write_megatron(tmp_path / "data", SEQUENCES)
+    size = (tmp_path / name).stat().st_size if name == "data.bin" else 34 + 12 * len(SEQUENCES)
+    for length in reversed(range(size)):
+        os.truncate(tmp_path / name, length)
+        with pytest.raises(DataSourceError, match=r"data\.idx' is not the index of a Megatron dataset"):
+            MegatronDataSource(prefix)
+
+
+def test_a_missing_index_is_the_usual_error(tmp_path: Path) -> None:
+    """It names the file."""
+    (tmp_path / "data.bin").write_bytes(bytes(8))
+    with pytest.raises(FileNotFoundError, match=r"data\.idx"):
+        MegatronDataSource(tmp_path / "data")
+
+
+@pytest.mark.parametrize("prefix", [{"a"}, 3, b"data", [3]])
+def test_what_are_no_paths_is_a_type_error(prefix: Any) -> None:
+    """As for all sources of files."""
+    with pytest.raises(TypeError, match="path"):
+        MegatronDataSource(prefix)

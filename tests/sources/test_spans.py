@@ -1,0 +1,350 @@
+"""Files of spans: what happens to the file, and to its index, while a source is used."""
+
+import logging
+import os
+import pickle
+import pty
+import shutil
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from record_files import every_record, write_tfrecord
+
+import millstream
+from millstream.errors import DataSourceError
+from millstream.sources import JsonLinesDataSource, TextLineDataSource, TFRecordDataSource, files, progress, spans
+from millstream.sources.offset_index import store_offsets
+from millstream.sources.paths import FileIdentity
+from millstream.sources.progress import CancelledScanError, Progress
+
+RECORDS = [b"record %d" % number for number in range(100)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of a hundred records."""
+    return write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+
+
+def index_of(path: Path) -> Path:
+    """Returns where the index beside a file is."""
+    return path.with_name(f".{path.name}.tfrecord-index.npy")
+
+
+def names_in(folder: Path) -> list[str]:
+    """Returns the names of all files in a folder, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_index_is_made_once_and_kept_beside_the_data(path: Path) -> None:
+    """A second source uses the file as it is; a pattern of all files does not match it."""
+    TFRecordDataSource(path).close()
+    first = index_of(path).stat()
+    with TFRecordDataSource(path.parent / "*") as source:
+        assert every_record(source) == RECORDS
+    second = index_of(path).stat()
+
+    assert names_in(path.parent) == [index_of(path).name, path.name]
+    assert (first.st_ino, first.st_mtime_ns) == (second.st_ino, second.st_mtime_ns)
+    assert np.load(index_of(path)).dtype == np.int64
+
+
+def test_the_index_has_the_permissions_of_new_files(path: Path) -> None:
+    """Whoever may read the data may read what was found out about it."""
+    TFRecordDataSource(path).close()
+
+    assert index_of(path).stat().st_mode == path.stat().st_mode
+
+
+@pytest.mark.parametrize("records", [RECORDS[:40], RECORDS[::-1]])
+def test_a_changed_file_is_indexed_anew(path: Path, records: list[bytes]) -> None:
+    """Whether its size changed, or only its time."""
+    TFRecordDataSource(path).close()
+    before = path.stat()
+    write_tfrecord(path, records)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000))
+
+    with TFRecordDataSource(path) as source:
+        assert every_record(source) == records
+
+
+def test_every_truncation_of_the_index_makes_it_anew(path: Path) -> None:
+    """And each file that is something else."""
+    TFRecordDataSource(path).close()
+    whole = index_of(path).read_bytes()
+    for content in [
+        *(whole[:length] for length in range(0, len(whole), 7)),
+        b"\x93NUMPY nonsense",
+        whole + b"12345678",
+    ]:
+        index_of(path).write_bytes(content)
+        with TFRecordDataSource(path) as source:
+            assert source.__getitems__([99, 0]) == [RECORDS[99], RECORDS[0]]
+        assert np.load(index_of(path)).shape == (8 + 101,)
+
+
+def test_damage_within_the_index_is_an_error_with_file_and_record(path: Path) -> None:
+    """No offset, however wrong, is a crash, or memory without end."""
+    TFRecordDataSource(path).close()
+    numbers = np.load(index_of(path))
+    for wrong in (-1, 0, 2**62, int(numbers[-1]) + 1):
+        damaged = numbers.copy()
+        damaged[8 + 50] = wrong
+        np.save(index_of(path), damaged)
+        with TFRecordDataSource(path) as source, pytest.raises(DataSourceError, match=r"(49|50) of '.*a\.tfrecord'"):
+            source.__getitems__([10, 49, 50])
+
+
+def test_where_nothing_can_be_written_beside_the_data_the_cache_has_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that leaves no room for a longer one stands for a folder that cannot be written to."""
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache" / "inner"))
+    (tmp_path / "data").mkdir()
+    path = write_tfrecord(tmp_path / "data" / ("a" * 250), RECORDS)
+    for _ in range(2):
+        with TFRecordDataSource(path) as source:
+            assert every_record(source) == RECORDS
+    (index,) = (tmp_path / "cache" / "inner").iterdir()
+    inode = index.stat().st_ino
+    with TFRecordDataSource(path) as source:
+        assert pickle.loads(pickle.dumps(source))[7] == RECORDS[7]
+
+    assert names_in(tmp_path / "data") == [path.name]
+    assert index.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("home", ["xdg", "home"])
+def test_the_cache_is_where_others_have_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str) -> None:
+    """`$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`."""
+    monkeypatch.delenv("MILLSTREAM_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg") if home == "xdg" else "relative")
+    path = write_tfrecord(tmp_path / ("a" * 250), RECORDS)
+    TFRecordDataSource(path).close()
+    folder = tmp_path / "xdg" if home == "xdg" else tmp_path / "home" / ".cache"
+
+    assert len(list((folder / "millstream").iterdir())) == 1
+
+
+def test_where_nothing_can_be_written_at_all_the_index_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source works, and a pickled copy need not look for the records again."""
+    monkeypatch.setenv("MILLSTREAM_CACHE", "/dev/null/cache")
+    path = write_tfrecord(tmp_path / ("a" * 250), RECORDS)
+    with TFRecordDataSource(path) as source:
+        copy = pickle.loads(pickle.dumps(source))
+        monkeypatch.setattr(spans, "Scan", None)
+        assert every_record(source) == every_record(copy) == RECORDS
+        copy.close()
+
+
+def test_processes_that_make_the_index_at_once_do_not_disturb_each_other(path: Path, tmp_path: Path) -> None:
+    """Each reads every record, and one index is left, and nothing else."""
+    code = f"import millstream; print(len(list(millstream.TFRecordDataSource({str(path)!r}))))"
+    running = [
+        subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+
+    assert [process.communicate()[0] for process in running] == ["100\n"] * 4
+    assert names_in(tmp_path) == [index_of(path).name, path.name]
+
+
+def test_an_index_that_others_may_have_mapped_is_not_taken_away(path: Path) -> None:
+    """Of two that are made at once, the first one stays, and both are read."""
+    identity = FileIdentity.of(str(path))
+    inodes = []
+
+    def chunks() -> Iterator[Any]:
+        yield np.array([0, 10])
+        inner = store_offsets(str(path), "tfrecord", 1, identity, [np.array([0, 10, 20])])
+        inodes.append((index_of(path).stat().st_ino, inner.tolist()))
+        yield np.array([20])
+
+    outer = store_offsets(str(path), "tfrecord", 1, identity, chunks())
+
+    assert inodes == [(index_of(path).stat().st_ino, outer.tolist())]
+    assert names_in(path.parent) == [index_of(path).name, path.name]
+
+
+def test_where_there_are_no_links_the_index_is_renamed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems refuse them."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    with TFRecordDataSource(path) as source:
+        assert every_record(source) == RECORDS
+
+    assert names_in(path.parent) == [index_of(path).name, path.name]
+
+
+def test_a_failed_search_leaves_nothing(tmp_path: Path) -> None:
+    """Neither an index of half a file, nor its beginning under another name."""
+    path = write_tfrecord(tmp_path / "a", RECORDS)
+    os.truncate(path, 1000)
+    with pytest.raises(DataSourceError, match="cut short"):
+        TFRecordDataSource(path)
+
+    assert names_in(tmp_path) == ["a"]
+
+
+def test_a_copied_index_is_not_used(tmp_path: Path) -> None:
+    """An index is that of one file at one time; another file under the same name is looked at anew."""
+    path = write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    TFRecordDataSource(path).close()
+    (tmp_path / "other").mkdir()
+    other = write_tfrecord(tmp_path / "other" / "a.tfrecord", RECORDS[:50])
+    shutil.copy2(index_of(path), index_of(other))
+
+    with TFRecordDataSource(other) as source:
+        assert every_record(source) == RECORDS[:50]
+
+
+def test_a_file_cut_short_while_open_is_an_error(path: Path) -> None:
+    """The records that are left can still be read."""
+    with TFRecordDataSource(path) as source:
+        assert source[99] == RECORDS[99]
+        os.truncate(path, path.stat().st_size - 30)
+        with pytest.raises(DataSourceError, match=r"record 98 of .*a\.tfrecord.*record key 98.*cut short while"):
+            source.__getitems__([0, 98, 99])
+        assert source[97] == RECORDS[97]
+
+
+@pytest.mark.parametrize("change", ["written to", "removed", "of another size"])
+def test_a_file_changed_before_it_is_opened_is_an_error(path: Path, change: str) -> None:
+    """What was counted at construction is what is read, or nothing is."""
+    with TFRecordDataSource(path) as source:
+        if change == "removed":
+            path.unlink()
+        elif change == "written to":
+            write_tfrecord(path, RECORDS[::-1])
+            os.utime(path, ns=(0, 0))
+        else:
+            write_tfrecord(path, RECORDS[:-1])
+        with pytest.raises(DataSourceError, match=r"Cannot read record 5 of its file \(record key 5\): .*a\.tfrecord"):
+            source[5]
+
+
+def test_a_file_removed_or_replaced_while_open_stays_readable(path: Path) -> None:
+    """An open file is what it was when it was opened."""
+    with TFRecordDataSource(path) as source:
+        assert source[0] == RECORDS[0]
+        path.unlink()
+        write_tfrecord(path, [b"other"])
+        assert every_record(source) == RECORDS
+
+
+def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many files there are, few descriptors are taken: two for each open file."""
+    monkeypatch.setattr(files, "MAX_OPEN_FILES", 3)
+    paths = [write_tfrecord(tmp_path / f"{n}", [b"%d" % n]) for n in range(20)]
+    before = len(names_in(Path("/proc/self/fd")))
+    with TFRecordDataSource(paths) as source:
+        for key in range(20):
+            assert source[key] == b"%d" % key
+            assert len(names_in(Path("/proc/self/fd"))) <= before + 6
+        assert source.__getitems__(range(20)) == [b"%d" % key for key in range(20)]
+        assert len(names_in(Path("/proc/self/fd"))) <= before + 6
+
+
+@given(st.lists(st.tuples(st.integers(0, 900), st.integers(0, 200)), max_size=100), st.booleans())
+def test_spans_are_the_bytes_of_the_file(pieces: list[tuple[int, int]], slow: bool) -> None:
+    """Whether or not the operating system was asked for them first."""
+    content = np.random.default_rng(0).bytes(1000)
+    with pytest.MonkeyPatch.context() as patch, os.fdopen(os.memfd_create("content"), "r+b") as file:
+        file.write(content)
+        file.flush()
+        patch.setattr(spans, "_SLOW_READ_SECONDS", 0.0 if slow else 10.0)
+        read = spans.read_spans(file.fileno(), [p for p, _ in pieces], [n for _, n in pieces])
+
+    assert read == [content[place : place + length] for place, length in pieces]
+
+
+def test_a_long_search_is_in_the_log(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where there is no terminal, a line says what is being done and how far it is."""
+    monkeypatch.setattr(progress, "SHOW_AFTER_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO, logger="millstream"):
+        TFRecordDataSource(path).close()
+
+    assert caplog.messages == ["Indexing 1 file: 100 % of 0.0 GB"]
+
+
+def test_a_long_search_has_a_bar_on_a_terminal(path: Path, tmp_path: Path) -> None:
+    """It is that of tqdm, and it is taken away at the end."""
+    code = (
+        "import millstream, sys; from millstream.sources import progress; progress.SHOW_AFTER_SECONDS = 0.0; "
+        f"millstream.TFRecordDataSource({str(path)!r}); import threading; print(threading.active_count())"
+    )
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, 100))
+    os.set_blocking(terminal, False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, stderr=end, check=True)
+    shown = os.read(terminal, 10_000)
+    os.close(end)
+    os.close(terminal)
+
+    assert b"Indexing 1 file:" in shown
+    assert done.stdout == b"1\n"
+
+
+def test_a_search_that_nobody_waits_for_stops() -> None:
+    """The next word of progress ends it."""
+    watched = Progress("Indexing", 10)
+    watched.advance(5)
+    watched.cancel()
+
+    with pytest.raises(CancelledScanError):
+        watched.advance(5)
+
+
+@pytest.mark.parametrize("kind", [TFRecordDataSource, TextLineDataSource])
+@pytest.mark.parametrize("path", ["gs://bucket/a.tfrecord", "https://host/*.tfrecord"])
+def test_urls_are_refused(kind: Any, path: str) -> None:
+    """The error says what can be read."""
+    with pytest.raises(FileNotFoundError, match=r"only local and mounted files can be read.*bucket|host"):
+        kind(path)
+
+
+def test_what_one_file_lacks_ends_the_search_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits until long files are through when the source cannot be made."""
+    (tmp_path / "1").write_bytes(b"not a TFRecord file, and no header of one")
+    write_tfrecord(tmp_path / "2", RECORDS)
+    monkeypatch.setattr(files, "INSPECTION_THREADS", 1)
+    cancelled: list[bool] = []
+    monkeypatch.setattr(Progress, "cancel", lambda _: cancelled.append(True))
+
+    with pytest.raises(DataSourceError, match="1' is not a TFRecord file"):
+        TFRecordDataSource([tmp_path / "1", tmp_path / "2"])
+    assert len(cancelled) == 1
+
+
+@pytest.mark.parametrize("options", [{"worker_count": 2}, {"read_options": millstream.ReadOptions(num_threads=4)}])
+def test_workers_and_threads_read_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The stream does not depend on who reads."""
+    for number in range(3):
+        lines = [f'{{"file": {number}, "line": {line}}}\n' for line in range(30)]
+        (tmp_path / f"{number}.jsonl").write_text("".join(lines))
+    source = JsonLinesDataSource(tmp_path / "*.jsonl")
+
+    def batches(**options: Any) -> list[Any]:
+        with millstream.load(source, shuffle=True, seed=3, num_epochs=1, batch_size=8, **options) as loader:
+            return [[batch["file"].tolist(), batch["line"].tolist()] for batch in loader]
+
+    expected = batches(read_options=millstream.ReadOptions(num_threads=0))
+    assert sum(len(batch[0]) for batch in expected) == 90
+    assert batches(**options) == expected
+    source.close()

@@ -1,0 +1,187 @@
+"""Lines of text, and JSON values on lines: every one as it was written, whatever ends it."""
+
+import bz2
+import gzip
+import json
+import lzma
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_files import every_record
+
+from millstream.errors import DataSourceError
+from millstream.sources import JsonLinesDataSource, TextLineDataSource, json_lines, scan, text_lines
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12).filter(
+    lambda t: not t.endswith("\r")
+)
+ENDS = st.sampled_from(["\n", "\r\n"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all examples of one law."""
+    return tmp_path_factory.mktemp("lines")
+
+
+def fresh(folder: Path, content: bytes) -> Path:
+    """Returns the path of a file with this content, without an index."""
+    for old in [*folder.iterdir()]:
+        old.unlink()
+    (folder / "file").write_bytes(content)
+    return folder / "file"
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(TEXT, ENDS), max_size=12), TEXT, st.booleans(), st.integers(3, 50))
+def test_any_lines_are_read_in_any_order(
+    folder: Path, lines: list[tuple[str, str]], last: str, has_mark: bool, block_bytes: int
+) -> None:
+    """With both line ends, empty lines, a last line without an end, a byte order mark, and wherever blocks end."""
+    content = (b"\xef\xbb\xbf" if has_mark else b"") + "".join([*map("".join, lines), last]).encode()
+    expected = [line for line, _ in lines] + [last] * bool(last)
+    if expected and expected[0].startswith("\ufeff") and not has_mark:
+        expected[0] = expected[0][1:]
+    path = fresh(folder, content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "BLOCK_BYTES", block_bytes)
+        if expected in ([], [""]) and len(content) in (0, 3):
+            with pytest.raises(ValueError, match="at least one record"):
+                TextLineDataSource(path)
+            return
+        with TextLineDataSource(path) as source:
+            order = np.random.default_rng(0).permutation(len(expected))
+            assert every_record(source) == expected
+            assert source.__getitems__(order) == [expected[key] for key in order]
+
+
+def test_a_carriage_return_alone_is_text(tmp_path: Path) -> None:
+    """Only the one before a newline belongs to the line's end."""
+    path = fresh(tmp_path, b"a\rb\r\r\n\r\nc\r")
+    with TextLineDataSource(path) as source:
+        assert every_record(source) == ["a\rb\r", "", "c\r"]
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "shift_jis", "gb18030", "UTF8", "utf-8-sig", "ascii"])
+def test_encodings_in_which_lines_can_be_found(tmp_path: Path, encoding: str) -> None:
+    """Text is decoded as it was encoded."""
+    texts = ["plain", "", "end"] + (["é"] if encoding in ("latin-1", "cp1252") else [])
+    path = fresh(tmp_path, "\n".join(texts).encode(encoding) + b"\n")
+    with TextLineDataSource(path, encoding=encoding) as source:
+        assert every_record(source) == texts
+
+
+@pytest.mark.parametrize(
+    ("encoding", "error", "words"),
+    [
+        ("utf-16", ValueError, "newline is the byte 10, got 'utf-16'"),
+        ("utf-32-le", ValueError, "Convert the files to UTF-8"),
+        ("cp037", ValueError, "newline is the byte 10"),
+        ("klingon", ValueError, "must be the name of an encoding of text, got 'klingon'"),
+        ("hex", ValueError, "must be the name of an encoding of text"),
+        (None, TypeError, "must be a str"),
+    ],
+)
+def test_other_encodings_are_refused(tmp_path: Path, encoding: Any, error: type[Exception], words: str) -> None:
+    """At construction, with what to do."""
+    with pytest.raises(error, match=words):
+        TextLineDataSource(tmp_path / "file", encoding=encoding)
+
+
+def test_a_line_in_another_encoding_is_an_error_with_its_number(tmp_path: Path) -> None:
+    """The lines beside it can be read."""
+    path = fresh(tmp_path, b"one\ntwo\nthr\xe9\xe9\nfour")
+    with TextLineDataSource(path) as source:
+        with pytest.raises(DataSourceError, match=r"record 2 of '.*file' \(record key 2\): it is not utf-8: .* byte 3"):
+            source.__getitems__([0, 3, 2])
+        assert source.__getitems__([0, 1, 3]) == ["one", "two", "four"]
+
+
+def test_the_encoding_is_part_of_the_fingerprint(tmp_path: Path) -> None:
+    """The same bytes are other records in another encoding."""
+    path = fresh(tmp_path, b"one\n")
+    words = {TextLineDataSource(path, encoding=encoding).fingerprint() for encoding in ("utf-8", "UTF8", "latin-1")}
+
+    assert len(words) == 2
+    assert all(" encoding=" in line for line in words)
+
+
+@pytest.mark.parametrize("kind", [TextLineDataSource, JsonLinesDataSource])
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_compressed_files_are_refused(tmp_path: Path, kind: Any, compress: Any) -> None:
+    """They have no lines that could be found."""
+    path = fresh(tmp_path, compress(b"some text\n" * 100))
+    with pytest.raises(DataSourceError, match=r"file' is compressed as a whole, by \w+, .*Decompress it"):
+        kind(path)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+BLANK = st.text("\r \t", max_size=3).map(lambda text: text + "\n")
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(JSON, st.text(" \t", max_size=2), ENDS, st.lists(BLANK, max_size=2)), min_size=1, max_size=8),
+    st.lists(BLANK, max_size=2),
+    st.integers(3, 40),
+    st.booleans(),
+)
+def test_any_values_are_read_in_any_order(
+    folder: Path, lines: list[tuple[Any, str, str, list[str]]], before: list[str], block_bytes: int, ascii_only: bool
+) -> None:
+    """With blanks around them, blank lines between, and whatever the last line ends with."""
+    texts = ["".join(before)]
+    for value, blanks, end, after in lines:
+        texts += [blanks, json.dumps(value, ensure_ascii=ascii_only), blanks, end, *after]
+    path = fresh(folder, "".join(texts).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "BLOCK_BYTES", block_bytes)
+        patch.setattr(text_lines, "_LOOKED_AT_BYTES", 2)
+        with JsonLinesDataSource(path) as source:
+            assert len(source) == len(lines)
+            assert every_record(source) == [value for value, *_ in lines]
+
+
+def test_the_last_value_may_have_no_line_end(tmp_path: Path) -> None:
+    """And the first a byte order mark."""
+    with JsonLinesDataSource(fresh(tmp_path, b'\xef\xbb\xbf{"a": 1}\n[2]')) as source:
+        assert every_record(source) == [{"a": 1}, [2]]
+
+
+def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only Python's own parser takes is taken by both."""
+    path = fresh(tmp_path, b'{"a": [1, 2.5, "\xc3\xa9"]}\n{"b": Infinity}\n"\\ud800"\n18446744073709551615\n')
+    with JsonLinesDataSource(path) as source:
+        with_library = every_record(source)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    json_lines._loads.cache_clear()
+    try:
+        with JsonLinesDataSource(path) as source:
+            assert every_record(source) == with_library
+    finally:
+        json_lines._loads.cache_clear()
+
+    assert with_library == [{"a": [1, 2.5, "é"]}, {"b": float("inf")}, "\ud800", 2**64 - 1]
+
+
+@pytest.mark.parametrize("line", [b'{"a": 1', b"[1] [2]", b"\xff", b"{'a': 1}", b"nothing", b"[" * 5000])
+def test_what_is_no_json_is_an_error_with_file_and_record(tmp_path: Path, line: bytes) -> None:
+    """The records beside it can be read."""
+    path = fresh(tmp_path, b"[1]\n" + line + b"\n[3]\n")
+    with JsonLinesDataSource(path) as source:
+        with pytest.raises(DataSourceError, match=r"record 1 of '.*file' \(record key 1\): it is not a JSON value"):
+            source.__getitems__([0, 1, 2])
+        assert source.__getitems__([2, 0]) == [[3], [1]]

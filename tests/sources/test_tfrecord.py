@@ -1,0 +1,151 @@
+"""TFRecord files: every record as it was written, or an error that says where."""
+
+import gzip
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_files import every_record, tfrecord_bytes, write_tfrecord
+
+from millstream.errors import DataSourceError
+from millstream.sources import TFRecordDataSource, crc32c, tfrecord
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all examples of one law."""
+    return tmp_path_factory.mktemp("tfrecord")
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.binary(max_size=40), max_size=8), min_size=1, max_size=4), st.integers(12, 80))
+def test_any_records_are_read_in_any_order(folder: Path, files: list[list[bytes]], block_bytes: int) -> None:
+    """Whatever their lengths, however they are spread over files, and wherever blocks of the scan end."""
+    everything = [record for records in files for record in records]
+    for old in [*folder.iterdir()]:
+        old.unlink()
+    paths = [write_tfrecord(folder / f"{number}.tfrecord", records) for number, records in enumerate(files)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tfrecord, "_BLOCK_BYTES", block_bytes)
+        if not everything:
+            with pytest.raises(ValueError, match="at least one record"):
+                TFRecordDataSource(paths)
+            return
+        with TFRecordDataSource(paths) as source:
+            order = np.random.default_rng(0).permutation(len(everything))
+            assert len(source) == len(everything)
+            assert source.__getitems__(order) == [everything[key] for key in order]
+
+
+def test_large_records_are_found_header_by_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between small ones, however many are looked for at once."""
+    monkeypatch.setattr(tfrecord, "_HEADERS_ALONE", 3)
+    monkeypatch.setattr(tfrecord, "_BLOCK_BYTES", 40_000)
+    records = [bytes([n]) * size for n, size in enumerate([5, 90_000, *[30_000] * 8, 7, 7, 7, 50_000, 0])]
+    path = write_tfrecord(tmp_path / "a", records)
+
+    with TFRecordDataSource(path) as source:
+        assert every_record(source) == records
+
+
+def test_checksums_need_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, good records pass and damaged ones do not."""
+    records = [b"x" * length for length in range(200)]
+    path = write_tfrecord(tmp_path / "a", records)
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    crc32c._library.cache_clear()
+    try:
+        with TFRecordDataSource(path) as source:
+            assert every_record(source) == records
+            content = bytearray(path.read_bytes())
+        content[-20] ^= 1
+        path.write_bytes(content)
+        with TFRecordDataSource(path) as source, pytest.raises(DataSourceError, match=r"record 199 .*checksum"):
+            source.__getitems__([3, 199])
+    finally:
+        crc32c._library.cache_clear()
+
+
+@pytest.mark.parametrize("place", range(len(tfrecord_bytes([b"first", b"second"]))))
+def test_every_flipped_byte_is_found(tmp_path: Path, place: int) -> None:
+    """Each is an error that names the file and the record: at construction in a length, else when it is read."""
+    content = bytearray(tfrecord_bytes([b"first", b"second"]))
+    content[place] ^= 0x10
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    damaged, within = divmod(place, 21) if place < 21 else (1, place - 21)
+
+    if within < 12:
+        with pytest.raises(DataSourceError, match=rf"a' (is|was) .*record {damaged}\b"):
+            TFRecordDataSource(path)
+        return
+    with TFRecordDataSource(path) as source:
+        with pytest.raises(DataSourceError, match=rf"record {damaged} of '.*a' \(record key {damaged}\): its checksum"):
+            source.__getitems__([1 - damaged, damaged])
+        assert source[1 - damaged] == [b"first", b"second"][1 - damaged]
+    with TFRecordDataSource(path, check_crc=False) as source:
+        assert every_record(source) == [bytes(content[12:17]), bytes(content[33:39])]
+
+
+@pytest.mark.parametrize("length", range(1, len(tfrecord_bytes([b"first", b"second"]))))
+@pytest.mark.parametrize("check_crc", [True, False])
+def test_every_truncation_is_found_at_construction(tmp_path: Path, length: int, check_crc: bool) -> None:
+    """But for one between two records, after which the file is a whole one."""
+    path = tmp_path / "a"
+    path.write_bytes(tfrecord_bytes([b"first", b"second"])[:length])
+
+    if length == 21:
+        with TFRecordDataSource(path, check_crc=check_crc) as source:
+            assert every_record(source) == [b"first"]
+    else:
+        with pytest.raises(DataSourceError, match=r"a' was cut short: .*Restore the file"):
+            TFRecordDataSource(path, check_crc=check_crc)
+
+
+def test_files_without_checksums_can_be_read(tmp_path: Path) -> None:
+    """Some writers leave zeros there: `check_crc=False` looks at none, not at those of lengths either."""
+    content = b"".join(len(r).to_bytes(8, "little") + bytes(4) + r + bytes(4) for r in (b"one", b"", b"three"))
+    (tmp_path / "a").write_bytes(content)
+
+    with pytest.raises(DataSourceError, match=r"not a TFRecord file, or is damaged: the length of record 0, at byte 0"):
+        TFRecordDataSource(tmp_path / "a")
+    with TFRecordDataSource(tmp_path / "a", check_crc=False) as source:
+        assert every_record(source) == [b"one", b"", b"three"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
+def test_compressed_files_are_refused_with_advice(tmp_path: Path, compress: object) -> None:
+    """They have no random access, and the error says what to do."""
+    assert callable(compress)
+    (tmp_path / "a").write_bytes(compress(tfrecord_bytes([b"record"] * 100)))
+
+    with pytest.raises(DataSourceError, match=r"a' is compressed as a whole.*Decompress it"):
+        TFRecordDataSource(tmp_path / "a")
+
+
+def test_other_formats_are_refused(tmp_path: Path) -> None:
+    """Text is not mistaken for a record of an enormous length."""
+    (tmp_path / "a").write_text("To be, or not to be, that is the question.\n" * 100)
+
+    with pytest.raises(DataSourceError, match="a' is not a TFRecord file, or is damaged"):
+        TFRecordDataSource(tmp_path / "a")
+
+
+def test_ranges_of_files_are_read(tmp_path: Path) -> None:
+    """`file[start:end]` has these records; one that ends beyond the file is an error."""
+    write_tfrecord(tmp_path / "a", [b"%d" % n for n in range(10)])
+
+    with TFRecordDataSource([f"{tmp_path}/a[2:4]", f"{tmp_path}/a[0:1]"]) as source:
+        assert every_record(source) == [b"2", b"3", b"0"]
+    with pytest.raises(DataSourceError, match=r"a' holds 10 records, but a range of it ends at record 40"):
+        TFRecordDataSource(f"{tmp_path}/a[2:40]")
+
+
+def test_check_crc_is_a_flag(tmp_path: Path) -> None:
+    """Anything else is a mistake."""
+    with pytest.raises(TypeError, match="check_crc must be True or False, got 'no'"):
+        TFRecordDataSource(tmp_path / "a", check_crc="no")  # type: ignore[arg-type]  # as users may

@@ -1,0 +1,172 @@
+"""Samples of tar archives: as `tarfile` wrote them, in every format that it writes."""
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_files import every_record, write_tar
+
+from millstream.errors import DataSourceError
+from millstream.sources import WebDatasetDataSource
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+FOLDERS = st.sampled_from(["", "a/", "./", "a.b/c/", "x" * 90 + "/" + "y" * 50 + "/"])
+SAMPLES = st.lists(
+    st.dictionaries(
+        st.sampled_from(["jpg", "seg.png", "CLS", "json", ""]), st.binary(max_size=1100), min_size=1, max_size=3
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all examples of one law."""
+    return tmp_path_factory.mktemp("webdataset")
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(FORMATS), FOLDERS, SAMPLES, st.booleans())
+def test_any_samples_are_read_in_any_order(
+    folder: Path, tar_format: int, inner: str, samples: list[dict[str, bytes]], has_extras: bool
+) -> None:
+    """Whatever the names, with files between them that are part of no sample."""
+    for old in [*folder.iterdir()]:
+        old.unlink()
+    files, expected = [], []
+    for number, sample in enumerate(samples):
+        key = f"{inner}é{number}" if tar_format != tarfile.USTAR_FORMAT else f"{inner}{number}"
+        files += [("README", b"no dot"), (".hidden", b"no name")] * has_extras
+        files += [(f"{key}.{extension}", content) for extension, content in sample.items()]
+        expected.append({"__key__": key} | {extension.lower(): content for extension, content in sample.items()})
+    path = write_tar(folder / "a.tar", files, tar_format)
+
+    with WebDatasetDataSource(path) as source:
+        order = np.random.default_rng(0).permutation(len(samples))
+        assert every_record(source) == expected
+        assert source.__getitems__(order) == [expected[key] for key in order]
+
+
+def test_names_longer_than_a_header_has_room_for(tmp_path: Path) -> None:
+    """In GNU's and in pax's way, more than once for one archive, and beside short ones."""
+    name = "folder/" * 60 + "n" * 200
+    for tar_format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        files = [("a.x", b"1"), (f"{name}.x", b"2"), (f"{name}.y", b"3"), ("b.x", b"4")]
+        path = write_tar(tmp_path / f"{tar_format}.tar", files, tar_format)
+        with WebDatasetDataSource(path) as source:
+            assert [record["__key__"] for record in every_record(source)] == ["a", name, "b"]
+            assert source[1] == {"__key__": name, "x": b"2", "y": b"3"}
+
+
+def test_members_that_are_not_files_are_passed_over(tmp_path: Path) -> None:
+    """Folders, links and the headers of the whole archive."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "for all"}) as archive:
+        for name, kind in {"d.x": tarfile.DIRTYPE, "l.x": tarfile.SYMTYPE, "h.x": tarfile.LNKTYPE}.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "1.x"
+            archive.addfile(member)
+        for name in ("1.x", "1.y"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+
+    with WebDatasetDataSource(path) as source:
+        assert every_record(source) == [{"__key__": "1", "x": b"", "y": b""}]
+
+
+def test_sizes_in_base_256_and_in_pax_are_read(tmp_path: Path) -> None:
+    """As archives have them whose members are larger than 8 GiB."""
+    content = bytearray(
+        write_tar(tmp_path / "a.tar", [("1.x", b"abc"), ("2.x", b"d")], tarfile.GNU_FORMAT).read_bytes()
+    )
+    content[124:136] = b"\x80" + (3).to_bytes(11, "big")
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\x00 " % sum(content[:512])
+    (tmp_path / "a.tar").write_bytes(content)
+    member = tarfile.TarInfo("1.x")
+    member.pax_headers, member.size = {"size": "3"}, 3
+    with tarfile.open(tmp_path / "b.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member, io.BytesIO(b"abc"))
+
+    for name in ("a.tar", "b.tar"):
+        with WebDatasetDataSource(tmp_path / name) as source:
+            assert source[0] == {"__key__": "1", "x": b"abc"}
+
+
+def test_archives_laid_end_to_end_are_one(tmp_path: Path) -> None:
+    """`cat a.tar b.tar` leaves zeros in between, after which there are samples that must not be lost."""
+    parts = [write_tar(tmp_path / name, [(f"{name}.x", name.encode())]).read_bytes() for name in "abc"]
+    (tmp_path / "all.tar").write_bytes(b"".join(parts))
+
+    with WebDatasetDataSource(tmp_path / "all.tar") as source:
+        assert [record["x"] for record in every_record(source)] == [b"a", b"b", b"c"]
+
+
+def test_a_key_that_comes_again_later_is_another_sample(tmp_path: Path) -> None:
+    """Only neighbours are one sample, as the library has it."""
+    path = write_tar(tmp_path / "a.tar", [("1.x", b"a"), ("2.x", b"b"), ("1.y", b"c")])
+    with WebDatasetDataSource(path) as source:
+        assert [record["__key__"] for record in every_record(source)] == ["1", "2", "1"]
+
+
+def test_an_extension_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
+    """One of the two files would be lost."""
+    path = write_tar(tmp_path / "a.tar", [("0.x", b""), ("1.JPG", b"a"), ("1.jpg", b"b")])
+    with WebDatasetDataSource(path) as source:
+        assert source[0] == {"__key__": "0", "x": b""}
+        with pytest.raises(DataSourceError, match=r"record 1 of .*a\.tar.*its key '1' has two files .* 'jpg'"):
+            source[1]
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_every_truncation_is_an_error(tmp_path: Path, tar_format: int) -> None:
+    """An archive that was cut short lacks the zeros at its end, or more."""
+    files = [("folder/" * 20 + "1.x", b"a" * 700), ("2.x", b"b")]
+    if tar_format == tarfile.USTAR_FORMAT:
+        files[0] = ("1.x", b"a" * 700)
+    content = write_tar(tmp_path / "a.tar", files, tar_format).read_bytes()
+    end = len(content.rstrip(b"\0"))
+    whole = end + -end % 512
+    for length in [*range(1, whole, 61), whole - 512, whole]:
+        (tmp_path / "a.tar").write_bytes(content[:length])
+        with pytest.raises(DataSourceError, match=r"a\.tar' is not a tar archive, is damaged, or was cut short"):
+            WebDatasetDataSource(tmp_path / "a.tar")
+
+
+@given(st.integers(0, 4095), st.integers(1, 255))
+def test_damage_is_an_error_or_other_data(folder: Path, place: int, change: int) -> None:
+    """Headers have a checksum, data have none: never a crash, never another sample's data."""
+    content = bytearray(write_tar(folder / "d.tar", [("1.x", b"a" * 700), ("2.x", b"b" * 600)]).read_bytes())
+    content[place] ^= change
+    (folder / "d.tar").write_bytes(content)
+    samples = samples_or_none(folder / "d.tar")
+    if samples is not None:
+        assert [sample["__key__"] for sample in samples] == ["1", "2"]
+        assert [len(sample["x"]) for sample in samples] == [700, 600]
+
+
+def samples_or_none(path: Path) -> list[dict[str, Any]] | None:
+    """Returns the samples of an archive, or None where there is an error that says that it is damaged."""
+    for index in path.parent.glob(".*index.npy"):
+        index.unlink()
+    try:
+        with WebDatasetDataSource(path) as source:
+            return every_record(source)
+    except DataSourceError as error:
+        if "damaged" not in str(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("content", [b"nothing of the kind", b"x" * 2000, gzip.compress(bytes(5000))])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    """Compressed archives too."""
+    (tmp_path / "a.tar").write_bytes(content)
+    with pytest.raises(DataSourceError, match=r"a\.tar' is (not a tar archive|compressed as a whole)"):
+        WebDatasetDataSource(tmp_path / "a.tar")

@@ -1,0 +1,77 @@
+"""Writes files of records, by other code than the one that reads them."""
+
+import io
+import itertools
+import struct
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+
+def masked_crc(data: bytes) -> bytes:
+    """Returns the checksum as a TFRecord file stores it."""
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def tfrecord_bytes(records: Iterable[bytes]) -> bytes:
+    """Returns the content of a TFRecord file."""
+    parts = []
+    for record in records:
+        length = struct.pack("<Q", len(record))
+        parts += [length, masked_crc(length), record, masked_crc(record)]
+    return b"".join(parts)
+
+
+def write_tfrecord(path: Path, records: Iterable[bytes]) -> Path:
+    """Writes a TFRecord file, and returns its path."""
+    path.write_bytes(tfrecord_bytes(records))
+    return path
+
+
+def write_tar(path: Path, files: Iterable[tuple[str, bytes]], tar_format: int = tarfile.PAX_FORMAT) -> Path:
+    """Writes an archive of files by name, in their order, and returns its path."""
+    with tarfile.open(path, "w", format=tar_format) as archive:
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_bagz(path: Path, records: Iterable[bytes]) -> Path:
+    """Writes a Bagz file, compressed if its name ends in `.bagz`, and returns its path."""
+    compress = zstandard.ZstdCompressor().compress if path.suffix == ".bagz" else bytes
+    stored = [compress(record) if record else b"" for record in records]
+    ends = itertools.accumulate(map(len, stored))
+    path.write_bytes(b"".join([*stored, *(struct.pack("<Q", end) for end in ends)]))
+    return path
+
+
+MEGATRON_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+
+
+def write_megatron(prefix: Path, sequences: Sequence[NDArray[Any]]) -> Path:
+    """Writes a dataset of sequences of one dtype, each a document, and returns its prefix."""
+    sizes = [sequence.nbytes for sequence in sequences]
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QB", 1, MEGATRON_CODES[sequences[0].dtype.name])
+    prefix.with_name(f"{prefix.name}.idx").write_bytes(
+        header
+        + struct.pack("<QQ", len(sequences), len(sequences) + 1)
+        + np.array([len(sequence) for sequence in sequences], "<i4").tobytes()
+        + np.array([0, *itertools.accumulate(sizes)][:-1], "<i8").tobytes()
+        + np.arange(len(sequences) + 1, dtype="<i8").tobytes()
+    )
+    prefix.with_name(f"{prefix.name}.bin").write_bytes(b"".join(sequence.tobytes() for sequence in sequences))
+    return prefix
+
+
+def every_record(source: Any) -> list[Any]:
+    """Returns all records of a source, by one batched read."""
+    return list(source.__getitems__(range(len(source))))

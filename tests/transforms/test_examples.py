@@ -1,0 +1,297 @@
+"""Batches of tf.train.Example as columns: what was encoded comes out, whatever the encoding."""
+
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from example_messages import entry_message, example_message, feature_message, field, values_message, varint
+from hypothesis import given
+from hypothesis import strategies as st
+
+import millstream
+from millstream import FixedLengthFeature, VariableLengthFeature, decode_examples
+from millstream.transforms import protobuf_wire
+
+INTS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 300), max_size=6)
+FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=6)
+TEXTS = st.lists(st.binary(max_size=50), max_size=4)
+
+
+def some(kind: str, values: st.SearchStrategy[list[Any]]) -> st.SearchStrategy[tuple[str, list[Any]] | None]:
+    """Returns a strategy for a feature of a kind that may be absent."""
+    return st.none() | st.tuples(st.just(kind), values)
+
+
+EXAMPLES = st.lists(
+    st.tuples(
+        st.fixed_dictionaries({"i": some("int64", INTS), "f": some("float32", FLOATS), "b": some("bytes", TEXTS)}),
+        st.booleans(),
+        st.randoms(use_true_random=False),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def noise(rng: random.Random) -> list[bytes]:
+    """Returns some fields that no reader of Examples knows: all kinds of them."""
+    unknown = [
+        field(9, b"bytes"),
+        varint(7 << 3) + varint(2**60),
+        varint(8 << 3 | 1) + b"8 bytes!",
+        varint(77 << 3 | 5) + b"four",
+    ]
+    return rng.sample(unknown, rng.randrange(len(unknown) + 1))
+
+
+def shuffled(rng: random.Random, fields: list[bytes]) -> bytes:
+    """Returns a message of some fields, in any order, with unknown ones between them."""
+    everything = [*fields, *noise(rng)]
+    rng.shuffle(everything)
+    return b"".join(everything)
+
+
+@given(EXAMPLES)
+def test_what_was_encoded_comes_out(examples: list[tuple[dict[str, Any], bool, random.Random]]) -> None:
+    """Packed or not, in any order of fields, with fields and features between them that are not asked for."""
+    batch = []
+    for features, packed, rng in examples:
+        entries = [
+            shuffled(
+                rng,
+                [field(1, name.encode()), field(2, shuffled(rng, [feature_message(feature[0], feature[1], packed)]))],
+            )
+            for name, feature in [*features.items(), ("other", ("int64", [1])), ("x", ("bytes", [b"y"]))]
+            if feature is not None
+        ]
+        inner = shuffled(rng, [field(1, entry) for entry in entries])
+        batch.append(shuffled(rng, [field(1, inner)]))
+    kinds = {"i": np.int64, "f": np.float32, "b": bytes}
+
+    columns = decode_examples({name: VariableLengthFeature(kind) for name, kind in kinds.items()}).map(batch)
+
+    for name, kind in kinds.items():
+        expected = [features[name][1] if features[name] else [] for features, _, _ in examples]
+        column = columns[name]
+        assert column.values.dtype == (np.object_ if kind is bytes else kind)
+        assert column.lengths.tolist() == [len(values) for values in expected]
+        assert [row.tolist() for row in column.rows()] == expected
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.integers(-5, 10**9), min_size=6, max_size=6), st.booleans()), min_size=1, max_size=9)
+)
+def test_fixed_lengths_are_arrays_of_their_shape(rows: list[tuple[list[int], bool]]) -> None:
+    """Elements that have not the feature get the default; all of it is there, or nothing."""
+    batch = [example_message({"x": ("int64", values)} if there else {}) for values, there in rows]
+    operation = decode_examples({"x": FixedLengthFeature((2, 3), np.int64, default=[[7, 7, 7], [8, 8, 8]])})
+
+    table = operation.map(np.array(batch, np.object_))["x"]
+
+    assert (table.shape, table.dtype) == ((len(rows), 2, 3), np.int64)
+    assert table.reshape(-1, 6).tolist() == [values if there else [7, 7, 7, 8, 8, 8] for values, there in rows]
+
+
+def test_scalars_and_defaults_of_each_kind() -> None:
+    """Bytes keep zeros at their end, in values and in defaults."""
+    batch = [example_message({"i": ("int64", [3]), "f": ("float32", [0.5]), "b": ("bytes", [b"a\0"])}), b""]
+    features: dict[str, Any] = {
+        "i": FixedLengthFeature((), np.int64, default=-1),
+        "f": FixedLengthFeature((), "float32", default=2),
+        "b": FixedLengthFeature((), bytes, default=b"\0\0"),
+        "pair": FixedLengthFeature(2, bytes, default=[b"x\0", b""]),
+    }
+
+    columns = decode_examples(features).map(batch)
+
+    assert columns["i"].tolist() == [3, -1]
+    assert (columns["f"].tolist(), columns["f"].dtype) == ([0.5, 2.0], np.float32)
+    assert columns["b"].tolist() == [b"a\0", b"\0\0"]
+    assert columns["pair"].tolist() == [[b"x\0", b""]] * 2
+
+
+def test_later_ones_win() -> None:
+    """As in any protocol buffer: the last of several fields, entries of one name, and members of a oneof counts."""
+    old = entry_message("x", feature_message("int64", [1, 2]))
+    both = feature_message("bytes", [b"old"]) + feature_message("int64", [3])
+    new = field(1, b"wrong name") + field(2, feature_message("int64", [9])) + field(1, b"x") + field(2, both)
+    batch = [field(1, field(1, old)) + field(1, field(1, new))]
+
+    assert decode_examples({"x": VariableLengthFeature(np.int64)}).map(batch)["x"].values.tolist() == [3]
+
+
+def test_a_feature_without_a_list_is_absent() -> None:
+    """And one with an empty list is there, with no values; the empty name is a name."""
+    empty, none = entry_message("", feature_message("int64", [])), entry_message("", b"")
+    operation = decode_examples({"": FixedLengthFeature((), np.int64, default=5)})
+
+    assert operation.map([field(1, field(1, none))])[""].tolist() == [5]
+    with pytest.raises(ValueError, match="Feature '' has 0 values in element 0 of the batch, but its shape "):
+        operation.map([field(1, field(1, empty))])
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 7, 1000])
+@pytest.mark.parametrize("bits", [6, 7, 14, 28, 29, 35, 63, 64])
+def test_long_lists_are_decoded_in_parts(monkeypatch: pytest.MonkeyPatch, at_once: int, bits: int) -> None:
+    """Numbers of any length, wherever the parts end."""
+    monkeypatch.setattr(protobuf_wire, "_VARINTS_AT_ONCE", at_once)
+    rng = random.Random(bits)
+    lists = [[rng.getrandbits(rng.randint(1, bits)) for _ in range(100)] for _ in range(2)]
+    signed = [[value - (1 << 64) if value >> 63 else value for value in values] for values in lists]
+
+    column = decode_examples({"x": VariableLengthFeature(np.int64)}).map(
+        [example_message({"x": ("int64", values)}) for values in lists]
+    )["x"]
+
+    assert [row.tolist() for row in column.rows()] == signed
+
+
+def test_lists_that_are_packed_in_parts_are_one_list() -> None:
+    """Parsers must accept several packed fields, and packed ones between others."""
+    parts = values_message("int64", [1, 300], packed=True) + values_message("int64", [-1], packed=False)
+    batch = [field(1, field(1, entry_message("x", field(3, parts + values_message("int64", [5], packed=True)))))]
+
+    assert decode_examples({"x": VariableLengthFeature(np.int64)}).map(batch)["x"].values.tolist() == [1, 300, -1, 5]
+
+
+WHOLE = example_message({"ints": ("int64", [1, 300, -1]), "floats": ("float32", [1.0]), "b": ("bytes", [b"x" * 200])})
+ALL = {
+    "ints": VariableLengthFeature(np.int64),
+    "floats": VariableLengthFeature(np.float32),
+    "b": VariableLengthFeature(bytes),
+}
+
+
+@pytest.mark.parametrize("length", range(1, len(WHOLE)))
+def test_every_truncation_is_an_error_with_its_element(length: int) -> None:
+    """The outermost message says how long it is."""
+    with pytest.raises(ValueError, match=r"Element 1 of the batch is not a tf\.train\.Example, or is damaged"):
+        decode_examples(ALL).map([WHOLE, WHOLE[:length], WHOLE])
+
+
+def decoded_or_reason(batch: list[bytes]) -> tuple[dict[str, Any] | None, str]:
+    """Returns the columns of a batch, or why there are none."""
+    try:
+        return decode_examples(ALL).map(batch), ""
+    except ValueError as error:
+        return None, str(error)
+
+
+@given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
+def test_damage_is_other_values_or_an_error(place: int, change: int) -> None:
+    """Whatever byte is another one: never a crash, and never harm to the elements beside it."""
+    damaged = bytearray(WHOLE)
+    damaged[place] ^= change
+    columns, reason = decoded_or_reason([WHOLE, bytes(damaged), WHOLE])
+    if columns is None:
+        assert "lement 1 of the batch" in reason
+    else:
+        assert [columns["ints"].rows()[k].tolist() for k in (0, 2)] == [[1, 300, -1]] * 2
+
+
+@given(st.lists(st.binary(max_size=60), max_size=5))
+def test_noise_is_decoded_or_refused(batch: list[bytes]) -> None:
+    """Bytes of any kind end in columns or in a ValueError."""
+    columns, reason = decoded_or_reason(batch)
+    if columns is None:
+        assert "of the batch" in reason
+    else:
+        assert [len(column.lengths) for column in columns.values()] == [len(batch)] * 3
+
+
+@pytest.mark.parametrize(
+    ("inner", "words"),
+    [
+        (field(3, field(1, b"\x01\x80")), "ends within a number"),
+        (field(3, field(1, b"\x80" * 10 + b"\x01")), "more than 64 bits"),
+    ],
+)
+def test_damaged_lists_are_errors_with_their_element(inner: bytes, words: str) -> None:
+    """A packed list must hold whole numbers."""
+    damaged = field(1, field(1, entry_message("ints", inner)))
+    with pytest.raises(ValueError, match=rf"Element 1 of the batch .* {words}"):
+        decode_examples(ALL).map([WHOLE, damaged])
+
+
+def test_a_list_of_three_and_a_half_floats_is_an_error() -> None:
+    """And not the floats before the rest."""
+    damaged = field(1, field(1, entry_message("floats", field(2, field(1, bytes(14))))))
+    with pytest.raises(ValueError, match=r"Element 0 of the batch .* no whole number"):
+        decode_examples(ALL).map([damaged, WHOLE])
+
+
+@pytest.mark.parametrize(
+    ("feature", "words"),
+    [
+        (FixedLengthFeature(3, np.int64), r"'x' has 2 values in element 1 of the batch, but its shape \(3,\) has 3"),
+        (FixedLengthFeature(2, np.float32), "'x' holds int64 in element 0 of the batch, but float32 is asked for"),
+        (VariableLengthFeature(bytes), "'x' holds int64 in element 0 of the batch, but bytes is asked for"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_with_the_element(feature: Any, words: str) -> None:
+    """It says what the Example holds and what was asked for."""
+    batch = [example_message({"x": ("int64", values)}) for values in ([1, 2, 3], [4, 5])]
+    with pytest.raises(ValueError, match=words):
+        decode_examples({"x": feature}).map(batch)
+
+
+def test_an_absent_feature_without_default_is_an_error() -> None:
+    """It names the element, the feature and what to do."""
+    batch = [example_message({"x": ("int64", [1])}), example_message({"y": ("int64", [1])})]
+    with pytest.raises(ValueError, match=r"Element 1 of the batch has no feature 'x', .*default="):
+        decode_examples({"x": FixedLengthFeature((), np.int64)}).map(batch)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: decode_examples([]), TypeError, "must be a dict"),  # type: ignore[arg-type]
+        (lambda: decode_examples({}), ValueError, "at least one feature"),
+        (lambda: decode_examples({"x": np.int64}), TypeError, "FixedLengthFeature or VariableLength"),  # type: ignore[dict-item]
+        (lambda: FixedLengthFeature((), np.int32), ValueError, r"must be np\.int64, np\.float32 or bytes"),
+        (lambda: FixedLengthFeature((-1,), np.int64), ValueError, "at least 0, got -1"),
+        (lambda: FixedLengthFeature((2,), np.int64, default=[1, 2, 3]), ValueError, "shape"),
+        (lambda: decode_examples(ALL).map(WHOLE), TypeError, "put it after Batch"),
+    ],
+)
+def test_mistakes_are_errors_at_once(make: Any, error: type[Exception], words: str) -> None:
+    """What can be known when the operation is made is said then."""
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_ragged_columns_are_padded_and_cut() -> None:
+    """`padded` gives the same as Python's own lists."""
+    column = millstream.RaggedColumn(np.arange(10), np.array([3, 0, 5, 2]))
+
+    assert column.padded(4, padding=-1).tolist() == [[0, 1, 2, -1], [-1] * 4, [3, 4, 5, 6], [8, 9, -1, -1]]
+    assert column.padded(0).shape == (4, 0)
+
+
+def test_it_is_an_operation_of_a_loader() -> None:
+    """After Batch, with workers and without, and a state of it can be resumed by an equal one."""
+    records = [example_message({"n": ("int64", [n]), "text": ("bytes", [b"t" * n])}) for n in range(20)]
+    features: dict[str, Any] = {"n": FixedLengthFeature((), np.int64), "text": VariableLengthFeature(bytes)}
+
+    def batches(worker_count: int) -> list[Any]:
+        with millstream.DataLoader(
+            data_source=records,
+            sampler=millstream.IndexSampler(20, num_epochs=1),
+            operations=[millstream.Batch(8), decode_examples(features)],
+            worker_count=worker_count,
+        ) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            again = iter(loader)
+            again.set_state(iterator.get_state())
+            return [[batch["n"].tolist(), batch["text"].values.tolist()] for batch in again]
+
+    expected = [
+        [[*range(8, 16)], [b"t" * n for n in range(8, 16)]],
+        [[*range(16, 20)], [b"t" * n for n in range(16, 20)]],
+    ]
+    assert batches(0) == batches(2) == expected
+    operation = decode_examples(features)
+    assert repr(pickle.loads(pickle.dumps(operation))) == repr(operation) == "decode_examples(n, text)"

@@ -1,0 +1,100 @@
+"""The features of `tf.train.Example`: what to decode, and how those of variable length come out."""
+
+import dataclasses
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer
+from millstream.transforms.protobuf_wire import BYTES, FOUR_BYTES, VARINT
+
+KINDS: dict[str, tuple[int, int]] = {"bytes": (1, BYTES), "float32": (2, FOUR_BYTES), "int64": (3, VARINT)}
+"""By dtype: the number of its list in a Feature, and the wire type of a value that is not packed."""
+
+
+class RaggedColumn(NamedTuple):
+    """A feature that has another number of values in each element of a batch; a pytree, as any tuple.
+
+    Attributes:
+        values: the values of all elements, one after the other: shape (sum of lengths,).
+        lengths: how many values each element has: int64, shape (n,).
+    """
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int64]
+
+    def rows(self) -> list[NDArray[Any]]:
+        """Returns the values of each element: views of `values`."""
+        return np.split(self.values, np.cumsum(self.lengths)[:-1])
+
+    def padded(self, length: int, padding: Any = 0) -> NDArray[Any]:
+        """Returns an array of shape (n, length): longer rows are cut, shorter ones filled with `padding`."""
+        length = as_integer(length, "length", minimum=0)
+        table = np.full((len(self.lengths), length), padding, self.values.dtype)
+        kept = np.minimum(self.lengths, length)
+        starts = np.cumsum(self.lengths) - self.lengths
+        within = np.arange(int(kept.sum())) - np.repeat(np.cumsum(kept) - kept, kept)
+        table[np.repeat(np.arange(len(kept)), kept), within] = self.values[np.repeat(starts, kept) + within]
+        return table
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FixedLengthFeature:
+    """A feature that has the same number of values in each Example: an array of shape (n, *shape) in the batch.
+
+    Attributes:
+        shape: the shape of one element's values; `()` for one value.
+        dtype: `np.int64`, `np.float32` or `bytes`, as the Examples hold it. Bytes come as an array of objects.
+        default: what an Example without the feature has: one value, or an array of that shape. With None, such an
+            Example is an error.
+    """
+
+    shape: Any
+    dtype: Any
+    default: Any = None
+
+    def __post_init__(self) -> None:
+        sizes = (self.shape,) if np.ndim(self.shape) == 0 else tuple(self.shape)
+        object.__setattr__(self, "shape", tuple(as_integer(size, "A size in shape", minimum=0) for size in sizes))
+        object.__setattr__(self, "dtype", _kind(self.dtype))
+        if self.default is not None:
+            self.default_values()
+
+    def default_values(self) -> NDArray[Any]:
+        """Returns the default as an array of the feature's shape."""
+        if self.dtype != "bytes":
+            return np.broadcast_to(np.array(self.default, self.dtype), self.shape)
+        # Not by way of NumPy's own bytes, which would lose zeros at their end.
+        values = np.empty(self.shape, np.object_)
+        if isinstance(self.default, bytes):
+            values.fill(self.default)
+        else:
+            values[...] = np.array(self.default, np.object_)
+        return values
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class VariableLengthFeature:
+    """A feature that has any number of values in each Example: a `RaggedColumn` in the batch.
+
+    An Example without the feature has none.
+
+    Attributes:
+        dtype: `np.int64`, `np.float32` or `bytes`, as the Examples hold it. Bytes come as an array of objects.
+    """
+
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _kind(self.dtype))
+
+
+def _kind(dtype: Any) -> str:
+    """Returns the name of a dtype that Examples can hold."""
+    name = "bytes" if dtype in (bytes, "bytes") else np.dtype(dtype).name
+    if name not in KINDS:
+        raise ValueError(f"dtype must be np.int64, np.float32 or bytes, as Examples hold them, got {dtype!r}.")
+    return name
