@@ -1,5 +1,6 @@
 """Rows laid out from several documents."""
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, final
 
@@ -26,6 +27,12 @@ class Document(NamedTuple):
     length: int
     begin: int
     end: int
+
+
+@functools.lru_cache(maxsize=4)
+def _counting(length: int) -> NDArray[np.int32]:
+    """Returns 0, 1, 2, …; not to be written to."""
+    return np.arange(length, dtype=np.int32)
 
 
 @final
@@ -103,6 +110,7 @@ class Pack(Transformation):
             tokens = np.full((length, *first.shape[1:]), self.padding_struct.get(name, 0), dtype=first.dtype)
             has_companions = name not in self.meta_features
             segment_ids, positions = (np.zeros(length if has_companions else 0, dtype=np.int32) for _ in range(2))
+            counting = _counting(length)
             start = 0
             for number, (array, document) in enumerate(zip(arrays, documents, strict=True), 1):
                 if array.dtype != first.dtype or array.shape[1:] != first.shape[1:]:
@@ -115,7 +123,7 @@ class Pack(Transformation):
                 tokens[start:stop] = array[document.begin : document.end]
                 if has_companions:
                     segment_ids[start:stop] = number
-                    positions[start:stop] = np.arange(stop - start, dtype=np.int32)
+                    positions[start:stop] = counting[: stop - start]
                 start = stop
             row[name] = tokens
             if has_companions:

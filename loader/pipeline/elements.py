@@ -16,6 +16,7 @@ class Origins:
 
     Attributes:
         table: an int64 array of shape `(5, n)`: a row for each of the properties below, a column for each element.
+            Documents on their way into a row have three more (see `packing`).
         names: what the components of a mixture are called; empty where nothing is mixed. They do not travel.
     """
 

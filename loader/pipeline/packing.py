@@ -2,10 +2,11 @@
 
 A position is a row. Where records are located, each row becomes the documents in it, all of its position and block; so
 reading, and the operations before Pack, work on documents, and may cut a run between any two of them. Pack puts those
-of one position together again. What part of a document goes into the row is asked of the sampler then: nothing of it
-has to come along.
+of one position together again. Until then, three more rows of the table of origins say what part of a document goes
+into the row, and how many documents of the row come after it.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,6 +21,9 @@ from millstream.samplers.base import AdaptedSampler, PackedSampler, VectorisedSa
 from millstream.transforms import Batch, Pack, Transformation
 from millstream.transforms.pack import Document
 
+_BEGIN, _END, _LEFT = 5, 6, 7
+"""The rows of the table that documents have and rows do not."""
+
 _LARGEST = np.iinfo(np.int64).max
 
 
@@ -33,14 +37,16 @@ def locate_pieces(order: PackedSampler, partition: Partition, positions: NDArray
     """
     if len(positions) and int(positions[-1]) > _LARGEST // order.row_length - 1:
         raise OverflowError(f"The documents of the row at position {positions[-1]} would have indices above 2**63.")
-    starts, keys, _, _ = order.pieces_at(positions)
+    starts, keys, begins, ends = order.pieces_at(positions)
     rows = np.repeat(np.arange(len(positions)), np.diff(starts))
-    table = np.empty((5, len(keys)), dtype=np.int64)
+    documents = np.arange(len(keys))
+    table = np.empty((8, len(keys)), dtype=np.int64)
     table[0] = positions[rows]
     table[1] = keys
-    table[2] = table[0] * order.row_length + np.arange(len(keys)) - starts[rows]
+    table[2] = table[0] * order.row_length + documents - starts[rows]
     table[3] = partition.blocks_of(table[0])
     table[4] = 0
+    table[_BEGIN], table[_END], table[_LEFT] = begins, ends, starts[1:][rows] - documents - 1
     table.flags.writeable = False
     return Origins(table)
 
@@ -50,17 +56,19 @@ def pack_step(operation: Pack, order: PackedSampler, where: str) -> Step:
 
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
-        positions = run.origins.position
-        firsts = np.flatnonzero(np.diff(positions, prepend=-1))
-        starts, keys, begins, ends = order.pieces_at(positions[firsts])
-        # A row that an error cuts short is not one: the error comes instead of it.
-        num_rows = int(np.searchsorted(starts, len(positions), side="right")) - 1
-        lengths = np.asarray(order.lengths)[keys[: len(positions)]]
-        columns = zip(run.values, keys.tolist(), lengths.tolist(), begins.tolist(), ends.tolist(), strict=False)
-        documents = [Document(*column) for column in columns]
-        bounds = starts.tolist()
-        origins = _rows_of(run.origins.take(firsts[:num_rows]))
-        rows, error = collect(_packed(operation, documents, bounds, num_rows), origins, where, num_rows)
+        if not len(run.origins):
+            return run
+        table = run.origins.table
+        bounds = np.flatnonzero(np.diff(table[0], prepend=-1, append=-1))
+        if len(bounds) > 1 and table[_LEFT, -1]:
+            # A row that an error cuts short is not one: the error comes instead of it.
+            bounds = bounds[:-1]
+        keys = table[1]
+        columns = (keys, np.asarray(order.lengths)[keys], table[_BEGIN], table[_END])
+        documents = list(map(Document, run.values, *(column.tolist() for column in columns)))
+        num_rows = max(0, len(bounds) - 1)
+        origins = _rows_of(table, bounds[:num_rows])
+        rows, error = collect(_packed(operation, documents, bounds.tolist()), origins, where, num_rows)
         return Elements(rows, origins.take(slice(len(rows))), run.error if error is None else error)
 
     return step
@@ -102,12 +110,12 @@ def check_packing(
             )
 
 
-def _packed(operation: Pack, documents: list[Document], bounds: list[int], num_rows: int) -> "Iterator[object]":
-    return (operation.pack(documents[bounds[row] : bounds[row + 1]]) for row in range(num_rows))
+def _packed(operation: Pack, documents: Sequence[Document], bounds: Sequence[int]) -> Iterator[object]:
+    return (operation.pack(documents[start:stop]) for start, stop in itertools.pairwise(bounds))
 
 
-def _rows_of(firsts: Origins) -> Origins:
+def _rows_of(table: NDArray[np.int64], firsts: NDArray[np.intp]) -> Origins:
     """Returns the origins of rows: those of their first documents, with the position as the index."""
-    table = firsts.table.copy()
-    table[2] = table[0]
-    return Origins(table)
+    rows = table[:5, firsts]
+    rows[2] = rows[0]
+    return Origins(rows)
