@@ -132,7 +132,8 @@ class Pack(Transformation):
 
     def _feature(self, document: Document, name: str) -> NDArray[Any]:
         value = document.value
-        if isinstance(value, Mapping):
+        # Arrays first: to find out that one is no mapping takes longer than all else.
+        if not isinstance(value, np.ndarray) and isinstance(value, Mapping):
             if name not in value:
                 raise ValueError(
                     f"Pack needs the feature {name!r}, but the document of record key {document.record_key} has "
