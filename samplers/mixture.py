@@ -51,7 +51,8 @@ class MixtureSampler:
     nothing is drawn or stored, and hosts, workers and resumes see one order, as with every sampler.
 
     What one component yields is what a loader of it alone would yield: its sampler decides over the order of its
-    records, its epochs and, by its seed, the draws of random operations. The index that `MapWithIndex` sees is the
+    records, its epochs and, by its seed, the draws of random operations: give components different seeds, so that the
+    first record of one does not draw what the first of another draws. The index that `MapWithIndex` sees is the
     position in that sampler's order.
 
     Args:
