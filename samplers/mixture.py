@@ -20,7 +20,7 @@ from millstream.sharding import NoSharding, ShardOptions
 
 Weights = Sequence[Any] | Mapping[str, Any]
 
-_SHOWN_COMPONENTS, _SHOWN_WEIGHTS, _SHOWN_PARTS = 320, 60, 8
+_SHOWN_COMPONENTS, _SHOWN_WEIGHTS, _SHOWN_PARTS = 280, 32, 8
 """How many characters of a fingerprint say what the components are, and the weights of a part; and of how many parts.
 
 So that all of them stay below what a state shows of a sampler.
@@ -181,7 +181,9 @@ class MixtureSampler:
         `weights_from_500=2:1` holds from position 500 on: a state from before does not depend on it. Components whose
         samplers have no `fingerprint()` are named by their class.
         """
-        words = [f"component_{_word(name)}={self._component_words(number)}" for number, name in enumerate(self.names)]
+        words = [
+            f"component_{_word(number, name)}={self._component_words(number)}" for number, name in enumerate(self.names)
+        ]
         if sum(map(len, words)) > _SHOWN_COMPONENTS:
             words = [f"components={len(words)}{_crc(words)}"]
         lengths = ":".join(map(str, self.source_lengths))
@@ -320,5 +322,6 @@ def _crc(texts: Sequence[str]) -> str:
     return f"#{zlib.crc32(' '.join(texts).encode()):08x}"
 
 
-def _word(name: object) -> str:
-    return re.sub(r"\W", "_", str(name))
+def _word(number: int, name: object) -> str:
+    """Returns the number of a component, and its name as far as it is made of plain letters."""
+    return str(number) if name == number else f"{number}_{re.sub(r'[^0-9A-Za-z]+', '_', str(name))}"

@@ -258,8 +258,8 @@ def test_fingerprints_say_components_and_weights_and_stay_short() -> None:
     """In words that are compared one by one; of many components and parts, checksums."""
     mixture = MixtureSampler({"web": IndexSampler(9), "a b": IndexSampler(5)}, {"web": 2, "a b": 1})
     assert mixture.reweighted(6, [1, 0]).fingerprint() == (
-        "MixtureSampler component_web=IndexSampler(num_records=9,shuffle=False,seed=None) "
-        "component_a_b=IndexSampler(num_records=5,shuffle=False,seed=None) source_lengths=9:5 "
+        "MixtureSampler component_0_web=IndexSampler(num_records=9,shuffle=False,seed=None) "
+        "component_1_a_b=IndexSampler(num_records=5,shuffle=False,seed=None) source_lengths=9:5 "
         "weights_from_0=2:1 weights_from_6=1:0"
     )
     many = [IndexSampler(number + 1, num_epochs=1) for number in range(300)]
@@ -268,3 +268,25 @@ def test_fingerprints_say_components_and_weights_and_stay_short() -> None:
     assert text.count("weights_from_") == 9
     other = [*many[:-1], IndexSampler(300, shuffle=True, seed=5, num_epochs=1)]
     assert MixtureSampler(other, [1] * 300, stop="drop_exhausted").fingerprint() != text
+
+
+def test_the_longest_fingerprint_is_short_enough_to_be_shown() -> None:
+    """Words that begin at a position are compared by it only where a state shows all of them: in 1,000 characters."""
+    names = [f"a rather long name of a component, {number} \u00e4=" for number in range(5)]
+    mixture = MixtureSampler({name: IndexSampler(2**50 + 1) for name in names}, [1, 2, 3, 4, 5])
+    for number in range(12):
+        mixture = mixture.reweighted(2**62 + number, [12345 + number, 54321, 23456, 65432, 34567])
+    text = mixture.fingerprint()
+    assert len(text) < 1000
+    assert text.isascii()
+    assert [word.split("=")[0] for word in text.split(" ")[-9:]] == [
+        "weights_from_0",
+        *(f"weights_from_{2**62 + number}" for number in range(8)),
+    ]
+
+
+def test_names_that_look_alike_are_words_of_their_own() -> None:
+    """Else one would stand for both."""
+    mixture = MixtureSampler({"a b": IndexSampler(3), "a_b": IndexSampler(4)}, [1, 1])
+    names = [word.split("=")[0] for word in mixture.fingerprint().split(" ")[1:]]
+    assert len(set(names)) == len(names) == 4
