@@ -75,21 +75,18 @@ def compile_stages(
             if not operation.keeps_count:
                 filters.append(labels[number])
             if isinstance(operation, Pack) and is_packed(pipeline.order):
-                packed = pack_step(operation, pipeline.order, f"operation {number}, {pipeline.names[number]}")
-                steps.append(watch(labels[number], packed))
-                maker = labels[number]
-                number += 1
-                continue
-            step = compile_step(
-                operation,
-                number,
-                pipeline.names[number],
-                maker=maker,
-                streams=streams,
-                random_number=random_number,
-                is_template=is_template,
-                components=pipeline.components,
-            )
+                step = pack_step(operation, pipeline.order, f"operation {number}, {pipeline.names[number]}")
+            else:
+                step = compile_step(
+                    operation,
+                    number,
+                    pipeline.names[number],
+                    maker=maker,
+                    streams=streams,
+                    random_number=random_number,
+                    is_template=is_template,
+                    components=pipeline.components,
+                )
             steps.append(watch(labels[number], step))
             maker = maker if isinstance(operation, Filter) else labels[number]
             number += 1
