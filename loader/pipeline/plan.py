@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from millstream.columnar import Allocate
-from millstream.interruptions import cannot_wait, is_from_signal_handler
+from millstream.interruptions import cannot_wait
 from millstream.loader.pipeline.elements import Elements, Origins, describe_records
 from millstream.loader.pipeline.first_look import FirstLook
+from millstream.loader.pipeline.look_ahead import LookAhead
 from millstream.loader.pipeline.packing import locate_pieces
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -104,12 +105,11 @@ class Plan:
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
         # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
         self._locate: Callable[[int, int], Origins] = watch(KEYS, functools.partial(_locate, self.partition, order))
-        locate_chunk = watch(KEYS, functools.partial(_locate_chunk, self.partition, order))
-        look_ahead = functools.partial(_isolated, locate_chunk)
-        self._look_ahead_keys = LOOK_AHEAD_KEYS * min(max(1, len(pipeline.components)), MOST_LOOK_AHEADS)
+        keys = LOOK_AHEAD_KEYS * min(max(1, len(pipeline.components)), MOST_LOOK_AHEADS)
         if is_packed(order):
-            self._look_ahead_keys = LOOK_AHEAD_KEYS // DOCUMENTS_PER_ROW
-        self._look_ahead: Callable[[int, int], Origins] = functools.lru_cache(maxsize=4)(look_ahead)
+            keys = LOOK_AHEAD_KEYS // DOCUMENTS_PER_ROW
+        locate = functools.partial(_isolated, self._locate)
+        self._look_ahead = LookAhead(locate, max(1, keys // self.partition.block), self.partition.block_limit)
 
     @functools.cached_property
     def blocks_per_epoch(self) -> int:
@@ -123,22 +123,16 @@ class Plan:
         if isinstance(self.pipeline.order, AdaptedSampler):
             # The user's own code: it is asked for what is needed, when it is needed.
             return _isolated(self._locate, start, stop)
-        chunk = max(1, self._look_ahead_keys // self.partition.block)
-        if start // chunk != (stop - 1) // chunk:
-            middle = (start // chunk + 1) * chunk
+        size = self._look_ahead.size
+        if start // size != (stop - 1) // size:
+            middle = (start // size + 1) * size
             return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])
-        try:
-            # Several threads may make the same keys at once, which is cheaper than a lock that one of them might keep.
-            ahead = self._look_ahead(start // chunk, chunk)
-        except Exception as error:
-            if is_from_signal_handler(error):
-                raise
-            # Whatever a user's sampler raises about other blocks is raised at their turn.
+        first, chunk = self._look_ahead.chunk_of(start)
+        if chunk is None:
             return _isolated(self._locate, start, stop)
         if is_packed(self.pipeline.order):
-            return ahead.take(slice(*np.searchsorted(ahead.block, [start, stop]).tolist()))
-        first = (start // chunk) * chunk
-        return ahead.take(slice((start - first) * self.partition.block, (stop - first) * self.partition.block))
+            return chunk.take(slice(*np.searchsorted(chunk.block, [start, stop]).tolist()))
+        return chunk.take(slice((start - first) * self.partition.block, (stop - first) * self.partition.block))
 
     def make(
         self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int], Elements] | None = None
@@ -232,10 +226,6 @@ def _locate(partition: Partition, order: VectorisedSampler | AdaptedSampler, sta
         table[4], table[2], table[1] = 0, positions, checked_keys_at(order, positions)
     table.flags.writeable = False
     return Origins(table, names)
-
-
-def _locate_chunk(partition: Partition, order: VectorisedSampler | AdaptedSampler, number: int, chunk: int) -> Origins:
-    return _locate(partition, order, number * chunk, min((number + 1) * chunk, partition.block_limit))
 
 
 def _records_per_block(leading: Sequence[Batch], groups: Sequence[Sequence[Transformation]]) -> int:

@@ -1,0 +1,64 @@
+"""The origins of many blocks, found at once and kept: a batch of 256 then costs a share of one large NumPy call.
+
+Guarantees:
+    * Nobody waits. While one caller finds the origins of many blocks, others find those of the blocks that they need.
+    * An error about blocks that were not asked for is raised at their turn.
+"""
+
+from collections.abc import Callable
+from typing import final
+
+from millstream.interruptions import is_from_signal_handler
+from millstream.loader.pipeline.elements import Origins
+
+KEPT_CHUNKS = 4
+"""The origins of this many chunks are kept: calls in work may be that far apart."""
+
+
+@final
+class LookAhead:
+    """Finds origins a chunk of blocks at a time.
+
+    Args:
+        locate: returns the origins of blocks `start … stop - 1`.
+        size: how many blocks are a chunk.
+        limit: the number of blocks that there are.
+
+    Attributes:
+        size: how many blocks are a chunk.
+    """
+
+    def __init__(self, locate: Callable[[int, int], Origins], size: int, limit: int) -> None:
+        self._locate = locate
+        self.size = size
+        self._limit = limit
+        self._chunks: dict[int, Origins] = {}
+        # Two that come at the same moment may both find a chunk: that costs time, and nothing else.
+        self._is_looking = False
+
+    def chunk_of(self, block: int) -> tuple[int, Origins | None]:
+        """Returns the first block of the chunk that a block is in, and the chunk's origins.
+
+        The origins are None while another caller is finding some, and where they cannot be found.
+        """
+        number = block // self.size
+        chunk = self._chunks.get(number)
+        if chunk is None and not self._is_looking:
+            try:
+                self._is_looking = True
+                chunk = self._find(number)
+            finally:
+                self._is_looking = False
+        return number * self.size, chunk
+
+    def _find(self, number: int) -> Origins | None:
+        try:
+            chunk = self._locate(number * self.size, min((number + 1) * self.size, self._limit))
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            return None
+        for old in list(self._chunks)[: max(0, len(self._chunks) + 1 - KEPT_CHUNKS)]:
+            self._chunks.pop(old, None)
+        self._chunks[number] = chunk
+        return chunk

@@ -1,0 +1,83 @@
+"""Origins found ahead are those that would be found one by one; nobody waits for them, and errors keep their turn."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.loader.pipeline.elements import Origins
+from millstream.loader.pipeline.look_ahead import KEPT_CHUNKS, LookAhead
+
+
+def origins_of(start: int, stop: int) -> Origins:
+    """Returns the origins of blocks of one record, whose numbers are all that they are."""
+    return Origins(np.tile(np.arange(start, stop), (5, 1)))
+
+
+@given(size=st.integers(1, 9), limit=st.integers(1, 40), data=st.data())
+def test_chunks_are_whole_but_for_the_last(size: int, limit: int, data: st.DataObject) -> None:
+    """Whichever blocks are asked for, in any order, each is in the chunk given, and no chunk is out of bounds."""
+    asked: list[tuple[int, int]] = []
+
+    def locate(start: int, stop: int) -> Origins:
+        asked.append((start, stop))
+        return origins_of(start, stop)
+
+    ahead = LookAhead(locate, size, limit)
+    for block in data.draw(st.lists(st.integers(0, limit - 1), max_size=12)):
+        first, chunk = ahead.chunk_of(block)
+        assert chunk is not None
+        assert first == block - block % size
+        assert chunk.block.tolist() == list(range(first, min(first + size, limit)))
+    assert all(start % size == 0 and stop == min(start + size, limit) for start, stop in asked)
+    assert len(ahead._chunks) <= KEPT_CHUNKS
+
+
+def test_a_chunk_is_found_once_while_it_is_kept() -> None:
+    """Asked again, a chunk is the same object; after KEPT_CHUNKS others, it is found anew."""
+    ahead = LookAhead(origins_of, 2, 100)
+    _, first = ahead.chunk_of(0)
+    assert ahead.chunk_of(1)[1] is first
+    for block in range(2, 2 * KEPT_CHUNKS + 2, 2):
+        ahead.chunk_of(block)
+
+    assert ahead.chunk_of(0)[1] is not first
+
+
+def test_nobody_waits_for_a_chunk_that_is_being_found() -> None:
+    """Whoever comes meanwhile, here from within, gets none; the one who found it has it, and so have all later ones."""
+    seen: list[Origins | None] = []
+
+    def locate(start: int, stop: int) -> Origins:
+        seen.append(ahead.chunk_of(start)[1])
+        return origins_of(start, stop)
+
+    ahead = LookAhead(locate, 4, 100)
+    _, chunk = ahead.chunk_of(5)
+
+    assert seen == [None]
+    assert chunk is not None
+    assert ahead.chunk_of(7)[1] is chunk
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_no_chunk_and_blocks_no_later_one(kind: type[BaseException]) -> None:
+    """An error about a chunk is not that of the blocks asked for, an interrupt is; afterwards all is as before."""
+    broken = True
+
+    def locate(start: int, stop: int) -> Origins:
+        if broken:
+            raise kind
+        return origins_of(start, stop)
+
+    ahead = LookAhead(locate, 4, 100)
+    if kind is ValueError:
+        assert ahead.chunk_of(5) == (4, None)
+    else:
+        with pytest.raises(kind):
+            ahead.chunk_of(5)
+    broken = False
+    _, chunk = ahead.chunk_of(5)
+
+    assert chunk is not None
+    assert chunk.block.tolist() == [4, 5, 6, 7]
