@@ -164,7 +164,9 @@ def samples_or_none(path: Path) -> list[dict[str, Any]] | None:
         return None
 
 
-@pytest.mark.parametrize("content", [b"nothing of the kind", b"x" * 2000, gzip.compress(bytes(5000))])
+@pytest.mark.parametrize(
+    "content", [b"nothing of the kind", b"x" * 2000, gzip.compress(bytes(5000))], ids=["short", "long", "compressed"]
+)
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     """Compressed archives too."""
     (tmp_path / "a.tar").write_bytes(content)
