@@ -1,9 +1,10 @@
 """What happens to an element: the operations of a pipeline."""
 
+from typing import TYPE_CHECKING
+
+from millstream import late_names
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
-from millstream.transforms.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
-from millstream.transforms.examples import decode_examples
 from millstream.transforms.only_for import OnlyFor
 from millstream.transforms.pack import Pack
 from millstream.transforms.transformation import Transformation
@@ -13,6 +14,20 @@ FlatMapTransform = FlatMap
 MapTransform = Map
 MapWithIndexTransform = MapWithIndex
 RandomMapTransform = RandomMap
+
+if TYPE_CHECKING:
+    from millstream.transforms.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
+    from millstream.transforms.examples import decode_examples
+else:
+    __getattr__, __dir__ = late_names.hooks(
+        __name__,
+        {
+            "FixedLengthFeature": "millstream.transforms.example_features",
+            "RaggedColumn": "millstream.transforms.example_features",
+            "VariableLengthFeature": "millstream.transforms.example_features",
+            "decode_examples": "millstream.transforms.examples",
+        },
+    )
 
 __all__ = [
     "Batch",
