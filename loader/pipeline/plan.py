@@ -29,6 +29,7 @@ from millstream.loader.pipeline.packing import locate_pieces
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.reading import reader_of
+from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.pipeline.requests import Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import Step, annotated
@@ -47,7 +48,8 @@ READ = "read"
 LOOK_AHEAD_KEYS = 15_360
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
 
-Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries ask the system for fresh pages.
+Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries ask the system for fresh pages. The
+table of origins is larger: it comes from memory that is used again.
 """
 
 
@@ -104,9 +106,11 @@ class Plan:
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
         # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
-        self._locate: Callable[[int, int], Origins] = watch(KEYS, functools.partial(_locate, self.partition, order))
+        locating = functools.partial(_locate, self.partition, order, RecycledMemory().allocate)
+        self._locate: Callable[[int, int], Origins] = watch(KEYS, locating)
         keys = LOOK_AHEAD_KEYS * min(max(1, len(pipeline.components)), MOST_LOOK_AHEADS)
-        if is_packed(order):
+        self._is_packed = is_packed(order)
+        if self._is_packed:
             keys = LOOK_AHEAD_KEYS // DOCUMENTS_PER_ROW
         locate = functools.partial(_isolated, self._locate)
         self._look_ahead = LookAhead(locate, max(1, keys // self.partition.block), self.partition.block_limit)
@@ -130,7 +134,7 @@ class Plan:
         first, chunk = self._look_ahead.chunk_of(start)
         if chunk is None:
             return _isolated(self._locate, start, stop)
-        if is_packed(self.pipeline.order):
+        if self._is_packed:
             return chunk.take(slice(*np.searchsorted(chunk.block, [start, stop]).tolist()))
         return chunk.take(slice((start - first) * self.partition.block, (stop - first) * self.partition.block))
 
@@ -209,13 +213,15 @@ def _run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elem
     return run
 
 
-def _locate(partition: Partition, order: VectorisedSampler | AdaptedSampler, start: int, stop: int) -> Origins:
+def _locate(
+    partition: Partition, order: VectorisedSampler | AdaptedSampler, allocate: Allocate, start: int, stop: int
+) -> Origins:
     # User code may see these, and other batches share them: so they are read-only.
     positions = partition.positions(start, stop)
     positions.flags.writeable = False
     if is_packed(order):
         return locate_pieces(order, partition, positions)
-    table = np.empty((5, len(positions)), dtype=np.int64)
+    table = allocate((5, len(positions)), np.dtype(np.int64))
     table[0] = positions
     table[3] = partition.blocks_of(positions)
     names: tuple[Any, ...] = ()
