@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -211,6 +212,25 @@ def test_every_part_is_read() -> None:
     assert set(LONG_MODULES) | FACADE <= set(MODULES)
     assert {(top, module) for top, importers in IMPORTERS.items() for module in importers} <= found
     assert SCRIPTS
+
+
+def test_the_graph_of_imports_is_as_drawn() -> None:
+    """Each arrow of the drawing in CONTRIBUTING.md is an import, and each import is an arrow or a path of arrows."""
+    drawn = set(re.findall(r"^ +(\w+)[^\n]*? --> (\w+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    imports = {
+        (room_of(module) or part_of(module), room_of(item.target) or part_of(item.target))
+        for module, path in MODULES.items()
+        if module not in FACADE
+        for item in imports_of(path.read_text())
+        if item.target.split(".")[0] == CORE
+    }
+    imports = {(importer, imported) for importer, imported in imports if imported not in {importer, "core"}}
+    paths = drawn
+    while (longer := paths | {(a, d) for a, b in paths for c, d in paths if b == c}) != paths:
+        paths = longer
+
+    assert drawn <= imports <= paths
+    assert not any(importer == imported for importer, imported in paths)
 
 
 def test_third_parties_are_declared() -> None:
