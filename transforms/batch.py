@@ -43,6 +43,7 @@ class Batch(Transformation):
     """
 
     is_complete: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
     batch_size: int
     drop_remainder: bool = False
     batch_fn: Callable[[list[Any]], Any] | None = None

@@ -66,6 +66,7 @@ class Pack(Transformation):
     """
 
     is_complete: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
 
     @named_arguments()
     def __init__(

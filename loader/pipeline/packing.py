@@ -8,6 +8,7 @@ into the row, and how many documents of the row come after it.
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +52,10 @@ def locate_pieces(order: PackedSampler, partition: Partition, positions: NDArray
     return Origins(table)
 
 
-def pack_step(operation: Pack, order: PackedSampler, where: str) -> Step:
+def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where: str) -> Step:
     """Returns the step that makes rows of the documents of each position."""
+    # `check_packing` has seen to it that they are a PackedSampler's.
+    lengths = np.asarray(cast("PackedSampler", order).lengths)
 
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
@@ -64,7 +67,7 @@ def pack_step(operation: Pack, order: PackedSampler, where: str) -> Step:
             # A row that an error cuts short is not one: the error comes instead of it.
             bounds = bounds[:-1]
         keys = table[1]
-        columns = (keys, np.asarray(order.lengths)[keys], table[_BEGIN], table[_END])
+        columns = (keys, lengths[keys], table[_BEGIN], table[_END])
         documents = list(map(Document, run.values, *(column.tolist() for column in columns)))
         num_rows = max(0, len(bounds) - 1)
         origins = _rows_of(table, bounds[:num_rows])

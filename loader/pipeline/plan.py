@@ -7,16 +7,12 @@ are 1:1 before its first Batch has stage 0 alone, and one block of it is one fin
 
 Nothing here knows of threads, processes or time: an executor decides who calls the plan, and when.
 
-The user's code runs in an empty `contextvars.Context`, a new one for each call of a method below. So the precision of
-`decimal`, NumPy's `errstate` and the user's own variables are at their defaults there, whoever calls, and what one
-call sets is gone with it.
+The user's code runs in an empty context, a new one for each call of a method below (see `isolation`).
 """
 
-import contextvars
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,41 +20,22 @@ from millstream.columnar import Allocate
 from millstream.interruptions import cannot_wait
 from millstream.loader.pipeline.elements import Elements, Origins, describe_records
 from millstream.loader.pipeline.first_look import FirstLook
-from millstream.loader.pipeline.look_ahead import LookAhead
-from millstream.loader.pipeline.packing import locate_pieces
+from millstream.loader.pipeline.isolation import isolated
+from millstream.loader.pipeline.locator import Locator
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.reading import reader_of
-from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.pipeline.requests import Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
-from millstream.loader.pipeline.steps import Step, annotated
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at, is_mixed, is_packed
+from millstream.loader.pipeline.steps import annotated, run_steps
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Transformation
-
-Result = TypeVar("Result")
 
 KEYS = "keys"
 """What finding out which records a call is about is called, where time is measured."""
 
 READ = "read"
 """What reading them is called there."""
-
-LOOK_AHEAD_KEYS = 15_360
-"""Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
-
-Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries ask the system for fresh pages. The
-table of origins is larger: it comes from memory that is used again.
-"""
-
-
-MOST_LOOK_AHEADS = 4
-"""For the components of a mixture, each of which is asked for its own keys, it is up to this many times as many."""
-
-
-DOCUMENTS_PER_ROW = 4
-"""Rows of a packed order have some documents each: of these there should be about as many."""
 
 
 class Plan:
@@ -105,15 +82,7 @@ class Plan:
         self._first_look = FirstLook(source.__getitem__, pipeline.labels)
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
-        # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
-        locating = functools.partial(_locate, self.partition, order, RecycledMemory().allocate)
-        self._locate: Callable[[int, int], Origins] = watch(KEYS, locating)
-        keys = LOOK_AHEAD_KEYS * min(max(1, len(pipeline.components)), MOST_LOOK_AHEADS)
-        self._is_packed = is_packed(order)
-        if self._is_packed:
-            keys = LOOK_AHEAD_KEYS // DOCUMENTS_PER_ROW
-        locate = functools.partial(_isolated, self._locate)
-        self._look_ahead = LookAhead(locate, max(1, keys // self.partition.block), self.partition.block_limit)
+        self._locator = Locator(order, self.partition, functools.partial(watch, KEYS))
 
     @functools.cached_property
     def blocks_per_epoch(self) -> int:
@@ -124,19 +93,7 @@ class Plan:
 
     def locate(self, start: int, stop: int) -> Origins:
         """Returns the origins of the records of blocks start … stop - 1."""
-        if isinstance(self.pipeline.order, AdaptedSampler):
-            # The user's own code: it is asked for what is needed, when it is needed.
-            return _isolated(self._locate, start, stop)
-        size = self._look_ahead.size
-        if start // size != (stop - 1) // size:
-            middle = (start // size + 1) * size
-            return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])
-        first, chunk = self._look_ahead.chunk_of(start)
-        if chunk is None:
-            return _isolated(self._locate, start, stop)
-        if self._is_packed:
-            return chunk.take(slice(*np.searchsorted(chunk.block, [start, stop]).tolist()))
-        return chunk.take(slice((start - first) * self.partition.block, (stop - first) * self.partition.block))
+        return self._locator.locate(start, stop)
 
     def make(
         self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int], Elements] | None = None
@@ -177,12 +134,12 @@ class Plan:
 
     def prepare(self, origins: Origins) -> Elements:
         """Returns the elements of some records, as they are before the first Batch of stage 0."""
-        return _isolated(self._prepare, origins)
+        return isolated(self._prepare, origins)
 
     def finish(self, run: Elements, allocate: Allocate) -> Elements:
         """Returns the outputs of stage 0, given the prepared elements of whole blocks."""
         stage = self.stages[0]
-        run = _isolated(_run_steps, stage.steps[stage.num_record_steps :], run, allocate)
+        run = isolated(run_steps, stage.steps[stage.num_record_steps :], run, allocate)
         self._first_look.at_batches(run, last=len(stage.steps) - 1)
         return run
 
@@ -190,7 +147,7 @@ class Plan:
         """Returns the outputs of a later stage, given the elements of one group."""
         origins = group.origins.named(self.pipeline.components)
         group = Elements(group.values, origins, group.error)
-        return _isolated(_run_steps, self.stages[stage].steps, group, allocate)
+        return isolated(run_steps, self.stages[stage].steps, group, allocate)
 
     def _prepare(self, origins: Origins) -> Elements:
         run = self._read(origins)
@@ -200,38 +157,6 @@ class Plan:
             if watched is not None:
                 watched.after(number)
         return run
-
-
-def _isolated(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Returns what a function returns in a context of its own, in which no context variable is set."""
-    return contextvars.Context().run(function, *arguments)
-
-
-def _run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
-    for step in steps:
-        run = step(run, allocate)
-    return run
-
-
-def _locate(
-    partition: Partition, order: VectorisedSampler | AdaptedSampler, allocate: Allocate, start: int, stop: int
-) -> Origins:
-    # User code may see these, and other batches share them: so they are read-only.
-    positions = partition.positions(start, stop)
-    positions.flags.writeable = False
-    if is_packed(order):
-        return locate_pieces(order, partition, positions)
-    table = allocate((5, len(positions)), np.dtype(np.int64))
-    table[0] = positions
-    table[3] = partition.blocks_of(positions)
-    names: tuple[Any, ...] = ()
-    if is_mixed(order):
-        names = order.names
-        table[4], table[2], table[1] = order.located(positions)
-    else:
-        table[4], table[2], table[1] = 0, positions, checked_keys_at(order, positions)
-    table.flags.writeable = False
-    return Origins(table, names)
 
 
 def _records_per_block(leading: Sequence[Batch], groups: Sequence[Sequence[Transformation]]) -> int:

@@ -10,7 +10,6 @@ from millstream.loader.pipeline.packing import pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.random_streams import streams_of
 from millstream.loader.pipeline.steps import Step, compile_step
-from millstream.samplers.base import is_packed
 from millstream.transforms import Batch, Filter, Pack, RandomMap, Transformation
 from millstream.transforms.only_for import leaves
 
@@ -25,8 +24,8 @@ class Stage:
     Attributes:
         steps: the compiled operations, the one that regroups first in every stage but stage 0.
         grouping: how the elements of the stage before are grouped; None in stage 0, which reads blocks.
-        num_record_steps: how many of the steps come before the first Batch or Pack: these work element by element, so
-            a block may be cut anywhere between them.
+        num_record_steps: how many of the steps come before the first that makes an element of several: these work
+            element by element, so a block may be cut anywhere between them.
         filters: what to call those operations that may drop elements.
         runs_user_code: whether more is done than to stack elements.
     """
@@ -74,7 +73,7 @@ def compile_stages(
         for operation in group:
             if not operation.keeps_count:
                 filters.append(labels[number])
-            if isinstance(operation, Pack) and is_packed(pipeline.order):
+            if isinstance(operation, Pack):
                 step = pack_step(operation, pipeline.order, f"operation {number}, {pipeline.names[number]}")
             else:
                 step = compile_step(
@@ -91,12 +90,12 @@ def compile_stages(
             maker = maker if isinstance(operation, Filter) else labels[number]
             number += 1
             random_number += sum(isinstance(part, RandomMap) for part in leaves(operation))
-        batches = [row for row, operation in enumerate(group) if isinstance(operation, (Batch, Pack))]
+        gathering = [row for row, operation in enumerate(group) if operation.gathers]
         stages.append(
             Stage(
                 steps=tuple(steps),
                 grouping=grouping_of(group[0]) if stages else None,
-                num_record_steps=batches[0] if batches else len(group),
+                num_record_steps=gathering[0] if gathering else len(group),
                 filters=tuple(filters),
                 runs_user_code=not (stages and len(group) == 1 and _only_stacks(group[0])),
             )

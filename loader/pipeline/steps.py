@@ -29,6 +29,13 @@ Streams = Callable[[Origins, int], "Iterator[np.random.Generator]"]
 """Gives one generator per element: from their origins and the number of the random operation."""
 
 
+def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
+    """Returns what several steps make of a run, one after the other."""
+    for step in steps:
+        run = step(run, allocate)
+    return run
+
+
 def compile_step(
     operation: Transformation,
     number: int,
@@ -62,17 +69,11 @@ def compile_step(
         steps.append(_element_step(part, inner, maker, _numbered(streams, random_number), component))
         random_number += isinstance(part, RandomMap)
         maker = maker if isinstance(part, Filter) else inner
-    return steps[0] if len(steps) == 1 else functools.partial(_in_turn, steps)
+    return steps[0] if len(steps) == 1 else functools.partial(run_steps, steps)
 
 
 def _numbered(streams: Streams, random_number: int) -> Callable[[Origins], "Iterator[np.random.Generator]"]:
     return lambda origins: streams(origins, random_number)
-
-
-def _in_turn(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
-    for step in steps:
-        run = step(run, allocate)
-    return run
 
 
 def _element_step(
