@@ -69,7 +69,14 @@ if TYPE_CHECKING:
         TFRecordDataSource,
         WebDatasetDataSource,
     )
-    from millstream.transforms import FixedLengthFeature, RaggedColumn, VariableLengthFeature, decode_examples
+    from millstream.transforms import (
+        BestFitPack,
+        FirstFitPack,
+        FixedLengthFeature,
+        RaggedColumn,
+        VariableLengthFeature,
+        decode_examples,
+    )
 
 __version__ = "0.1.0"
 
@@ -77,6 +84,7 @@ __all__ = [
     "ArrayRecordDataSource",
     "BagzDataSource",
     "Batch",
+    "BestFitPack",
     "CheckpointError",
     "ConcatenatedDataSource",
     "CsvDataSource",
@@ -85,6 +93,7 @@ __all__ = [
     "DataSourceError",
     "DeviceIterator",
     "FilterTransform",
+    "FirstFitPack",
     "FixedLengthFeature",
     "FlatMapTransform",
     "HierarchicalSampler",

@@ -1,8 +1,8 @@
 """The one home of all meaning: source, sampler, shard and operations compiled into pure functions.
 
 A plan is a list of *stages*. Stage 0 turns a run of blocks (see `partition`) into elements: it reads the records and
-runs the operations up to the first Batch that must regroup, which is the first one after a Filter or FlatMap. That
-Batch begins stage 1, which turns one group of stage 0's elements into outputs; and so on. A pipeline whose operations
+runs the operations up to the first one that must regroup: a packer, say, or a Batch after a Filter or FlatMap. That one
+begins stage 1, which turns one group of stage 0's elements into outputs; and so on. A pipeline whose operations
 are 1:1 before its first Batch has stage 0 alone, and one block of it is one final batch.
 
 Nothing here knows of threads, processes or time: an executor decides who calls the plan, and when.
@@ -45,7 +45,7 @@ class Plan:
         pipeline: what it is compiled from.
         partition: which positions make up which block.
         stages: the compiled operations.
-        one_to_one: whether step k is block k: no Filter and no FlatMap anywhere.
+        one_to_one: whether step k is block k: nothing that drops or splits elements, or groups them as they come.
         batched_source: whether the source reads many records in one call.
         tail_records: how many records of this shard's tail get into an output, as far as stage 0's batches decide it.
             A template is none of them.
@@ -64,7 +64,7 @@ class Plan:
         source, order, operations, shard = pipeline.source, pipeline.order, pipeline.operations, pipeline.shard
         groups = split_stages(operations)
         leading = [operation for operation in groups[0] if isinstance(operation, Batch)]
-        self.one_to_one = all(operation.keeps_count for operation in operations)
+        self.one_to_one = len(groups) == 1 and all(operation.keeps_count for operation in operations)
         self.batched_source = hasattr(source, "__getitems__")
         self.partition = Partition(
             block=_records_per_block(leading, groups),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from plain_groupings import PLAIN
 
 from millstream.randomness import generator
 from millstream.samplers import IndexSampler
@@ -39,10 +40,11 @@ def partitioned(length: int, operations: Sequence[Transformation], shard: ShardO
     """
     leading = [
         operation
-        for operation in itertools.takewhile(lambda operation: not isinstance(operation, (Filter, FlatMap)), operations)
+        for operation in itertools.takewhile(lambda one: one.keeps_count and not one.regroups, operations)
         if isinstance(operation, Batch)
     ]
-    first = next((operation.batch_size for operation in operations if isinstance(operation, Batch)), 1)
+    gathering = next((operation for operation in operations if operation.gathers), None)
+    first = gathering.batch_size if isinstance(gathering, Batch) else 1
     block = int(np.prod([batch.batch_size for batch in leading])) if leading else first
     whole = length // (block * shard.shard_count) * block * shard.shard_count
     rest = list(range(whole, length))
@@ -70,6 +72,9 @@ def apply(  # noqa: C901  (one case an operation)
     """Yields what one operation makes of the elements, one by one."""
     if isinstance(operation, Batch):
         yield from batches(operation, iter(elements), template)
+        return
+    if operation.regroups:
+        yield from PLAIN[type(operation)](operation, elements)
         return
     for position, index, value in elements:
         match operation:
