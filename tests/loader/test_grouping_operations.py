@@ -150,7 +150,9 @@ def streams(draw: st.DrawFn, name: str) -> Stream:
     """Draws a stream: the operation after a Filter or FlatMap or neither, and before what sees batches, or nothing."""
     elements, operation = draw(OPERATIONS[name])
     between: list[Transformation] = draw(st.sampled_from([[], [FilterTransform(is_even)], [Halves()]]))
-    after: list[Transformation] = draw(st.sampled_from([[], [Label()], [Batch(3)], [Batch(2, drop_remainder=True), Label()]]))
+    after: list[Transformation] = draw(
+        st.sampled_from([[], [Label()], [Batch(3)], [Batch(2, drop_remainder=True), Label()]])
+    )
     size, shards = draw(st.integers(1, 50)), draw(st.integers(1, 3))
     sampler = IndexSampler(size, shuffle=True, seed=draw(st.integers(0, 9)), num_epochs=draw(st.integers(1, 2)))
     return Stream(
