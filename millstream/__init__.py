@@ -70,6 +70,7 @@ if TYPE_CHECKING:
         TFRecordDataSource,
         WebDatasetDataSource,
     )
+    from millstream.tools import lengths_of
     from millstream.transforms import (
         BestFitPack,
         FirstFitPack,
@@ -132,6 +133,7 @@ __all__ = [
     "checkpoint",
     "decode_examples",
     "device_put",
+    "lengths_of",
     "load",
     "samplers",
     "shard_by_jax_process",
@@ -149,7 +151,8 @@ if not TYPE_CHECKING:
             for part in (loader, samplers, sources, transforms)
             for name in part.__all__
             if name in __all__
-        },
+        }
+        | {"lengths_of": "millstream.tools"},
     )
 
     def __getattr__(name: str) -> object:
