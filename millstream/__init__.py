@@ -78,6 +78,7 @@ if TYPE_CHECKING:
         RaggedColumn,
         VariableLengthFeature,
         decode_examples,
+        encode_example,
     )
 
 __version__ = "0.1.0"
@@ -133,6 +134,7 @@ __all__ = [
     "checkpoint",
     "decode_examples",
     "device_put",
+    "encode_example",
     "lengths_of",
     "load",
     "samplers",

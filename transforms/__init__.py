@@ -17,6 +17,7 @@ RandomMapTransform = RandomMap
 
 if TYPE_CHECKING:
     from millstream.transforms.best_fit import BestFitPack
+    from millstream.transforms.example_encoding import encode_example
     from millstream.transforms.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
     from millstream.transforms.examples import decode_examples
     from millstream.transforms.first_fit import FirstFitPack
@@ -30,6 +31,7 @@ else:
             "RaggedColumn": "millstream.transforms.example_features",
             "VariableLengthFeature": "millstream.transforms.example_features",
             "decode_examples": "millstream.transforms.examples",
+            "encode_example": "millstream.transforms.example_encoding",
         },
     )
 
@@ -55,4 +57,5 @@ __all__ = [
     "Transformation",
     "VariableLengthFeature",
     "decode_examples",
+    "encode_example",
 ]
