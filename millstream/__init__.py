@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         TFRecordDataSource,
         WebDatasetDataSource,
     )
+    from millstream.tools import lengths_of
     from millstream.transforms import FixedLengthFeature, RaggedColumn, VariableLengthFeature, decode_examples
 
 __version__ = "0.1.0"
@@ -121,6 +122,7 @@ __all__ = [
     "checkpoint",
     "decode_examples",
     "device_put",
+    "lengths_of",
     "load",
     "samplers",
     "shard_by_jax_process",
@@ -133,7 +135,8 @@ __all__ = [
 if not TYPE_CHECKING:
     _late_name, __dir__ = late_names.hooks(
         __name__,
-        {name: part.__name__ for part in (samplers, sources, transforms) for name in part.__all__ if name in __all__},
+        {name: part.__name__ for part in (samplers, sources, transforms) for name in part.__all__ if name in __all__}
+        | {"lengths_of": "millstream.tools"},
     )
 
     def __getattr__(name: str) -> object:

@@ -111,6 +111,11 @@ class FileRecords(abc.ABC, Generic[RecordT]):
             OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
         """
 
+    @property
+    def files(self) -> dict[str, FileIdentity]:
+        """The files by path, in their order, as they were at construction."""
+        return {path: self._identities[path] for path in self._paths}
+
     def __len__(self) -> int:
         return self._num_records
 

@@ -67,6 +67,11 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
         """Returns the number of files and records, the dtypes, and a digest of names, sizes, counts and ranges."""
         return f"{super().fingerprint()} dtype={','.join(sorted(set(self._dtypes.values())))}"
 
+    def sequence_lengths(self) -> NDArray[np.int64]:
+        """Returns how many tokens each record has, without reading any of them: shape (records,)."""
+        lengths = [self._sizes_within(part) // np.dtype(self._dtypes[part.path]).itemsize for part in self._parts]
+        return np.concatenate(lengths)
+
     def _count(self, path: str) -> int:
         self._dtypes[path] = np.dtype(_read_header(path)[0]).name
         return super()._count(path)

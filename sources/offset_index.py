@@ -116,11 +116,12 @@ def _places(path: str, kind: str) -> list[str]:
     digest = hashlib.blake2b(os.fsencode(real), digest_size=8).hexdigest()
     return [
         os.path.join(folder, f".{name}.{kind}-index.npy"),  # noqa: PTH118
-        os.path.join(_cache_folder(), f"{name[:_MAX_NAME]}.{digest}.{kind}-index.npy"),  # noqa: PTH118
+        os.path.join(cache_folder(), f"{name[:_MAX_NAME]}.{digest}.{kind}-index.npy"),  # noqa: PTH118
     ]
 
 
-def _cache_folder() -> str:
+def cache_folder() -> str:
+    """Returns where what is made of files is kept, if not beside them."""
     if own := os.environ.get("MILLSTREAM_CACHE"):
         return os.path.abspath(own)  # noqa: PTH100
     # A relative one is to be ignored, says the XDG Base Directory Specification.

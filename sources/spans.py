@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.files import FileRecords
 from millstream.sources.offset_index import Offsets, find_offsets, store_offsets
+from millstream.sources.paths import FilePart
 from millstream.sources.progress import CancelledScanError, Progress
 from millstream.sources.scan import Scan
 
@@ -124,6 +126,15 @@ class SpanRecords(FileRecords[RecordT]):
                     f"{part.path!r} holds {self._counts[part.path]} records, but a range of it ends at record "
                     f"{part.stop}."
                 )
+
+    def span_sizes(self) -> NDArray[np.int64]:
+        """Returns how many bytes each record takes in its file, what frames it included: shape (records,)."""
+        return np.concatenate([self._sizes_within(part) for part in self._parts])
+
+    def _sizes_within(self, part: FilePart) -> NDArray[np.int64]:
+        """Returns how many bytes each record of a part takes."""
+        stop = self._counts[part.path] if part.stop is None else part.stop
+        return np.diff(self._offsets(part.path)[part.start : stop + 1])
 
     def _count(self, path: str) -> int:
         return len(self._offsets(path)) - 1

@@ -14,9 +14,9 @@ import pytest
 
 import millstream
 import millstream.loader
-from millstream import samplers, sources, transforms
+from millstream import samplers, sources, tools, transforms
 
-PARTS = [millstream, millstream.loader, samplers, sources, transforms]
+PARTS = [millstream, millstream.loader, samplers, sources, tools, transforms]
 GRAIN_NAMES = [
     "ArrayRecordDataSource",
     "Batch",
@@ -157,7 +157,9 @@ def test_one_class_has_two_names(name: str) -> None:
     assert getattr(transforms, f"{name}Transform") is getattr(transforms, name)
 
 
-@pytest.mark.parametrize("module", [millstream.sharding, samplers, sources, transforms], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [millstream.sharding, samplers, sources, tools, transforms], ids=lambda m: m.__name__
+)
 def test_the_facade_and_the_parts_share_their_classes(module: types.ModuleType) -> None:
     """What the façade and a part both name is the same object: there is one identity of each."""
     shared = set(millstream.__all__) & set(vars(module))
