@@ -70,7 +70,13 @@ if TYPE_CHECKING:
         WebDatasetDataSource,
     )
     from millstream.tools import lengths_of
-    from millstream.transforms import FixedLengthFeature, RaggedColumn, VariableLengthFeature, decode_examples
+    from millstream.transforms import (
+        FixedLengthFeature,
+        RaggedColumn,
+        VariableLengthFeature,
+        decode_examples,
+        encode_example,
+    )
 
 __version__ = "0.1.0"
 
@@ -122,6 +128,7 @@ __all__ = [
     "checkpoint",
     "decode_examples",
     "device_put",
+    "encode_example",
     "lengths_of",
     "load",
     "samplers",

@@ -16,6 +16,7 @@ MapWithIndexTransform = MapWithIndex
 RandomMapTransform = RandomMap
 
 if TYPE_CHECKING:
+    from millstream.transforms.example_encoding import encode_example
     from millstream.transforms.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
     from millstream.transforms.examples import decode_examples
 else:
@@ -26,6 +27,7 @@ else:
             "RaggedColumn": "millstream.transforms.example_features",
             "VariableLengthFeature": "millstream.transforms.example_features",
             "decode_examples": "millstream.transforms.examples",
+            "encode_example": "millstream.transforms.example_encoding",
         },
     )
 
@@ -49,4 +51,5 @@ __all__ = [
     "Transformation",
     "VariableLengthFeature",
     "decode_examples",
+    "encode_example",
 ]
