@@ -1,7 +1,6 @@
 """A file read from front to back, once, to find where its records begin."""
 
 import os
-import re
 from collections.abc import Iterator
 from typing import final
 
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.compression import HEAD_BYTES, compressed_error, compression_of
 from millstream.sources.paths import FileIdentity
 from millstream.sources.progress import Progress
 
@@ -90,21 +90,7 @@ class Scan:
         )
 
 
-_COMPRESSED = {
-    "gzip": re.compile(rb"\x1f\x8b\x08"),
-    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
-    "xz": re.compile(rb"\xfd7zXZ\x00"),
-    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
-}
-"""How files begin that are compressed as a whole."""
-
-
 def refuse_compressed(scan: Scan) -> None:
     """Raises DataSourceError for a file that is compressed as a whole, which no text is mistaken for."""
-    start = scan.read(0, 16)
-    for name, pattern in _COMPRESSED.items():
-        if pattern.match(start):
-            raise DataSourceError(
-                f"{scan.path!r} is compressed as a whole, by {name}, so that its records cannot be found at random. "
-                "Decompress it once, and read that."
-            )
+    if (compression := compression_of(scan.read(0, HEAD_BYTES))) is not None:
+        raise compressed_error(scan.path, compression)

@@ -127,6 +127,11 @@ class SpanRecords(FileRecords[RecordT]):
                     f"{part.stop}."
                 )
 
+    @property
+    def unkept_indices(self) -> list[str]:
+        """The files whose index no folder takes: each process that reads them makes it anew."""
+        return list(self._unsaved)
+
     def span_sizes(self) -> NDArray[np.int64]:
         """Returns how many bytes each record takes in its file, what frames it included: shape (records,)."""
         return np.concatenate([self._sizes_within(part) for part in self._parts])

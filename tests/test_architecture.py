@@ -26,7 +26,7 @@ OUTSIDE_THE_PIPELINE = {
     *("datetime", "sched", "time"),
 }
 """What the pipeline does not know: threads, processes and time."""
-FACADE = {"millstream.__init__", "millstream.checkpoint"}
+FACADE = {"millstream.__init__", "millstream.__main__", "millstream.checkpoint"}
 
 IMPORTERS = {
     "array_record": {"millstream.sources.array_record"},

@@ -101,7 +101,8 @@ def _varints(values: NDArray[np.int64]) -> bytes:
     goes_on = np.zeros_like(is_there)
     goes_on[:, :-1] = is_there[:, 1:]
     table = (bits & np.uint64(0x7F)).astype(np.uint8) | (goes_on.astype(np.uint8) << np.uint8(7))
-    return table[is_there].tobytes()
+    encoded: bytes = table[is_there].tobytes()
+    return encoded
 
 
 def _as_bytes(item: bytes | str) -> bytes:
