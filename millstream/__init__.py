@@ -9,8 +9,8 @@
 The names follow Grain's, so `import millstream as grain` runs DataLoader code written for it. The parts have their
 own short names: `millstream.transforms.Map` is `millstream.MapTransform`.
 
-What not everybody uses is imported when it is first asked for: the formats, the rarer orders, and
-`millstream.checkpoint`, which needs Orbax (it and JAX take seconds to import).
+Most of it is imported when it is first asked for: `DataLoader`, which worker processes do without, the formats, the
+rarer orders, and `millstream.checkpoint`, which needs Orbax (it and JAX take seconds to import).
 """
 
 from os import path as _path  # (pathlib takes longer than the rest)
@@ -20,7 +20,7 @@ if not _path.isdir(_path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118
     # A checkout, entered by running Python in its root: the parts are beside this folder, not in it (see setup.cfg).
     __path__.append(_path.dirname(__path__[0]))  # noqa: PTH120
 
-from millstream import late_names, samplers, sharding, sources, transforms
+from millstream import late_names, loader, samplers, sharding, sources, transforms
 from millstream.errors import (
     CheckpointError,
     DataSourceError,
@@ -28,16 +28,6 @@ from millstream.errors import (
     WorkerDiedError,
     WorkerError,
     WorkerStalledError,
-)
-from millstream.loader import (
-    DataLoader,
-    DataLoaderIterator,
-    DeviceIterator,
-    MultiprocessingOptions,
-    ReadOptions,
-    device_put,
-    load,
-    surviving_keys,
 )
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
@@ -57,6 +47,16 @@ from millstream.transforms import (
 
 if TYPE_CHECKING:
     from millstream import checkpoint as checkpoint
+    from millstream.loader import (
+        DataLoader,
+        DataLoaderIterator,
+        DeviceIterator,
+        MultiprocessingOptions,
+        ReadOptions,
+        device_put,
+        load,
+        surviving_keys,
+    )
     from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
     from millstream.sources import (
         ArrayRecordDataSource,
@@ -65,12 +65,15 @@ if TYPE_CHECKING:
         CsvDataSource,
         JsonLinesDataSource,
         MegatronDataSource,
+        ParquetDataSource,
         TextLineDataSource,
         TFRecordDataSource,
         WebDatasetDataSource,
     )
     from millstream.tools import lengths_of
     from millstream.transforms import (
+        BestFitPack,
+        FirstFitPack,
         FixedLengthFeature,
         RaggedColumn,
         VariableLengthFeature,
@@ -84,6 +87,7 @@ __all__ = [
     "ArrayRecordDataSource",
     "BagzDataSource",
     "Batch",
+    "BestFitPack",
     "CheckpointError",
     "ConcatenatedDataSource",
     "CsvDataSource",
@@ -92,6 +96,7 @@ __all__ = [
     "DataSourceError",
     "DeviceIterator",
     "FilterTransform",
+    "FirstFitPack",
     "FixedLengthFeature",
     "FlatMapTransform",
     "HierarchicalSampler",
@@ -108,6 +113,7 @@ __all__ = [
     "Pack",
     "PackingSampler",
     "PaddedBatch",
+    "ParquetDataSource",
     "RaggedColumn",
     "RandomMapTransform",
     "RangeDataSource",
@@ -142,7 +148,12 @@ __all__ = [
 if not TYPE_CHECKING:
     _late_name, __dir__ = late_names.hooks(
         __name__,
-        {name: part.__name__ for part in (samplers, sources, transforms) for name in part.__all__ if name in __all__}
+        {
+            name: part.__name__
+            for part in (loader, samplers, sources, transforms)
+            for name in part.__all__
+            if name in __all__
+        }
         | {"lengths_of": "millstream.tools"},
     )
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from millstream.sources.csv_rows import CsvDataSource
     from millstream.sources.json_lines import JsonLinesDataSource
     from millstream.sources.megatron import MegatronDataSource
+    from millstream.sources.parquet import ParquetDataSource
     from millstream.sources.text_lines import TextLineDataSource
     from millstream.sources.tfrecord import TFRecordDataSource
     from millstream.sources.webdataset import WebDatasetDataSource
@@ -26,8 +27,9 @@ else:
             "CsvDataSource": "millstream.sources.csv_rows",
             "JsonLinesDataSource": "millstream.sources.json_lines",
             "MegatronDataSource": "millstream.sources.megatron",
-            "TextLineDataSource": "millstream.sources.text_lines",
+            "ParquetDataSource": "millstream.sources.parquet",
             "TFRecordDataSource": "millstream.sources.tfrecord",
+            "TextLineDataSource": "millstream.sources.text_lines",
             "WebDatasetDataSource": "millstream.sources.webdataset",
         },
     )
@@ -41,6 +43,7 @@ __all__ = [
     "InMemoryDataSource",
     "JsonLinesDataSource",
     "MegatronDataSource",
+    "ParquetDataSource",
     "RangeDataSource",
     "TFRecordDataSource",
     "TextLineDataSource",

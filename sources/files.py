@@ -1,8 +1,8 @@
 """Records in files of any format: many files laid end to end, read many records at once.
 
-A format is a subclass of `FileRecords` that counts the records of a file and opens one. Everything else is here: which
-file and which record of it a key means, one read for each file of a batch, a bounded number of open files, pickling,
-fingerprints.
+A format is a subclass of `FileRecords` that counts the records of a file and opens one; where records are not read one
+by one, it is one of `Files`. Everything else is here: which file and which record of it a key means, one read for each
+file of a batch, a bounded number of open files, pickling, fingerprints.
 
 Guarantees:
     - Files open in the process that reads, when it reads, and only if they are as they were at construction.
@@ -16,7 +16,7 @@ import datetime as dt
 import errno
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar
 
@@ -26,6 +26,8 @@ from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, items_at
 from millstream.sources.open_files import OpenFiles, descriptor_share
 from millstream.sources.paths import RECORD_LIMIT, FileIdentity, resolve_paths
+from millstream.sources.stored_files import identify
+from millstream.sources.urls import is_url, without_query
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -36,16 +38,26 @@ MAX_OPEN_FILES = 512
 INSPECTION_THREADS = 16
 """How many files a constructor inspects at the same time: on network storage each look is a few round trips."""
 
-RecordT = TypeVar("RecordT")
 
-
-class RecordFile(Protocol[RecordT]):
+class OpenFile(Protocol):
     """An open file of some format, which any number of threads may read."""
 
     @property
     def num_records(self) -> int:
         """How many records it holds."""
         ...
+
+    def close(self) -> None:
+        """Closes it. It is not being read."""
+        ...
+
+
+FileT = TypeVar("FileT", bound=OpenFile)
+RecordT = TypeVar("RecordT")
+
+
+class RecordFile(OpenFile, Protocol[RecordT]):
+    """An open file whose records are found one by one."""
 
     def read(self, positions: Sequence[int], keys: Sequence[int], /) -> list[RecordT]:
         """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
@@ -55,13 +67,9 @@ class RecordFile(Protocol[RecordT]):
         """
         ...
 
-    def close(self) -> None:
-        """Closes it. It is not being read."""
-        ...
 
-
-class FileRecords(abc.ABC, Generic[RecordT]):
-    """The records of files laid end to end: the base of all sources that read files.
+class Files(abc.ABC, Generic[FileT]):
+    """The records of files laid end to end: the base of all sources that read files, whatever reading one takes.
 
     Args:
         paths: one path or a sequence of paths, as `resolve_paths` takes them.
@@ -91,7 +99,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         self._counts: dict[str, int] = {}
         self._inspect()
         self._index_parts()
-        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES, self.descriptors_per_file)
+        self._open_files = OpenFiles[FileT](MAX_OPEN_FILES, self.descriptors_per_file)
         if not self._num_records:
             raise ValueError(f"A source must hold at least one record, got none in {self._named_files()}.")
 
@@ -104,7 +112,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         """
 
     @abc.abstractmethod
-    def _open(self, path: str) -> RecordFile[RecordT]:
+    def _open(self, path: str) -> FileT:
         """Returns the file, open.
 
         Raises:
@@ -118,31 +126,6 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
     def __len__(self) -> int:
         return self._num_records
-
-    def __getitem__(self, record_key: SupportsIndex) -> RecordT:
-        key = checked_record_key(record_key, self._num_records)
-        part = bisect.bisect_right(self._ends, key)
-        return self._read(self._parts[part].path, [key + self._shifts[part]], [key])[0]
-
-    def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
-        """Returns the records of the keys, in their order; keys may repeat. Each file is asked once."""
-        keys = checked_record_keys(record_keys, self._num_records)
-        if len(self._parts) == 1 and len(keys):
-            # Nothing to sort, which is most of the work where a mixture asks for a few records of each of its sources.
-            return self._read(self._paths[0], (keys + self._shifts[0]).tolist(), keys.tolist())
-        parts = np.searchsorted(self._ends_array, keys, side="right")
-        positions = keys + self._shifts_array[parts]
-        files = self._files_array[parts]
-        order = np.argsort(files, kind="stable")
-        files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
-        records: list[RecordT] = []
-        for stop in (*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)):
-            start = len(records)
-            if stop > start:
-                records += self._read(self._paths[files[start]], positions[start:stop], keys[start:stop])
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        return list(items_at(records, places.tolist()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._num_records:,} records in {self._named_files()})"
@@ -163,7 +146,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         closed = state.pop("_closed")
         vars(self).update(state)
-        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES, self.descriptors_per_file)
+        self._open_files = OpenFiles[FileT](MAX_OPEN_FILES, self.descriptors_per_file)
         if closed:
             self._open_files.close()
 
@@ -191,13 +174,26 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
         uncounted = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
         with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
-            identities = threads.map(FileIdentity.of_regular_file, self._paths, itertools.repeat(self.kind))
+            identities = threads.map(self._identify, self._paths)
             self._identities.update(zip(self._paths, identities, strict=True))
             self._count_files(uncounted, threads)
+
+    def _identify(self, path: str) -> FileIdentity:
+        """Returns which file is at a path. Called by many threads at once."""
+        return identify(path, self.kind)
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:
         """Counts the records of some files, many at once."""
         self._counts.update(zip(paths, threads.map(self._count, paths), strict=True))
+
+    def _check_ranges(self) -> None:
+        """Raises DataSourceError if a range ends after the last record of its file, where all files are counted."""
+        for part in self._parts:
+            if part.stop is not None and part.stop > self._counts[part.path]:
+                raise DataSourceError(
+                    f"{part.path!r} holds {self._counts[part.path]} records, but a range of it ends at record "
+                    f"{part.stop}."
+                )
 
     def _index_parts(self) -> None:
         """Sets the tables that give the part of a record key, and the file and position of that."""
@@ -217,20 +213,23 @@ class FileRecords(abc.ABC, Generic[RecordT]):
     def _named_files(self) -> str:
         return f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}, first {self._paths[0]!r}"
 
-    def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
-        """Returns the records at the positions of one file; the keys are for errors."""
-        try:
-            file = self._open_files.acquire(path, self._open_unchanged)
-        except OSError as error:
-            raise _open_error(error, path, positions[0], keys[0]) from error
-        try:
-            return file.read(positions, keys)
-        finally:
-            self._open_files.release(path)
+    def _acquire(self, path: str, position: int, key: int) -> FileT:
+        """Returns the open file, which stays open until `self._open_files.release(path)`.
 
-    def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
+        Raises:
+            DataSourceError: it cannot be opened, or is another than at construction; the record is named.
+            ValueError: the source is closed.
+        """
+        try:
+            return self._open_files.acquire(path, self._open_unchanged)
+        except OSError as error:
+            raise reading_error(error, path, position, key) from error
+
+    def _open_unchanged(self, path: str) -> FileT:
         """Returns the file, open, after comparing it with what the constructor saw."""
         file = self._open(path)
+        if is_url(path):
+            return file  # Each read compares.
         try:
             # Looked at after it was opened: what is at the path now is what was opened, or newer.
             self._check_unchanged(path, file.num_records, FileIdentity.of(path))
@@ -257,9 +256,55 @@ class FileRecords(abc.ABC, Generic[RecordT]):
             raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
 
 
+class FileRecords(Files[RecordFile[RecordT]]):
+    """The records of files laid end to end, found one by one: each file of a batch is read once."""
+
+    def __getitem__(self, record_key: SupportsIndex) -> RecordT:
+        key = checked_record_key(record_key, self._num_records)
+        part = bisect.bisect_right(self._ends, key)
+        return self._read(self._parts[part].path, [key + self._shifts[part]], [key])[0]
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
+        """Returns the records of the keys, in their order; keys may repeat. Each file is asked once."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        if len(self._parts) == 1 and len(keys):
+            # Nothing to sort, which is most of the work where a mixture asks for a few records of each of its sources.
+            return self._read(self._paths[0], (keys + self._shifts[0]).tolist(), keys.tolist())
+        parts = np.searchsorted(self._ends_array, keys, side="right")
+        positions = keys + self._shifts_array[parts]
+        files = self._files_array[parts]
+        order = np.argsort(files, kind="stable")
+        files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
+        stops = [*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)] if keys else []
+        records = self._read_files(
+            (self._paths[files[start]], positions[start:stop], keys[start:stop])
+            for start, stop in itertools.pairwise([0, *stops])
+        )
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return list(items_at(records, places.tolist()))
+
+    def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
+        """Returns the records at the positions of some files, one file after the other; with keys for errors."""
+        records: list[RecordT] = []
+        for path, positions, keys in requests:
+            records += self._read(path, positions, keys)
+        return records
+
+    def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
+        """Returns the records at the positions of one file; the keys are for errors."""
+        file = self._acquire(path, positions[0], keys[0])
+        try:
+            return file.read(positions, keys)
+        finally:
+            self._open_files.release(path)
+
+
 def _names_within_common_folder(paths: Sequence[str]) -> list[str]:
     """Returns the paths without the folder that holds all of the files."""
-    normal = [os.path.normpath(path) for path in paths]
+    # The root of a store is as good as one of a disk, and a bucket as good as a folder.
+    rooted = [f"/{without_query(path)}" if is_url(path) else path for path in paths]
+    normal = [os.path.normpath(path) for path in rooted]
     folder = os.path.commonpath([os.path.dirname(path) for path in normal])  # noqa: PTH120
     return [path[len(folder) :].lstrip(os.sep) for path in normal]
 
@@ -268,7 +313,8 @@ def _clock(nanoseconds: int) -> str:
     return str(dt.datetime.fromtimestamp(nanoseconds / 1e9, tz=dt.UTC))
 
 
-def _open_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
+def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
+    """Returns the error of a record whose file could not be opened, or is another than it was."""
     reason = str(error) if isinstance(error, DataSourceError) else f"{path!r} cannot be opened: {error.strerror}."
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         reason += " Raise the limit (`ulimit -n`) or close other files; this source has no idle one to close."

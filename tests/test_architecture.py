@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ IMPORTERS = {
     # What is quicker or nicer where it is installed.
     "google_crc32c": {"millstream.sources.crc32c"},
     "orjson": {"millstream.sources.json_lines"},
+    "pyarrow": {"millstream.sources.arrow_library"},
+    "tensorstore": {"millstream.sources.object_stores"},
     "tqdm": {"millstream.sources.progress"},
     "zstandard": {"millstream.sources.bagz", "millstream.tools.record_writers", "millstream.tools.unpacking"},
     # Which process this is; and where its batches go.
@@ -42,10 +45,10 @@ IMPORTERS = {
 """The modules that may import each third party; numpy is everywhere."""
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
-LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "tqdm", "zstandard"}
+LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "pyarrow", "tensorstore", "tqdm", "zstandard"}
 """What is imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
-"""What type checkers bring themselves: imported for their eyes only, it is no dependency."""
+"""What type checkers bring themselves: imported for their eyes only, it is not a dependency."""
 
 MODULE_LINES = 300
 """How long a module may be; a tenth more is still `around`."""
@@ -216,6 +219,25 @@ def test_every_part_is_read() -> None:
     assert set(LONG_MODULES) | FACADE <= set(MODULES)
     assert {(top, module) for top, importers in IMPORTERS.items() for module in importers} <= found
     assert SCRIPTS
+
+
+def test_the_graph_of_imports_is_as_drawn() -> None:
+    """Each arrow of the drawing in CONTRIBUTING.md is an import, and each import is an arrow or a path of arrows."""
+    drawn = set(re.findall(r"^ +(\w+)[^\n]*? --> (\w+)", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    imports = {
+        (room_of(module) or part_of(module), room_of(item.target) or part_of(item.target))
+        for module, path in MODULES.items()
+        if module not in FACADE
+        for item in imports_of(path.read_text())
+        if item.target.split(".")[0] == CORE
+    }
+    imports = {(importer, imported) for importer, imported in imports if imported not in {importer, "core"}}
+    paths = drawn
+    while (longer := paths | {(a, d) for a, b in paths for c, d in paths if b == c}) != paths:
+        paths = longer
+
+    assert drawn <= imports <= paths
+    assert not any(importer == imported for importer, imported in paths)
 
 
 def test_third_parties_are_declared() -> None:

@@ -116,7 +116,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = millstream.DataLoder  # type: ignore[attr-defined]  # Type checkers know, too.
 
 
-@pytest.mark.parametrize("part", ["millstream", "millstream.samplers", "millstream.sources", "millstream.transforms"])
+@pytest.mark.parametrize(
+    "part", ["millstream", "millstream.loader", "millstream.samplers", "millstream.sources", "millstream.transforms"]
+)
 def test_dir_is_the_public_names(part: str, tmp_path: Path) -> None:
     """Completion offers exactly what is public, late names before they are imported, without importing them."""
     code = (
@@ -127,7 +129,7 @@ def test_dir_is_the_public_names(part: str, tmp_path: Path) -> None:
     assert run_python(code, tmp_path) == f"{list(sys.modules[part].__all__)}\n[]\n"
 
 
-@pytest.mark.parametrize("part", ["samplers", "sources", "transforms"])
+@pytest.mark.parametrize("part", ["loader", "samplers", "sources", "transforms"])
 def test_late_names_are_the_classes_that_type_checkers_see(part: str) -> None:
     """What a part imports for type checkers, and what it imports when it is first asked, is the same."""
     tree = ast.parse(Path(sys.modules[f"millstream.{part}"].__file__ or "").read_text())

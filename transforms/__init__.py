@@ -16,13 +16,17 @@ MapWithIndexTransform = MapWithIndex
 RandomMapTransform = RandomMap
 
 if TYPE_CHECKING:
+    from millstream.transforms.best_fit import BestFitPack
     from millstream.transforms.example_encoding import encode_example
     from millstream.transforms.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
     from millstream.transforms.examples import decode_examples
+    from millstream.transforms.first_fit import FirstFitPack
 else:
     __getattr__, __dir__ = late_names.hooks(
         __name__,
         {
+            "BestFitPack": "millstream.transforms.best_fit",
+            "FirstFitPack": "millstream.transforms.first_fit",
             "FixedLengthFeature": "millstream.transforms.example_features",
             "RaggedColumn": "millstream.transforms.example_features",
             "VariableLengthFeature": "millstream.transforms.example_features",
@@ -33,8 +37,10 @@ else:
 
 __all__ = [
     "Batch",
+    "BestFitPack",
     "Filter",
     "FilterTransform",
+    "FirstFitPack",
     "FixedLengthFeature",
     "FlatMap",
     "FlatMapTransform",
