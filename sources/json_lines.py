@@ -70,6 +70,34 @@ class _JsonLinesFormat(SpanFormat[Any]):
         return records
 
 
+@final
+class JsonTexts(SpanRecords[bytes]):
+    """The same records as of `JsonLinesDataSource`, as the text that they are written as, in UTF-8.
+
+    So numbers, the order of keys, and names that come twice stay as they are. What is not JSON is the same error.
+    """
+
+    kind: ClassVar[str] = "JSONL"
+
+    def __init__(self, paths: Any) -> None:
+        super().__init__(paths, _JsonTextsFormat())
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _JsonTextsFormat(SpanFormat[bytes]):
+    """A span is the same as where values are read."""
+
+    index_kind: ClassVar[str] = _JsonLinesFormat.index_kind
+
+    def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
+        return _JsonLinesFormat().offsets(scan)
+
+    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[bytes]:
+        _JsonLinesFormat().decode(spans, places)
+        return [span.strip() for span in spans]
+
+
 _LONG_DIGITS = 19
 """An integer of more than 64 bits has more than this many digits, or as many: `orjson` makes a float of it."""
 

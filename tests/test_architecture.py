@@ -30,14 +30,14 @@ OUTSIDE_THE_PIPELINE = {
 FACADE = {"millstream.__init__", "millstream.__main__", "millstream.checkpoint"}
 
 IMPORTERS = {
-    "array_record": {"millstream.sources.array_record"},
+    "array_record": {"millstream.sources.array_record", "millstream.tools.record_writers"},
     # What is quicker or nicer where it is installed.
     "google_crc32c": {"millstream.sources.crc32c"},
     "orjson": {"millstream.sources.json_lines"},
     "pyarrow": {"millstream.sources.arrow_library"},
     "tensorstore": {"millstream.sources.object_stores"},
     "tqdm": {"millstream.sources.progress"},
-    "zstandard": {"millstream.sources.bagz"},
+    "zstandard": {"millstream.sources.bagz", "millstream.tools.record_writers", "millstream.tools.unpacking"},
     # Which process this is; and where its batches go.
     "jax": {"millstream.sharding", "millstream.loader.placement"},
     "orbax": {"millstream.loader.checkpoints.orbax_handler"},

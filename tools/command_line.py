@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # Names of files may be any bytes.
-    given = _parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], None] = given.run
     with _messages_on_standard_error():
         try:
@@ -63,16 +63,49 @@ def _run(arguments: Sequence[str] | None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Returns what understands the arguments of all commands."""
+    whole = argparse.ArgumentParser(
         prog="millstream", description="Looks at files of records, converts and indexes them."
     )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspect = _command(commands, "inspect", _inspect, "show what files hold: records, sizes, the first record")
     index = _command(commands, "index", _index, "find the places of the records ahead, and keep them")
     for command in (inspect, index):
         _add_paths(command, "paths", "PATH")
-    return parser
+    convert = _command(
+        commands, "convert", _convert, "write records of any format to ArrayRecord or Bagz files, or unpack a file"
+    )
+    _add_paths(convert, "sources", "SRC")
+    convert.add_argument(
+        "destination",
+        metavar="DST",
+        help="a file that ends in .array_record, .bag or .bagz; any other name unpacks a SRC that is compressed",
+    )
+    convert.add_argument(
+        "--shards", type=_positive, default=1, metavar="N", help="write N files, DST-00000-of-0000N and so on"
+    )
+    convert.add_argument(
+        "--jobs", type=_positive, metavar="N", help="how many processes write files at the same time (one per core)"
+    )
+    convert.add_argument(
+        "--encode",
+        choices=["auto", "raw", "json", "example"],
+        default="auto",
+        help="what records become: bytes and text as they are, JSON, tf.train.Example; auto chooses by the first one",
+    )
+    convert.add_argument(
+        "--compression", metavar="none|zstd[:LEVEL]", help="of each record (none, which reads most quickly)"
+    )
+    convert.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    return whole
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
 
 
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
@@ -107,6 +140,13 @@ def _index(given: argparse.Namespace) -> None:
     for kind, paths in given_files(given.paths, given.format).values():
         for line in indexed(kind, paths):
             print(line)
+
+
+def _convert(given: argparse.Namespace) -> None:
+    from millstream.tools.convert_command import converted  # noqa: PLC0415
+
+    options = {name: value for name, value in vars(given).items() if name not in {"run", "sources", "destination"}}
+    print(converted(given.sources, given.destination, **options))
 
 
 @contextlib.contextmanager

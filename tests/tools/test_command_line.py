@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from commands import COMMAND, run
 from example_messages import example_message
 from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
+
+from millstream.tools.command_line import parser
 
 RECORDS = [b"record %d" % number for number in range(100)]
 
@@ -241,3 +245,15 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
     assert (printed, b"Traceback" in reported, b"millstream:" in reported) == (b"", False, False)
     assert process.returncode == 130
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_the_commands_in_the_documents_are_understood() -> None:
+    """Each line of a shell block that begins with `millstream` has arguments that there are."""
+    root = Path(__file__).parents[2]
+    documents = [root / "README.md", *(root / "docs").glob("*.md")]
+    text = "\n".join(document.read_text() for document in documents)
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    lines += re.findall(r"`(millstream [a-z].*?)`", text)
+    given = [parser().parse_args(shlex.split(line)[1:]) for line in lines]
+
+    assert len(given) >= 6

@@ -1,0 +1,277 @@
+"""`millstream convert`: what is written, in what form, and what happens when it is killed."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import COMMAND, run
+from record_files import every_record, write_megatron, write_tar, write_tfrecord
+
+import millstream
+from millstream import ArrayRecordDataSource, BagzDataSource, FixedLengthFeature, decode_examples
+
+RECORDS = [b"record %d " % number * (number % 7) for number in range(1000)]
+
+
+def records_in(*paths: Path) -> list[bytes]:
+    """Returns the records of files that were written."""
+    kind = ArrayRecordDataSource if paths[0].suffix == ".array_record" else BagzDataSource
+    with kind(list(paths)) as source:
+        return every_record(source)
+
+
+def visible(folder: Path) -> list[str]:
+    """Returns the names of the files in a folder that are not hidden."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("extension", ["array_record", "bag", "bagz"])
+def test_records_come_out_as_they_went_in(tmp_path: Path, extension: str, jobs: int) -> None:
+    """In order, byte for byte, in as many files as wanted, whoever writes them; nothing else is left."""
+    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    printed, reported = run("convert", "a.tfrecord", f"b.{extension}", "--shards=7", f"--jobs={jobs}", folder=tmp_path)
+    names = [f"b-{number:05}-of-00007.{extension}" for number in range(7)]
+
+    assert printed.startswith(f"{tmp_path / names[0]} and 6 more: 1,000 records, ")
+    assert "millstream:" not in reported
+    assert visible(tmp_path) == ["a.tfrecord", *names]
+    assert records_in(*(tmp_path / name for name in names)) == RECORDS
+    assert not list(tmp_path.glob(".*.conversion"))
+
+
+def test_without_shards_it_is_the_file_that_was_named(tmp_path: Path) -> None:
+    """From several files and ranges, in their order; other extensions in the name are part of it."""
+    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    write_tfrecord(tmp_path / "b.tfrecord", RECORDS[:5])
+    run("convert", "b.tfrecord", "a.tfrecord[990:1000]", "c.x.bag", folder=tmp_path)
+
+    assert visible(tmp_path) == ["a.tfrecord", "b.tfrecord", "c.x.bag"]
+    assert records_in(tmp_path / "c.x.bag") == RECORDS[:5] + RECORDS[990:]
+
+
+def test_array_records_are_best_for_random_access(tmp_path: Path) -> None:
+    """One record per group, uncompressed unless asked; their sizes are kept, so that `inspect` reads none."""
+    write_tfrecord(tmp_path / "a.tfrecord", [b"x" * 10_000] * 100)
+    run("convert", "a.tfrecord", "plain.array_record", folder=tmp_path)
+    run("convert", "a.tfrecord", "small.array_record", "--compression=zstd:1", folder=tmp_path)
+    for name in ("plain", "small"):
+        assert records_in(tmp_path / f"{name}.array_record") == [b"x" * 10_000] * 100
+        (kept,) = tmp_path.glob(f".{name}.array_record.lengths-*.npy")
+        assert np.load(kept).tolist() == [10_000] * 100
+    printed, _ = run("inspect", "plain.array_record", folder=tmp_path)
+
+    assert (tmp_path / "plain.array_record").stat().st_size > 300_000
+    assert (tmp_path / "small.array_record").stat().st_size < 200_000
+    assert "sizes     least 10 kB, median 10 kB, mean 10 kB, most 10 kB\n" in printed
+
+
+def test_json_lines_stay_as_they_are_written(tmp_path: Path) -> None:
+    """Numbers, blanks within and the order of keys; blank lines and ends of lines are not part of a record."""
+    lines = ['{"b": 1E5,  "a": 1.10}', '{"a": 123456789012345678901234567890, "a": 2}', '"text"', "[1, 2]"]
+    (tmp_path / "a.jsonl").write_text("\n\n".join(lines) + "\r\n")
+    for encode in ("auto", "json", "raw"):
+        run("convert", "a.jsonl", f"{encode}.bag", f"--encode={encode}", folder=tmp_path)
+        assert records_in(tmp_path / f"{encode}.bag") == [line.encode() for line in lines]
+
+
+def test_lines_that_are_not_json_are_an_error(tmp_path: Path) -> None:
+    """Found when it is converted, not in training; nothing is there under the final name."""
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": \n')
+    _, reported = run("convert", "a.jsonl", "a.bag", folder=tmp_path, status=1)
+
+    assert "record 1 of" in reported
+    assert visible(tmp_path) == ["a.jsonl"]
+
+
+def test_rows_become_json_and_lines_stay_text(tmp_path: Path) -> None:
+    """A dict of texts is JSON in UTF-8; a line of text is its bytes."""
+    (tmp_path / "a.csv").write_text('name,text\nä,"two\nlines"\n')
+    (tmp_path / "a.txt").write_text("ä b\nc\n")
+    run("convert", "a.csv", "csv.array_record", folder=tmp_path)
+    run("convert", "a.txt", "txt.array_record", folder=tmp_path)
+
+    assert records_in(tmp_path / "csv.array_record") == ['{"name":"ä","text":"two\\nlines"}'.encode()]
+    assert records_in(tmp_path / "txt.array_record") == ["ä b".encode(), b"c"]
+
+
+def test_samples_become_examples(tmp_path: Path) -> None:
+    """Dicts with bytes: `decode_examples` reads what comes out."""
+    write_tar(tmp_path / "a.tar", [(f"{number}.{kind}", b"%d" % number) for number in range(9) for kind in ("a", "b")])
+    run("convert", "a.tar", "a.array_record", folder=tmp_path)
+    feature = FixedLengthFeature((), bytes)
+    columns = decode_examples({"__key__": feature, "a": feature}).map(records_in(tmp_path / "a.array_record"))
+
+    assert columns["__key__"].tolist() == columns["a"].tolist() == [b"%d" % number for number in range(9)]
+
+
+def test_tokens_stay_tokens(tmp_path: Path) -> None:
+    """Arrays are their bytes; as an Example they are not without a name."""
+    write_megatron(tmp_path / "a", [np.arange(number, dtype=np.uint16) for number in range(5)])
+    run("convert", "a", "a.bag", folder=tmp_path)
+
+    assert records_in(tmp_path / "a.bag") == [np.arange(number, dtype="<u2").tobytes() for number in range(5)]
+    _, reported = run("convert", "a", "b.bag", "--encode=example", folder=tmp_path, status=1)
+    assert "Record 0 cannot be written with --encode=example: it is of type ndarray" in reported
+    assert "Choose another of raw, json, example." in reported
+
+
+def test_values_become_examples_where_that_is_asked_for(tmp_path: Path) -> None:
+    """The values of JSON Lines, with numbers as numbers."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"x": [n, 2 * n], "t": "a"}) + "\n" for n in range(4)))
+    run("convert", "a.jsonl", "a.bag", "--encode=example", folder=tmp_path)
+    columns = decode_examples({"x": FixedLengthFeature((2,), np.int64)}).map(records_in(tmp_path / "a.bag"))
+
+    assert columns["x"].tolist() == [[n, 2 * n] for n in range(4)]
+
+
+@pytest.fixture
+def long_text(tmp_path: Path) -> Path:
+    """A file that takes some seconds to convert."""
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"line {number}\n" for number in range(300_000)))
+    return path
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """Returns the files that are finished."""
+    return sorted(folder.glob("b-*.bag"))
+
+
+@pytest.fixture
+def killed(request: pytest.FixtureRequest, tmp_path: Path, long_text: Path) -> tuple[list[Any], dict[str, int]]:
+    """A conversion that was killed when a few of its files were there: its command, and these files by name."""
+    command = ["convert", long_text, "b.bag", "--shards=50", f"--jobs={request.param}"]
+    with subprocess.Popen([*COMMAND, *map(str, command)], cwd=tmp_path) as process:
+        while len(shards_of(tmp_path)) < 3:
+            assert process.poll() is None
+        process.kill()
+    return command, {path.name: path.stat().st_ino for path in shards_of(tmp_path)}
+
+
+@pytest.mark.parametrize("killed", [1, 2], indirect=True)
+def test_what_was_killed_is_resumed(killed: tuple[list[Any], dict[str, int]], tmp_path: Path) -> None:
+    """Files that are finished stay as they are; after the second run all records are there once."""
+    command, finished = killed
+    assert 3 <= len(finished) < 50
+    assert (tmp_path / ".b.bag.conversion" / "plan.json").exists()
+    run(*command, folder=tmp_path)
+    after = {path.name: path.stat().st_ino for path in shards_of(tmp_path)}
+
+    assert len(after) == 50
+    assert {name: after[name] for name in finished} == finished
+    assert records_in(*shards_of(tmp_path)) == [b"line %d" % number for number in range(300_000)]
+    assert not (tmp_path / ".b.bag.conversion").exists()
+
+
+@pytest.mark.parametrize("killed", [1], indirect=True)
+def test_another_conversion_is_not_mixed_with_it(killed: tuple[list[Any], dict[str, int]], tmp_path: Path) -> None:
+    """Other options and changed files are refused until all is begun anew on purpose."""
+    command, finished = killed
+    _, reported = run(*command, "--encode=json", folder=tmp_path, status=1)
+    assert "was begun with another encode: raw, and here json. Resume it with that, or pass --overwrite" in reported
+    (tmp_path / "a.txt").write_text("one\n" * 60)
+    _, reported = run(*command, folder=tmp_path, status=1)
+    assert "was begun with another source" in reported
+    assert {path.name: path.stat().st_ino for path in shards_of(tmp_path)} == finished
+    run(*command, "--overwrite", folder=tmp_path)
+    assert records_in(*shards_of(tmp_path)) == [b"one"] * 60
+
+
+def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
+    """The second one says so, and disturbs nothing; Ctrl-C ends the first one quietly, to be resumed."""
+    command = ["convert", str(long_text), "b.bag", "--shards=50", "--jobs=2"]
+    with subprocess.Popen([*COMMAND, *command], cwd=tmp_path, stderr=subprocess.PIPE) as process:
+        while len(shards_of(tmp_path)) < 2:
+            assert process.poll() is None
+        _, reported = run(*command, folder=tmp_path, status=1)
+        assert "Another process is writing" in reported or process.poll() is not None
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == 130
+    run(*command, folder=tmp_path)
+    assert len(records_in(*shards_of(tmp_path))) == 300_000
+
+
+def test_files_that_are_there_are_not_replaced_by_accident(tmp_path: Path) -> None:
+    """Nor is a source ever written over."""
+    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    (tmp_path / "b.bag").write_text("mine")
+    _, reported = run("convert", "a.tfrecord", "b.bag", folder=tmp_path, status=1)
+    assert "is there already. Pass --overwrite" in reported
+    assert (tmp_path / "b.bag").read_text() == "mine"
+    _, reported = run("convert", "a.tfrecord", "b.bag", "--overwrite", "--encode=example", folder=tmp_path, status=1)
+    assert "Record 0 cannot be written" in reported
+    assert (tmp_path / "b.bag").read_text() == "mine"
+    run("convert", "a.tfrecord", "b.bag", "--overwrite", folder=tmp_path)
+    assert records_in(tmp_path / "b.bag") == RECORDS
+    _, reported = run("convert", "b.bag", "./b.bag", "--overwrite", folder=tmp_path, status=1)
+    assert "would be written to while it is read" in reported
+    assert records_in(tmp_path / "b.bag") == RECORDS
+    assert not list(tmp_path.glob(".*.conversion"))
+
+
+def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
+    """In a worker, too. What was finished before stays for the next attempt, with the file restored."""
+    path = write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    whole, status = path.read_bytes(), path.stat()
+    run("index", path, folder=tmp_path)
+    damaged = bytearray(whole)
+    damaged[-10] ^= 1
+    path.write_bytes(damaged)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    command = ["convert", "a.tfrecord", "b.bag", "--shards=4", "--jobs=2"]
+    _, reported = run(*command, folder=tmp_path, status=1)
+    assert "Cannot read record 999 of" in reported
+    path.write_bytes(whole)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    run(*command, folder=tmp_path)
+    assert records_in(*shards_of(tmp_path)) == RECORDS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a.txt", "b.bag", "--shards=3"], "The 2 records cannot be written to 3 files"),
+        (["a.txt", "b.bag", "--compression=zstd"], "Records of .bag files are never compressed: write a .bagz file"),
+        (["a.txt", "b.bagz", "--compression=none"], "Records of .bagz files are always compressed: write a .bag file"),
+        (["a.txt", "b.array_record", "--compression=lz4"], "compression must be none, zstd, or zstd with a level"),
+        (["a.txt", "b.array_record", "--compression=zstd:23"], "between 1 and 22, got 23"),
+        (["a.txt", "a.csv", "b.bag"], "several formats, text, csv, whose records are not alike"),
+        (["a.txt", "b.parquet"], "DST must end in .array_record, .bag or .bagz to write records"),
+        (["a.txt", "nowhere/b.bag"], "No such file or directory"),
+        (["absent.txt", "b.bag"], "No such file or directory: "),
+        (["a.txt", "a.csv", "b.txt"], "to unpack, there must be a single SRC, got 2"),
+    ],
+)
+def test_what_cannot_be_converted_is_a_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
+    """And nothing is left behind."""
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    _, reported = run("convert", *arguments, folder=tmp_path, status=1)
+
+    assert words in reported
+    assert reported.count("\n") == 1
+    assert visible(tmp_path) == ["a.csv", "a.txt"]
+    assert not list(tmp_path.glob(".*.conversion"))
+
+
+@pytest.mark.parametrize("option", ["--shards=0", "--jobs=-1", "--encode=xml"])
+def test_options_that_make_no_sense_are_wrong_usage(option: str, tmp_path: Path) -> None:
+    """With the status of wrong usage."""
+    run("convert", "a", "b.bag", option, folder=tmp_path, status=2)
+
+
+def test_what_was_converted_is_read_as_any_other(tmp_path: Path) -> None:
+    """Through a loader, in any order."""
+    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    run("convert", "a.tfrecord", "b.array_record", "--shards=3", folder=tmp_path)
+    with ArrayRecordDataSource(f"{tmp_path}/b-*.array_record") as source:
+        loader = millstream.load(source, shuffle=True, seed=0, num_epochs=1)
+        assert sorted(loader) == sorted(RECORDS)

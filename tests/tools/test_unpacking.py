@@ -1,0 +1,101 @@
+"""Files that are compressed as a whole: what was compressed comes out, or there is an error."""
+
+import bz2
+import gzip
+import lzma
+import shlex
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from commands import run
+from hypothesis import given
+from hypothesis import strategies as st
+from record_files import every_record, tfrecord_bytes
+
+from millstream.errors import DataSourceError
+from millstream.sources import TextLineDataSource, TFRecordDataSource
+from millstream.tools.unpacking import unpack
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.ZstdCompressor().compress,
+    "z": zlib.compress,
+}
+PARTS = st.lists(st.binary(max_size=2000) | st.integers(0, 300_000).map(bytes), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+@given(parts=PARTS, filling=st.sampled_from([0, 4, 512]))
+def test_what_was_compressed_comes_out(
+    ending: str, parts: list[bytes], filling: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of any number of members, one after the other, and with zeros after them."""
+    folder = tmp_path_factory.mktemp("unpacking")
+    packed = folder / "packed"
+    packed.write_bytes(b"".join(map(COMPRESS[ending], parts)) + bytes(filling))
+
+    assert unpack(str(packed), str(folder / "plain")) == sum(map(len, parts))
+    assert (folder / "plain").read_bytes() == b"".join(parts)
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_every_truncation_and_damage_is_an_error(ending: str, tmp_path: Path) -> None:
+    """Nothing appears under the final name, and nothing else is left."""
+    packed = tmp_path / "packed"
+    whole = COMPRESS[ending](b"some text " * 20 + bytes(range(256)))
+    for length in range(20, len(whole), 7):
+        packed.write_bytes(whole[:length])
+        with pytest.raises(DataSourceError, match="packed' was cut short"):
+            unpack(str(packed), str(tmp_path / "plain"))
+    packed.write_bytes(whole + b"what follows is something else")
+    with pytest.raises(DataSourceError, match="packed' is damaged"):
+        unpack(str(packed), str(tmp_path / "plain"))
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"), [("a.txt.gz", "a.txt"), ("it's.txt", "it's.unpacked.txt"), ("b", "b.unpacked")]
+)
+def test_the_command_in_the_error_of_a_source_works(name: str, plain: str, tmp_path: Path) -> None:
+    """It is run as it stands there; then the source reads what it makes."""
+    (tmp_path / name).write_bytes(gzip.compress(b"one\ntwo\n"))
+    with pytest.raises(DataSourceError, match="compressed as a whole, by gzip") as caught:
+        TextLineDataSource(tmp_path / name)
+    command = shlex.split(str(caught.value).rpartition(": ")[2])
+    assert command[:3] == ["python", "-m", "millstream"]
+    printed, _ = run(*command[3:], folder=tmp_path)
+
+    assert printed == f"{tmp_path / plain}: 8 B, unpacked\n"
+    with TextLineDataSource(tmp_path / plain) as source:
+        assert every_record(source) == ["one", "two"]
+
+
+@pytest.mark.parametrize("ending", ["gz", "z"])
+def test_tfrecords_as_tensorflow_compresses_them_are_unpacked(ending: str, tmp_path: Path) -> None:
+    """GZIP and ZLIB, without an ending in their names; `inspect` and `convert` give the command, too."""
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(COMPRESS[ending](tfrecord_bytes([b"one", b"two"])))
+    for command in (["inspect", path], ["convert", path, "b.bag"]):
+        _, reported = run(*command, folder=tmp_path, status=1)
+        assert "compressed as a whole" in reported
+    run(*shlex.split(reported.rpartition(": ")[2])[3:], folder=tmp_path)
+    with TFRecordDataSource(tmp_path / "a.unpacked.tfrecord") as source:
+        assert every_record(source) == [b"one", b"two"]
+
+
+def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
+    """Unless they are to be replaced; and what is not compressed is not unpacked."""
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"new"))
+    (tmp_path / "a.txt").write_text("old")
+    _, reported = run("convert", "a.txt.gz", "a.txt", folder=tmp_path, status=1)
+    assert "is there already" in reported
+    _, reported = run("convert", "a.txt", "b.txt", "--overwrite", folder=tmp_path, status=1)
+    assert "'a.txt' is not compressed" in reported
+    assert (tmp_path / "a.txt").read_text() == "old"
+    run("convert", "a.txt.gz", "a.txt", "--overwrite", folder=tmp_path)
+    assert (tmp_path / "a.txt").read_text() == "new"

@@ -1,0 +1,272 @@
+"""Records of any source written to files of bytes: in parts, by several processes, resumable.
+
+The files are written in a hidden folder beside them, `.NAME.conversion`, and get their names when they are whole. The
+folder has the plan: what is converted, and how. As long as it is there, each file under its final name is finished work
+of that plan. It goes with the last file.
+
+Guarantees:
+    - No file is under its final name before it is whole and on disk.
+    - After any end, of a process or of the machine, the same command does what is left to do.
+    - A conversion is resumed only with the same records and options; two at once with one destination are refused.
+    - Worker processes outlive one that was killed for up to a second. Nothing is begun before they are gone: each holds
+      a lock while it writes a file.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+
+from millstream.loader import DataLoader, ReadOptions
+from millstream.samplers import SequentialSampler
+from millstream.sharding import NoSharding
+from millstream.sources.paths import FileIdentity
+from millstream.tools.conversion_progress import RecordCounts, shown_progress
+from millstream.tools.kept_lengths import store_lengths
+from millstream.tools.new_files import new_file
+from millstream.tools.record_encoding import encoded
+from millstream.tools.record_sizes import sizes_mark
+from millstream.tools.record_writers import compression_level, new_writer
+from millstream.transforms import Map
+
+_BLOCK_BYTES = 4 << 20
+_BLOCK_RECORDS = 1024
+_FIRST_RECORDS = 16
+"""How much is read at once: bytes and records at most, and records at first."""
+
+_LAYOUT = 1
+"""The version of a plan."""
+
+_LAST_WRITERS_SECONDS = 20.0
+"""How long workers whose parent is gone may take to notice."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """What is converted, and how.
+
+    Attributes:
+        source: the records.
+        destination: the file to write, or the name that those of the parts are made of.
+        encoding: what records become, one of `ENCODINGS`.
+        compression: as `new_writer` takes it.
+        num_shards: how many files there will be.
+
+    Raises:
+        ValueError: more files than records, or a compression that the format has not.
+    """
+
+    source: Any
+    destination: str
+    encoding: str
+    compression: str | None
+    num_shards: int
+
+    def __post_init__(self) -> None:
+        compression_level(self.extension, self.compression)
+        if not 1 <= self.num_shards <= len(self.source):
+            raise ValueError(
+                f"The {len(self.source):,} records cannot be written to {self.num_shards:,} files: each needs one at "
+                "least."
+            )
+        if own := set(map(os.path.realpath, self.targets)) & set(map(os.path.realpath, self.source.files)):
+            raise ValueError(f"{own.pop()!r} would be written to while it is read. Choose another name.")
+
+    @property
+    def extension(self) -> str:
+        """What the files' names end in."""
+        return os.path.splitext(self.destination)[1]  # noqa: PTH122  (paths are strings throughout)
+
+    @property
+    def targets(self) -> list[str]:
+        """The files, in the order of their records."""
+        if self.num_shards == 1:
+            return [self.destination]
+        stem = self.destination.removesuffix(self.extension)
+        return [f"{stem}-{n:05}-of-{self.num_shards:05}{self.extension}" for n in range(self.num_shards)]
+
+    @property
+    def folder(self) -> str:
+        """Where unfinished files are."""
+        folder, name = os.path.split(self.destination)
+        return os.path.join(folder, f".{name}.conversion")  # noqa: PTH118
+
+    @property
+    def writers(self) -> str:
+        """The file that each process which writes has a lock on."""
+        return os.path.join(self.folder, "writers")  # noqa: PTH118
+
+    def range_of(self, shard: int) -> range:
+        """Returns the keys of the records of one file."""
+        count = len(self.source)
+        return range(count * shard // self.num_shards, count * (shard + 1) // self.num_shards)
+
+    def plan(self) -> dict[str, Any]:
+        """Returns what must be the same to resume, in words."""
+        return {
+            "version": _LAYOUT,
+            "source": self.source.fingerprint(),
+            "files": [[identity.size, identity.modified] for identity in self.source.files.values()],
+            "encode": self.encoding,
+            "compression": self.compression,
+            "shards": self.num_shards,
+        }
+
+
+def convert(conversion: Conversion, jobs: int, *, overwrite: bool) -> None:
+    """Writes the files that are not there yet.
+
+    Args:
+        conversion: what to do.
+        jobs: how many processes write at the same time; with 1, it is this one.
+        overwrite: whether files of these names, and what another conversion has begun, are removed first.
+
+    Raises:
+        FileExistsError: a file of that name is there.
+        BlockingIOError: another process is at it.
+        ValueError: an unfinished conversion with other records or options is there.
+        OSError: a file cannot be read, DataSourceError if it is damaged; or cannot be written.
+    """
+    folder = conversion.folder
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)  # noqa: PTH102
+    with _alone_in(folder, conversion.destination):
+        _wait_for_writers(conversion)
+        try:
+            _begin_or_resume(conversion, overwrite=overwrite)
+        except FileExistsError:
+            shutil.rmtree(folder)
+            raise
+        todo = [number for number, target in enumerate(conversion.targets) if not os.path.exists(target)]  # noqa: PTH110
+        if todo:
+            _write(conversion, todo, min(jobs, len(todo)))
+        shutil.rmtree(folder)
+
+
+def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
+    """Sees to it that the folder has the plan, and that each file that is there is of this plan."""
+    place = os.path.join(conversion.folder, "plan.json")  # noqa: PTH118
+    plan = conversion.plan()
+    try:
+        with open(place, encoding="utf-8") as file:  # noqa: PTH123
+            begun = json.load(file)
+    except FileNotFoundError:
+        begun = None
+    if begun == plan:
+        return
+    there = [target for target in conversion.targets if os.path.lexists(target)]
+    if begun is not None and there and not overwrite:
+        other = next((name for name in plan if begun.get(name) != plan[name]), "version")
+        raise ValueError(
+            f"A conversion to {conversion.destination!r} was begun with another {other}: {begun.get(other)}, and here "
+            f"{plan[other]}. Resume it with that, or pass --overwrite to begin anew."
+        )
+    if there and not overwrite:
+        raise FileExistsError(f"{there[0]!r} is there already. Pass --overwrite to replace it, or choose another name.")
+    for target in there:
+        os.unlink(target)  # noqa: PTH108
+    with new_file(place) as file:
+        file.write(json.dumps(plan).encode())
+
+
+def _write(conversion: Conversion, todo: list[int], jobs: int) -> None:
+    """Writes some of the files, in any order."""
+    counts = RecordCounts.new(os.path.join(conversion.folder, "counts"), conversion.num_shards)  # noqa: PTH118
+    for shard in set(range(conversion.num_shards)) - set(todo):
+        counts.set(shard, len(conversion.range_of(shard)))
+    loader = DataLoader(
+        data_source=todo,
+        sampler=SequentialSampler(len(todo)),
+        operations=[_WriteShard(conversion, counts)],
+        worker_count=jobs if jobs > 1 else 0,
+        shard_options=NoSharding(),
+        read_options=ReadOptions(num_threads=0),
+        stall_timeout=float("inf"),
+    )
+    with shown_progress(counts, f"Writing {conversion.destination!r}", len(conversion.source)), loader:
+        for _ in loader:
+            pass
+
+
+@final
+class _WriteShard(Map[int, int]):
+    """Writes the file of a number, and returns how many records it has."""
+
+    def __init__(self, conversion: Conversion, counts: RecordCounts) -> None:
+        self._conversion = conversion
+        self._counts = counts
+
+    def map(self, shard: int, /) -> int:
+        """Writes one file from its beginning, whatever is left of an earlier attempt."""
+        with open(self._conversion.writers, "rb") as lock:  # noqa: PTH123
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            return self._write(shard)
+
+    def _write(self, shard: int) -> int:
+        conversion = self._conversion
+        keys = conversion.range_of(shard)
+        unfinished = os.path.join(conversion.folder, f"{shard}{conversion.extension}")  # noqa: PTH118
+        writer = new_writer(unfinished, conversion.extension, conversion.compression)
+        try:
+            for some, done in _blocks(conversion, keys):
+                writer.write(some)
+                self._counts.set(shard, done)
+            sizes = writer.finish()
+        finally:
+            writer.abandon()
+        target = conversion.targets[shard]
+        os.replace(unfinished, target)  # noqa: PTH105
+        if conversion.extension == ".array_record":  # The others say it themselves.
+            store_lengths(target, sizes_mark(FileIdentity.of(target)), sizes)
+        return len(keys)
+
+
+def _blocks(conversion: Conversion, keys: range) -> Iterator[tuple[list[bytes], int]]:
+    """Yields the records of some keys, in order, as bytes, with how many there have been by then."""
+    done, step = 0, _FIRST_RECORDS
+    while done < len(keys):
+        some = keys[done : done + step]
+        records = encoded(conversion.source.__getitems__(some), some, conversion.encoding)
+        done += len(some)
+        yield records, done
+        mean = max(1, int(np.mean(list(map(len, records)))))
+        step = max(1, min(_BLOCK_RECORDS, _BLOCK_BYTES // mean))
+
+
+def _wait_for_writers(conversion: Conversion) -> None:
+    """Returns when the workers of a process that was killed are gone."""
+    deadline = time.monotonic() + _LAST_WRITERS_SECONDS
+    with open(conversion.writers, "ab") as lock:  # noqa: PTH123
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise BlockingIOError(
+                        f"Processes of an earlier conversion are still writing {conversion.destination!r}."
+                    ) from error
+                time.sleep(0.02)
+            else:
+                return
+
+
+@contextlib.contextmanager
+def _alone_in(folder: str, destination: str) -> Iterator[None]:
+    """Holds a lock that ends with this process, however it ends."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(f"Another process is writing {destination!r} right now.") from error
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,65 @@
+"""How far several processes are, each with its part: numbers in a small file that all of them share."""
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator
+from typing import Self, final
+
+import numpy as np
+
+from millstream.sources.progress import Progress
+
+_POLL_SECONDS = 0.25
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class RecordCounts:
+    """How many records of each part are done.
+
+    Attributes:
+        path: the file: an int64 for each part.
+    """
+
+    path: str
+
+    @classmethod
+    def new(cls, path: str, parts: int) -> Self:
+        """Returns counts of zero."""
+        np.zeros(parts, np.int64).tofile(path)
+        return cls(path)
+
+    def set(self, part: int, count: int) -> None:
+        """Notes how many records of a part are done. Each part has one process."""
+        with open(self.path, "r+b") as file:  # noqa: PTH123  (paths are strings throughout)
+            os.pwrite(file.fileno(), np.int64(count).tobytes(), 8 * part)
+
+    def total(self) -> int:
+        """Returns how many records are done."""
+        return int(np.fromfile(self.path, np.int64).sum())
+
+
+@contextlib.contextmanager
+def shown_progress(counts: RecordCounts, words: str, total: int) -> Iterator[None]:
+    """Shows how far the counts are as long as the block takes."""
+    progress = Progress(words, total, "records")
+    is_over = threading.Event()
+
+    def follow() -> None:
+        shown = 0
+        while not is_over.wait(_POLL_SECONDS):
+            done = counts.total()
+            # A part that is begun anew, after its process died, falls back.
+            progress.advance(max(0, done - shown))
+            shown = max(shown, done)
+
+    thread = threading.Thread(target=follow, name="millstream-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        progress.close()
