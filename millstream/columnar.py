@@ -21,3 +21,22 @@ class ColumnarRecords(Sequence[Any]):
     @abc.abstractmethod
     def stack(self, allocate: Allocate) -> Any:
         """Returns what stacking the records gives, its arrays in memory from `allocate`."""
+
+
+def stack_texts(texts: list[str], allocate: Allocate) -> NDArray[Any]:
+    """Returns texts as an array: of dtype `<U` as long as the longest, or of objects where there are NUL characters.
+
+    NumPy cuts these off the ends.
+    """
+    if "\0" in "".join(texts):
+        return stack_objects(texts)
+    batch = allocate((len(texts),), np.dtype(f"<U{max(1, *map(len, texts))}"))
+    batch[:] = texts
+    return batch
+
+
+def stack_objects(values: list[Any]) -> NDArray[Any]:
+    """Returns values, such as bytes, as an array of objects, in memory of its own."""
+    batch = np.empty(len(values), np.object_)
+    batch[:] = values
+    return batch

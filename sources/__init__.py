@@ -8,6 +8,7 @@ from millstream.sources.csv_rows import CsvDataSource
 from millstream.sources.json_lines import JsonLinesDataSource
 from millstream.sources.megatron import MegatronDataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
+from millstream.sources.parquet import ParquetDataSource
 from millstream.sources.text_lines import TextLineDataSource
 from millstream.sources.tfrecord import TFRecordDataSource
 from millstream.sources.webdataset import WebDatasetDataSource
@@ -21,6 +22,7 @@ __all__ = [
     "InMemoryDataSource",
     "JsonLinesDataSource",
     "MegatronDataSource",
+    "ParquetDataSource",
     "RangeDataSource",
     "TFRecordDataSource",
     "TextLineDataSource",

@@ -1,8 +1,8 @@
 """Records in files of any format: many files laid end to end, read many records at once.
 
-A format is a subclass of `FileRecords` that counts the records of a file and opens one. Everything else is here: which
-file and which record of it a key means, one read for each file of a batch, a bounded number of open files, pickling,
-fingerprints.
+A format is a subclass of `FileRecords` that counts the records of a file and opens one; where records are not read one
+by one, it is one of `Files`. Everything else is here: which file and which record of it a key means, one read for each
+file of a batch, a bounded number of open files, pickling, fingerprints.
 
 Guarantees:
     - Files open in the process that reads, when it reads, and only if they are as they were at construction.
@@ -36,16 +36,26 @@ MAX_OPEN_FILES = 512
 INSPECTION_THREADS = 16
 """How many files a constructor inspects at the same time: on network storage each look is a few round trips."""
 
-RecordT = TypeVar("RecordT")
 
-
-class RecordFile(Protocol[RecordT]):
+class OpenFile(Protocol):
     """An open file of some format, which any number of threads may read."""
 
     @property
     def num_records(self) -> int:
         """How many records it holds."""
         ...
+
+    def close(self) -> None:
+        """Closes it. It is not being read."""
+        ...
+
+
+FileT = TypeVar("FileT", bound=OpenFile)
+RecordT = TypeVar("RecordT")
+
+
+class RecordFile(OpenFile, Protocol[RecordT]):
+    """An open file whose records are found one by one."""
 
     def read(self, positions: Sequence[int], keys: Sequence[int], /) -> list[RecordT]:
         """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
@@ -55,13 +65,9 @@ class RecordFile(Protocol[RecordT]):
         """
         ...
 
-    def close(self) -> None:
-        """Closes it. It is not being read."""
-        ...
 
-
-class FileRecords(abc.ABC, Generic[RecordT]):
-    """The records of files laid end to end: the base of all sources that read files.
+class Files(abc.ABC, Generic[FileT]):
+    """The records of files laid end to end: the base of all sources that read files, whatever reading one takes.
 
     Args:
         paths: one path or a sequence of paths, as `resolve_paths` takes them.
@@ -91,7 +97,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         self._counts: dict[str, int] = {}
         self._inspect()
         self._index_parts()
-        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES, self.descriptors_per_file)
+        self._open_files = OpenFiles[FileT](MAX_OPEN_FILES, self.descriptors_per_file)
         if not self._num_records:
             raise ValueError(f"A source must hold at least one record, got none in {self._named_files()}.")
 
@@ -104,7 +110,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         """
 
     @abc.abstractmethod
-    def _open(self, path: str) -> RecordFile[RecordT]:
+    def _open(self, path: str) -> FileT:
         """Returns the file, open.
 
         Raises:
@@ -113,31 +119,6 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
     def __len__(self) -> int:
         return self._num_records
-
-    def __getitem__(self, record_key: SupportsIndex) -> RecordT:
-        key = checked_record_key(record_key, self._num_records)
-        part = bisect.bisect_right(self._ends, key)
-        return self._read(self._parts[part].path, [key + self._shifts[part]], [key])[0]
-
-    def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
-        """Returns the records of the keys, in their order; keys may repeat. Each file is asked once."""
-        keys = checked_record_keys(record_keys, self._num_records)
-        if len(self._parts) == 1 and len(keys):
-            # Nothing to sort, which is most of the work where a mixture asks for a few records of each of its sources.
-            return self._read(self._paths[0], (keys + self._shifts[0]).tolist(), keys.tolist())
-        parts = np.searchsorted(self._ends_array, keys, side="right")
-        positions = keys + self._shifts_array[parts]
-        files = self._files_array[parts]
-        order = np.argsort(files, kind="stable")
-        files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
-        records: list[RecordT] = []
-        for stop in (*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)):
-            start = len(records)
-            if stop > start:
-                records += self._read(self._paths[files[start]], positions[start:stop], keys[start:stop])
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        return list(items_at(records, places.tolist()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._num_records:,} records in {self._named_files()})"
@@ -158,7 +139,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         closed = state.pop("_closed")
         vars(self).update(state)
-        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES, self.descriptors_per_file)
+        self._open_files = OpenFiles[FileT](MAX_OPEN_FILES, self.descriptors_per_file)
         if closed:
             self._open_files.close()
 
@@ -194,6 +175,15 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         """Counts the records of some files, many at once."""
         self._counts.update(zip(paths, threads.map(self._count, paths), strict=True))
 
+    def _check_ranges(self) -> None:
+        """Raises DataSourceError if a range ends after the last record of its file, where all files are counted."""
+        for part in self._parts:
+            if part.stop is not None and part.stop > self._counts[part.path]:
+                raise DataSourceError(
+                    f"{part.path!r} holds {self._counts[part.path]} records, but a range of it ends at record "
+                    f"{part.stop}."
+                )
+
     def _index_parts(self) -> None:
         """Sets the tables that give the part of a record key, and the file and position of that."""
         stops = [self._counts[part.path] if part.stop is None else part.stop for part in self._parts]
@@ -212,18 +202,19 @@ class FileRecords(abc.ABC, Generic[RecordT]):
     def _named_files(self) -> str:
         return f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}, first {self._paths[0]!r}"
 
-    def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
-        """Returns the records at the positions of one file; the keys are for errors."""
-        try:
-            file = self._open_files.acquire(path, self._open_unchanged)
-        except OSError as error:
-            raise _open_error(error, path, positions[0], keys[0]) from error
-        try:
-            return file.read(positions, keys)
-        finally:
-            self._open_files.release(path)
+    def _acquire(self, path: str, position: int, key: int) -> FileT:
+        """Returns the open file, which stays open until `self._open_files.release(path)`.
 
-    def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
+        Raises:
+            DataSourceError: it cannot be opened, or is another than at construction; the record is named.
+            ValueError: the source is closed.
+        """
+        try:
+            return self._open_files.acquire(path, self._open_unchanged)
+        except OSError as error:
+            raise reading_error(error, path, position, key) from error
+
+    def _open_unchanged(self, path: str) -> FileT:
         """Returns the file, open, after comparing it with what the constructor saw."""
         file = self._open(path)
         try:
@@ -252,6 +243,43 @@ class FileRecords(abc.ABC, Generic[RecordT]):
             raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
 
 
+class FileRecords(Files[RecordFile[RecordT]]):
+    """The records of files laid end to end, found one by one: each file of a batch is read once."""
+
+    def __getitem__(self, record_key: SupportsIndex) -> RecordT:
+        key = checked_record_key(record_key, self._num_records)
+        part = bisect.bisect_right(self._ends, key)
+        return self._read(self._parts[part].path, [key + self._shifts[part]], [key])[0]
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
+        """Returns the records of the keys, in their order; keys may repeat. Each file is asked once."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        if len(self._parts) == 1 and len(keys):
+            # Nothing to sort, which is most of the work where a mixture asks for a few records of each of its sources.
+            return self._read(self._paths[0], (keys + self._shifts[0]).tolist(), keys.tolist())
+        parts = np.searchsorted(self._ends_array, keys, side="right")
+        positions = keys + self._shifts_array[parts]
+        files = self._files_array[parts]
+        order = np.argsort(files, kind="stable")
+        files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
+        records: list[RecordT] = []
+        for stop in (*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)):
+            start = len(records)
+            if stop > start:
+                records += self._read(self._paths[files[start]], positions[start:stop], keys[start:stop])
+        places = np.empty_like(order)
+        places[order] = np.arange(len(order))
+        return list(items_at(records, places.tolist()))
+
+    def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
+        """Returns the records at the positions of one file; the keys are for errors."""
+        file = self._acquire(path, positions[0], keys[0])
+        try:
+            return file.read(positions, keys)
+        finally:
+            self._open_files.release(path)
+
+
 def _names_within_common_folder(paths: Sequence[str]) -> list[str]:
     """Returns the paths without the folder that holds all of the files."""
     normal = [os.path.normpath(path) for path in paths]
@@ -263,7 +291,8 @@ def _clock(nanoseconds: int) -> str:
     return str(dt.datetime.fromtimestamp(nanoseconds / 1e9, tz=dt.UTC))
 
 
-def _open_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
+def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
+    """Returns the error of a record whose file could not be opened, or is another than it was."""
     reason = str(error) if isinstance(error, DataSourceError) else f"{path!r} cannot be opened: {error.strerror}."
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         reason += " Raise the limit (`ulimit -n`) or close other files; this source has no idle one to close."

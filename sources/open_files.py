@@ -134,8 +134,7 @@ class OpenFiles(Generic[FileT]):
             Exception: whatever opening raises; there is nothing to release then.
         """
         with self._lock:
-            if self._closed:
-                raise ValueError("This source is closed: construct another one to read again.")
+            self.check_open()
             entry = self._entries.get(path)
             is_new = entry is None
             if entry is None:
@@ -147,6 +146,11 @@ class OpenFiles(Generic[FileT]):
             _registry().make_room()
         # Set once, and only closed when there are no users: reading it without the lock is safe.
         return entry.file if entry.file is not None else self._open(path, entry, open_file)
+
+    def check_open(self) -> None:
+        """Raises ValueError if `close` was called."""
+        if self._closed:
+            raise ValueError("This source is closed: construct another one to read again.")
 
     def release(self, path: str) -> None:
         """Ends one use of the file."""

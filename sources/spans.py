@@ -118,12 +118,7 @@ class SpanRecords(FileRecords[RecordT]):
         finally:
             self._progress = None
             progress.close()
-        for part in self._parts:
-            if part.stop is not None and part.stop > self._counts[part.path]:
-                raise DataSourceError(
-                    f"{part.path!r} holds {self._counts[part.path]} records, but a range of it ends at record "
-                    f"{part.stop}."
-                )
+        self._check_ranges()
 
     def _count(self, path: str) -> int:
         return len(self._offsets(path)) - 1

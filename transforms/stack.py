@@ -31,7 +31,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from millstream import tree
-from millstream.columnar import Allocate, ColumnarRecords
+from millstream.columnar import Allocate, ColumnarRecords, stack_objects, stack_texts
 from millstream.errors import StackError
 from millstream.transforms.flipped import any_flipped, copy_image
 
@@ -181,19 +181,12 @@ def _stack_complexes(column: list[complex], _: str, allocate: Allocate) -> Array
     return _placed(np.array(column, np.complex128), allocate)
 
 
-def _stack_strings(column: list[str], path: str, allocate: Allocate) -> Array:
-    if "\0" in "".join(column):
-        return _stack_objects(column, path, allocate)
-    length = max(1, *map(len, column))
-    batch = _memory((len(column),), np.dtype(f"<U{length}"), allocate)
-    batch[:] = column
-    return batch
+def _stack_strings(column: list[str], _: str, allocate: Allocate) -> Array:
+    return stack_texts(column, allocate)
 
 
-def _stack_objects(column: list[Any], _: str, allocate: Allocate) -> Array:
-    batch = _memory((len(column),), np.dtype(object), allocate)
-    batch[:] = column
-    return batch
+def _stack_objects(column: list[Any], _path: str, _allocate: Allocate) -> Array:
+    return stack_objects(column)
 
 
 def _stack_nones(_column: list[None], _path: str, _allocate: Allocate) -> None:

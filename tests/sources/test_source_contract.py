@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
@@ -22,6 +24,7 @@ from millstream.sources import (
     InMemoryDataSource,
     JsonLinesDataSource,
     MegatronDataSource,
+    ParquetDataSource,
     RangeDataSource,
     TextLineDataSource,
     TFRecordDataSource,
@@ -84,12 +87,21 @@ def megatron(folder: Path) -> MegatronDataSource:
     return MegatronDataSource([folder / "a", folder / "b"])
 
 
+def parquet(folder: Path) -> ParquetDataSource:
+    """The same as rows, in row groups of seven."""
+    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
+        rows = {"n": [*numbers], "text": [f"record {n}" for n in numbers], "list": [[n] * (n % 3) for n in numbers]}
+        pq.write_table(pa.table(rows), folder / name, row_group_size=7)
+    return ParquetDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "CSV": csv_rows,
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "Bagz": bagz,
     "Megatron": megatron,
+    "Parquet": parquet,
     "TFRecord": tfrecord,
     "WebDataset": webdataset,
     "text": functools.partial(of_lines, TextLineDataSource),
@@ -105,7 +117,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-OF_FILES = ["ArrayRecord", "Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"]
+OF_FILES = ["ArrayRecord", "Bagz", "CSV", "JSONL", "Megatron", "Parquet", "TFRecord", "WebDataset", "text"]
 """Those that can be closed."""
 
 

@@ -1,0 +1,214 @@
+"""Columns of Arrow tables that hold other columns, or what NumPy has no array for; and the records of all columns."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.columnar import Allocate, ColumnarRecords
+from millstream.sources.arrow_columns import Lists
+from millstream.sources.arrow_memory import Column, Places, Rows
+
+
+@final
+class Structs(Column):
+    """Dicts by the names of the fields."""
+
+    def __init__(self, slot: int, make_members: Mapping[str, Callable[[int], Column]]) -> None:
+        super().__init__(slot)
+        self._members: dict[str, Column] = {}
+        end = slot + 1
+        for name, make_member in make_members.items():
+            self._members[name] = make_member(end)
+            end = self._members[name].end_slot
+        self._end_slot = end
+        self.words = "struct<" + ",".join(f"{name}:{member.words}" for name, member in self._members.items()) + ">"
+
+    @property
+    def end_slot(self) -> int:
+        """The slot after the last one of this column and of those within it."""
+        return self._end_slot
+
+    def describe(self, array: Any, slots: Places) -> None:
+        """Writes where the buffers of an Arrow array are."""
+        self._describe_validity(array, slots)
+        for number, member in enumerate(self._members.values()):
+            member.describe(array.field(number), slots)
+
+    def _values(self, rows: Rows) -> list[Any]:
+        return dicts(self._members, rows)
+
+    def _stacks(self, rows: Rows) -> bool:
+        return all(member.stacks(rows) for member in self._members.values())
+
+    def batch(self, rows: Rows, allocate: Allocate) -> dict[str, Any]:
+        """Returns the values of rows, which are not null, stacked."""
+        return {name: member.batch(rows, allocate) for name, member in self._members.items()}
+
+
+@final
+class Tensors(Column):
+    """Arrays of one shape, which Arrow holds as lists within lists.
+
+    Args:
+        slot: the first slot.
+        shape: the shape of each array.
+        make_lists: makes the column of the lists.
+    """
+
+    def __init__(self, slot: int, shape: tuple[int, ...], make_lists: Callable[[int], Column]) -> None:
+        super().__init__(slot)
+        self._shape = shape
+        self._lists = make_lists(slot)
+        self.words = f"tensor<{self._lists.words}>{list(shape)}"
+
+    @property
+    def end_slot(self) -> int:
+        """The slot after the last one of this column and of those within it."""
+        return self._lists.end_slot
+
+    def describe(self, array: Any, slots: Places) -> None:
+        """Writes where the buffers of an Arrow array are."""
+        self._lists.describe(array, slots)
+
+    def _values(self, rows: Rows) -> list[Any]:
+        return [array.copy() for array in self.batch(rows, np.empty)]
+
+    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002  (of any rows)
+        return True
+
+    def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
+        """Returns the values of rows, which are not null, stacked."""
+        column, inner = self._lists, rows
+        while isinstance(column, Lists):
+            inner, column = inner.expanded(*column.bounds(inner)), column.child
+            if column.nulls(inner) is not None:
+                raise ValueError(f"There is a null within an array of shape {self._shape}.")
+        values: NDArray[Any] = column.batch(inner, np.empty)
+        batch = allocate((len(rows), *self._shape), values.dtype)
+        batch[...] = values.reshape(batch.shape)
+        return batch
+
+
+@final
+class Objects(Column):
+    """Python objects, as Arrow makes them: what NumPy has no dtype for.
+
+    Args:
+        slot: the first slot; it needs none.
+        number: which column of the table it is.
+        words: what it is.
+    """
+
+    def __init__(self, slot: int, number: int, words: str) -> None:
+        super().__init__(slot)
+        self._number = number
+        self.words = words
+
+    @property
+    def end_slot(self) -> int:
+        """The slot after the last one of this column and of those within it."""
+        return self.slot
+
+    def describe(self, array: Any, slots: Places) -> None:
+        """Writes nothing: Arrow itself is asked for the values."""
+
+    def nulls(self, rows: Rows) -> None:
+        """Returns None: nulls are among the objects."""
+
+    def _values(self, rows: Rows) -> list[Any]:
+        values = np.empty(len(rows), np.object_)
+        for number in np.unique(rows.chunk).tolist():
+            places = np.flatnonzero(rows.chunk == number)
+            for place, value in zip(
+                places.tolist(),
+                rows.chunks[number].column(self._number).take(rows.within[places]).to_pylist(),
+                strict=True,
+            ):
+                values[place] = value
+        return values.tolist()
+
+    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002
+        return False
+
+    def batch(self, rows: Rows, allocate: Allocate) -> Any:
+        """Returns the values of rows, which are not null, stacked."""
+        raise NotImplementedError("Objects are stacked one by one.")
+
+
+@final
+class Decoded(Column):
+    """What a function makes of the values of another column; null stays None.
+
+    Args:
+        column: the other one.
+        decode: called with each value.
+        words: what it makes.
+    """
+
+    def __init__(self, column: Column, decode: Callable[[Any], Any], words: str) -> None:
+        super().__init__(column.slot)
+        self._column = column
+        self._decode = decode
+        self.words = words
+
+    @property
+    def end_slot(self) -> int:
+        """The slot after the last one of this column and of those within it."""
+        return self._column.end_slot
+
+    def describe(self, array: Any, slots: Places) -> None:
+        """Writes where the buffers of an Arrow array are."""
+        self._column.describe(array, slots)
+
+    def nulls(self, rows: Rows) -> None:
+        """Returns None: nulls are among the values."""
+
+    def _values(self, rows: Rows) -> list[Any]:
+        return [None if value is None else self._decode(value) for value in self._column.values(rows)]
+
+    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002
+        return False
+
+    def batch(self, rows: Rows, allocate: Allocate) -> Any:
+        """Returns the values of rows, which are not null, stacked."""
+        raise NotImplementedError("What is decoded is stacked one by one.")
+
+
+def dicts(columns: Mapping[str, Column], rows: Rows) -> list[dict[str, Any]]:
+    """Returns the values of some columns as a dict for each row."""
+    values = [column.values(rows) for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+@final
+class ArrowRecords(ColumnarRecords):
+    """The records of some rows, made when they are asked for: as dicts, or as one batch."""
+
+    def __init__(self, columns: Mapping[str, Column], rows: Rows) -> None:
+        self._columns = columns
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return ArrowRecords(self._columns, self._rows.take(index))
+        (record,) = dicts(self._columns, self._rows.take([index]))
+        return record
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(dicts(self._columns, self._rows))
+
+    def stack(self, allocate: Allocate) -> dict[str, Any]:
+        """Returns the batch: a dict of arrays of shape (n, …)."""
+        return {name: column.batch(self._rows, allocate) for name, column in self._columns.items()}
+
+
+def records_of(columns: Mapping[str, Column], rows: Rows) -> Sequence[Any]:
+    """Returns the records of some rows: as columns where they stack to arrays, else as a list of dicts."""
+    if all(column.stacks(rows) for column in columns.values()):
+        return ArrowRecords(columns, rows)
+    return dicts(columns, rows)

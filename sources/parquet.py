@@ -1,0 +1,311 @@
+"""Rows of Parquet files, found by number, and read a row group at a time."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer
+from millstream.errors import DataSourceError
+from millstream.sources.arrow_library import (
+    ParquetFile,
+    columns_of,
+    described,
+    has_valid_text,
+    plain_types,
+)
+from millstream.sources.arrow_memory import Rows
+from millstream.sources.arrow_structures import dicts, records_of
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.files import Files, reading_error
+from millstream.sources.paths import FileIdentity
+from millstream.sources.row_groups import RowGroup, rows_in
+from millstream.sources.unit_cache import UnitCache
+from millstream.warn import warn
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+_JUDGED_UNITS = 16
+"""How many row groups must have been dropped before it is judged whether that was a waste."""
+
+_WASTE = 4
+"""It was, if fewer than one in so many of their rows had been asked for."""
+
+
+@final
+class ParquetDataSource(Files[ParquetFile]):
+    """The rows of Parquet files laid end to end, as dicts, read a row group at a time. It needs pyarrow.
+
+    To read any row of a row group, all of the group must be decoded. So decoded row groups are kept, up to
+    `cache_bytes` of them in each process, and rows are best asked for in an order that stays among a few row groups for
+    a while. That is what `HierarchicalSampler` is for:
+
+        source = millstream.ParquetDataSource("train-*.parquet", columns=["tokens", "label"])
+        sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=16, seed=0)
+        loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[millstream.Batch(256)])
+
+    Memory: window_units times the size of a decoded row group should be half of `cache_bytes` at most, since one window
+    is read while another one ends. Prefer threads (`worker_count=0`), which share the row groups: each worker process
+    would decode all of them. A global shuffle works, but decodes a row group for nearly each row; there is a warning.
+
+    A record has the names of the columns as keys, and as values:
+
+    - numbers: NumPy scalars of the same width, `np.bool_` for truth values;
+    - texts: `str`; binary columns, also of fixed length: `bytes`;
+    - dates and timestamps: `np.datetime64`, in UTC if there is a time zone; times of day and durations:
+      `np.timedelta64`;
+    - lists of these numbers: arrays of shape (length,), or Python lists where there are nulls in them; other lists:
+      Python lists;
+    - structs: dicts;
+    - dictionaries: their values; extension types: what they are stored as, but for tensors of one shape with axes in
+      order (`arrow.fixed_shape_tensor`), which are arrays of it;
+    - decimals, maps, and what else NumPy has no dtype for, also within lists and structs: what pyarrow's `to_pylist`
+      gives, such as `decimal.Decimal`;
+    - nulls: None. A batch of None and numbers is an error: replace it in a Map before Batch.
+
+    Where Batch comes first, and there are no nulls, columns become the arrays of the batch without records in between.
+
+    Args:
+        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
+            such as `data/train-*.parquet` (its matches sorted by name), or a file with a range of its rows
+            `file.parquet[100:200]`. The order of the paths is that of the records.
+        columns: the names of the columns that are wanted, in the order of the dicts; None for all of them, in the order
+            of the first file. Others are not read.
+        cache_bytes: how much memory decoded row groups may take in each process, besides those that are being read.
+
+    Attributes:
+        unit_sizes: how many records there are in each row group, in the order of the records: an int64 array.
+
+    Raises:
+        ImportError: pyarrow is not installed: `pip install 'millstream[parquet]'`.
+        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
+        IsADirectoryError: a directory in place of a file.
+        DataSourceError: a file is not a Parquet file, is damaged, or was cut short.
+        TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
+        ValueError: a column that a file has not, or has twice, or has of another type than the first file; files with
+            other columns than the first, where all are wanted; a range that ends before it starts; no records at all.
+
+    Each reading member raises DataSourceError, with the file and the row, for a row group that is damaged, and for a
+    file that was truncated, removed or written to since the source was constructed. Checksums of pages are compared
+    where files have them. Files stay open, at most 512.
+    """
+
+    kind: ClassVar[str] = "Parquet"
+
+    def __init__(self, paths: Any, *, columns: Sequence[str] | None = None, cache_bytes: int = 1 << 28) -> None:
+        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
+            raise TypeError(f"columns must be a sequence of names, or None for all columns, got {columns!r}.")
+        if columns is not None and not len(set(columns)) == len(columns) > 0:
+            raise ValueError(
+                f"columns must be different names, at least one, or None for all columns, got {columns!r}."
+            )
+        self._wanted = None if columns is None else tuple(columns)
+        self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
+        self._group_sizes: dict[str, list[int]] = {}
+        self._schemas: dict[str, Any] = {}
+        super().__init__(paths)
+        schema = self._schemas[self._paths[0]]
+        self._names = tuple(schema.names) if self._wanted is None else self._wanted
+        for path in self._paths:
+            self._check_names(path)
+        self._types = plain_types(schema, self._names)
+        self._columns = columns_of(schema, self._names)
+        for path in self._paths:
+            self._check_types(path)
+        del self._schemas
+        self._index_units()
+        self._begin()
+
+    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
+        record: dict[str, Any] = self.__getitems__([checked_record_key(record_key, self._num_records)])[0]
+        return record
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
+        """Returns the records of the keys, in their order; keys may repeat. Each row group is decoded once."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        self._open_files.check_open()
+        if not len(keys):
+            return []
+        units = np.searchsorted(self._unit_ends, keys, side="right")
+        within = keys + self._unit_shifts[units]
+        needed, firsts, which = np.unique(units, return_index=True, return_inverse=True)
+        counts = np.bincount(which).tolist()
+        groups = [
+            self._group(unit, int(keys[first]), int(within[first]), count)
+            for unit, first, count in zip(needed.tolist(), firsts.tolist(), counts, strict=True)
+        ]
+        if not self._has_advised:
+            self._advise()
+        rows = rows_in(groups, which, within)
+        if all(group.is_valid for group in groups):
+            return records_of(self._columns, rows)
+        return [self._checked_record(rows.take([place]), int(key)) for place, key in enumerate(keys)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        del state["_cache"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin()
+
+    @property
+    def unit_sizes(self) -> NDArray[np.int64]:
+        """How many records there are in each row group, in the order of the records: an int64 array."""
+        return np.diff(self._unit_ends, prepend=0)
+
+    def close(self) -> None:
+        """Closes all files, and drops what was decoded. Reading then raises ValueError. May be called again."""
+        super().close()
+        self._cache.clear()
+
+    def fingerprint(self) -> str:
+        """Returns the number of files and records, the columns, and a digest of names, sizes, counts and ranges."""
+        import hashlib  # noqa: PLC0415  (OpenSSL takes its time)
+
+        words = repr([(name, column.words) for name, column in self._columns.items()])
+        digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+        return f"{super().fingerprint()} columns={len(self._columns)}:{digest}"
+
+    def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
+        """Counts the rows of all files: the row groups of those of which only ranges are used are needed as well."""
+        super()._count_files(self._paths, threads)
+        self._check_ranges()
+
+    def _count(self, path: str) -> int:
+        file = ParquetFile(path)
+        file.close()
+        self._group_sizes[path], self._schemas[path] = file.group_sizes, file.schema
+        return file.num_records
+
+    def _open(self, path: str) -> ParquetFile:
+        return ParquetFile(path)
+
+    def _begin(self) -> None:
+        """Sets what belongs to this process."""
+        self._cache = UnitCache[RowGroup](self._cache_bytes, _JUDGED_UNITS)
+        self._has_advised = False
+
+    def _check_names(self, path: str) -> None:
+        """Raises unless the file has the columns that are wanted, once each."""
+        names = self._schemas[path].names
+        missing = [name for name in self._names if name not in names]
+        more = [name for name in names if name not in self._names] if self._wanted is None else []
+        if missing or more:
+            raise ValueError(
+                f"{path!r} has the columns {', '.join(map(repr, names))}, but {', '.join(map(repr, self._names))} "
+                f"{'are those of the first file' if self._wanted is None else 'are asked for'}. Pass columns=[...] "
+                "that all have."
+            )
+        twice = [name for name in self._names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"{path!r} has the column {twice[0]!r} twice. Pass columns=[...] without it.")
+        if not names:
+            raise ValueError(f"{path!r} has no columns.")
+
+    def _check_types(self, path: str) -> None:
+        """Raises unless the columns have the types that they have in the first file."""
+        columns = columns_of(self._schemas[path], self._names)
+        for name, column in self._columns.items():
+            if columns[name].words != column.words:
+                raise ValueError(
+                    f"Column {name!r} is {columns[name].words} in {path!r}, but {column.words} in "
+                    f"{self._paths[0]!r}. Write the files with one schema."
+                )
+
+    def _index_units(self) -> None:
+        """Sets the tables that give the row group of a record key, and the row in it."""
+        units: list[tuple[int, int, int]] = []  # The number of the group, its first row that counts, and the end.
+        self._groups: list[tuple[str, int, int]] = []  # The file, the group's number in it, its first row there.
+        first_groups: dict[str, int] = {}
+        for path, sizes in self._group_sizes.items():
+            first_groups[path] = len(self._groups)
+            starts = np.cumsum([0, *sizes]).tolist()
+            self._groups += [(path, number, start) for number, start in enumerate(starts[:-1])]
+        for part in self._parts:
+            ends = np.cumsum(self._group_sizes[part.path])
+            stop = part.start if part.stop is None else part.stop
+            first, last = np.searchsorted(ends, [part.start, stop - 1], side="right").tolist()
+            for number in range(first, last + 1) if stop > part.start else ():
+                start = int(ends[number]) - self._group_sizes[part.path][number]
+                end = min(stop, int(ends[number])) - start
+                if end > (begin := max(0, part.start - start)):
+                    units.append((first_groups[part.path] + number, begin, end))
+        table = np.array(units, np.int64)
+        self._unit_groups = table[:, 0]
+        self._unit_ends = np.cumsum(table[:, 2] - table[:, 1])
+        self._unit_shifts = table[:, 2] - self._unit_ends
+
+    def _group(self, unit: int, key: int, row: int, count: int) -> RowGroup:
+        """Returns the decoded row group of a unit, of which `count` records are wanted, the first one in this row."""
+        number = int(self._unit_groups[unit])
+        return self._cache.get(number, count, lambda: self._decoded(number, key, row))
+
+    def _decoded(self, number: int, key: int, row: int) -> RowGroup:
+        path, group, start = self._groups[number]
+        file = self._acquire(path, start + row, key)
+        try:
+            chunks = file.read_group(group, self._names, self._types)
+            # What was decoded is what was in the file all the time.
+            self._check_unchanged(path, file.num_records, FileIdentity.of(path))
+        except OSError as error:
+            raise reading_error(error, path, start + row, key) from error
+        except ValueError as error:
+            raise DataSourceError(
+                f"Cannot read record {start + row} of {path!r} (record key {key}): its row group, number {group}, "
+                f"cannot be decoded: {error}. Restore the file."
+            ) from error
+        finally:
+            self._open_files.release(path)
+        decoded = RowGroup(
+            path, start, chunks, np.stack([described(self._columns, chunk) for chunk in chunks]), has_valid_text(chunks)
+        )
+        if decoded.num_bytes > self._cache_bytes:
+            self._warn_of_large_group(decoded, group)
+        return decoded
+
+    def _checked_record(self, row: Rows, key: int) -> dict[str, Any]:
+        """Returns the record of a row in a group that has damaged texts."""
+        try:
+            (record,) = dicts(self._columns, row)
+        except ValueError as error:
+            unit = int(np.searchsorted(self._unit_ends, key, side="right"))
+            path, group, start = self._groups[int(self._unit_groups[unit])]
+            position = start + key + int(self._unit_shifts[unit])
+            raise DataSourceError(
+                f"Cannot read record {position} of {path!r} (record key {key}), in row group {group}: {error}. "
+                "Restore the file."
+            ) from error
+        return record
+
+    def _warn_of_large_group(self, decoded: RowGroup, group: int) -> None:
+        if self._has_advised:
+            return
+        self._has_advised = True
+        warn(
+            f"Row group {group} of {decoded.path!r} has {decoded.num_records:,} rows, which take {decoded.num_bytes:,} "
+            f"bytes of memory, more than cache_bytes={self._cache_bytes:,}: only one such row group is kept, so that a "
+            "shuffle decodes it again and again. Write the file with smaller row groups (in pyarrow, "
+            "write_table(..., row_group_size=10_000)), leave out columns, or raise cache_bytes."
+        )
+
+    def _advise(self) -> None:
+        """Warns once if most of what was decoded was dropped before it was asked for."""
+        uses = list(self._cache.dropped)
+        served, records = sum(use.served for use in uses), sum(use.num_records for use in uses)
+        if len(uses) < _JUDGED_UNITS or served * _WASTE >= records:
+            return
+        self._has_advised = True
+        num_bytes = sum(use.num_bytes for use in uses) // len(uses)
+        window = max(1, self._cache_bytes // (2 * max(1, num_bytes)))
+        warn(
+            f"Of the last {len(uses)} row groups that were decoded and dropped, only {served:,} of {records:,} rows "
+            "were asked for: the order is too random for Parquet, or many worker processes decode the same row groups. "
+            f"A row group takes {num_bytes:,} bytes of memory here. Use the order of "
+            f"HierarchicalSampler(source.unit_sizes, window_units={window}, seed=...), which fits into "
+            f"cache_bytes={self._cache_bytes:,}, or raise cache_bytes, and use threads instead of workers "
+            "(worker_count=0)."
+        )

@@ -1,0 +1,146 @@
+"""Decoded units of records, such as row groups, kept as long as there is room for them.
+
+Guarantees:
+    - A unit is decoded by the first thread that asks for it; others that ask for it meanwhile wait for that one.
+      Threads that ask for other units do not wait.
+    - The units that are kept have at most `max_bytes`, or are one. Those in use live on until nobody uses them.
+    - A forked process begins without units: threads that it does not have may have been at them.
+"""
+
+import functools
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
+
+
+class Unit(Protocol):
+    """A decoded unit."""
+
+    @property
+    def num_records(self) -> int:
+        """How many records it has."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory it takes."""
+        ...
+
+
+UnitT = TypeVar("UnitT", bound=Unit)
+
+
+class Use(NamedTuple):
+    """What use was made of a unit that was dropped.
+
+    Attributes:
+        served: how many records of it were asked for.
+        num_records: how many it had.
+        num_bytes: how much memory it took.
+    """
+
+    served: int
+    num_records: int
+    num_bytes: int
+
+
+class _Entry(Generic[UnitT]):
+    """A unit, absent until the first thread, holding `loading`, has decoded it."""
+
+    __slots__ = ("loading", "served", "unit")
+
+    def __init__(self) -> None:
+        self.unit: UnitT | None = None
+        self.loading = threading.RLock()
+        self.served = 0
+
+
+@functools.cache
+def _all_caches() -> "weakref.WeakSet[UnitCache[Any]]":
+    """Returns the caches of this process; processes forked from now on start anew."""
+    caches: weakref.WeakSet[UnitCache[Any]] = weakref.WeakSet()
+
+    def start_anew() -> None:
+        for cache in list(caches):
+            cache.start_anew()
+
+    os.register_at_fork(after_in_child=start_anew)
+    return caches
+
+
+@final
+class UnitCache(Generic[UnitT]):
+    """Units by number, the least recently used of which are dropped.
+
+    Args:
+        max_bytes: how much memory they may take.
+
+    Attributes:
+        dropped: what use was made of the units that were dropped last.
+    """
+
+    def __init__(self, max_bytes: int, remembered: int) -> None:
+        self.dropped: deque[Use] = deque(maxlen=remembered)
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._lock = threading.RLock()
+        self._entries: OrderedDict[int, _Entry[UnitT]] = OrderedDict()  # The least recently used comes first.
+        self._inherited: list[object] = []
+        _all_caches().add(self)
+
+    def get(self, number: int, count: int, load: Callable[[], UnitT]) -> UnitT:
+        """Returns a unit, of which `count` records are wanted; `load` decodes it if it is not there."""
+        with self._lock:
+            entry = self._entries.get(number)
+            if entry is None:
+                entry = self._entries[number] = _Entry()
+            else:
+                self._entries.move_to_end(number)
+            entry.served += count
+        # Set once: reading it without the lock is safe.
+        return entry.unit if entry.unit is not None else self._load(number, entry, load)
+
+    def clear(self) -> None:
+        """Drops all units."""
+        with self._lock:
+            self._entries.clear()
+            self._num_bytes = 0
+
+    def start_anew(self) -> None:
+        """Begins without units in a forked process, whose parent's threads may have held the lock."""
+        self._lock = threading.RLock()
+        # Kept from being freed: a library may do more then than is safe after a fork.
+        self._inherited.append(self._entries)
+        self._entries = OrderedDict()
+        self._num_bytes = 0
+
+    def _load(self, number: int, entry: _Entry[UnitT], load: Callable[[], UnitT]) -> UnitT:
+        try:
+            with entry.loading:
+                if entry.unit is not None:
+                    return entry.unit
+                unit = load()
+                with self._lock:
+                    entry.unit = unit
+                    if self._entries.get(number) is entry:
+                        self._num_bytes += unit.num_bytes
+                        self._make_room()
+                return unit
+        except BaseException:
+            with self._lock:
+                if entry.unit is None and self._entries.get(number) is entry:
+                    del self._entries[number]
+            raise
+
+    def _make_room(self) -> None:
+        """Drops the units that were not used for the longest time, but for the last one. Needs the lock."""
+        for number, entry in list(self._entries.items())[:-1]:
+            if self._num_bytes <= self._max_bytes:
+                return
+            if entry.unit is not None:
+                del self._entries[number]
+                self._num_bytes -= entry.unit.num_bytes
+                self.dropped.append(Use(entry.served, entry.unit.num_records, entry.unit.num_bytes))

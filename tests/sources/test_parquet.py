@@ -1,0 +1,492 @@
+"""Parquet files: types, batches made of columns, row groups that are kept, and damage."""
+
+import datetime as dt
+import decimal
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from record_files import every_record
+
+import millstream
+from millstream.columnar import ColumnarRecords
+from millstream.errors import DataSourceError
+from millstream.sources import ParquetDataSource, arrow_library
+from millstream.transforms.stack import stack
+
+ROWS = 100
+
+
+def table_of(rows: int = ROWS) -> pa.Table:
+    """Returns a table of the usual kinds of columns."""
+    return pa.table(
+        {
+            "id": pa.array(range(rows), pa.int64()),
+            "label": pa.array([number % 7 for number in range(rows)], pa.int32()),
+            "text": pa.array([f"row {number} é" for number in range(rows)], pa.string()),
+            "image": pa.array([b"%d\0" % number for number in range(rows)], pa.binary()),
+            "tokens": pa.array([[number, number + 1, 7] for number in range(rows)], pa.list_(pa.uint16())),
+        }
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file of a hundred rows in row groups of 30."""
+    pq.write_table(table_of(), tmp_path / "a.parquet", row_group_size=30)
+    return tmp_path / "a.parquet"
+
+
+def same(left: Any, right: Any) -> bool:
+    """Says whether two records or batches are the same, in types, dtypes and values."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[name], right[name]) for name in left)
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, np.ndarray | np.generic):
+        return bool(left.dtype == right.dtype and left.shape == right.shape and np.array_equal(left, right))
+    return bool(left == right)
+
+
+def test_records_are_dicts_with_the_widths_of_the_file(path: Path) -> None:
+    """Numbers keep their dtype, lists of them are arrays, texts are `str`."""
+    with ParquetDataSource(path) as source:
+        record = source[41]
+
+    assert same(
+        record,
+        {
+            "id": np.int64(41),
+            "label": np.int32(41 % 7),
+            "text": "row 41 é",
+            "image": b"41\0",
+            "tokens": np.array([41, 42, 7], np.uint16),
+        },
+    )
+
+
+ZONE = dt.timezone(dt.timedelta(hours=1))
+NOON = dt.datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=dt.UTC)
+
+
+class _Words(pa.ExtensionType):  # type: ignore[misc]  # it has no types
+    """A type of somebody's own."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.string(), "test.words")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage: Any, serialized: bytes) -> "_Words":
+        del storage, serialized
+        return cls()
+
+
+TYPES: dict[str, tuple[Any, Any]] = {
+    "bool": (pa.array([True, False, True]), np.bool_(True)),
+    "int8": (pa.array([1, 2, -3], pa.int8()), np.int8(-3)),
+    "uint64": (pa.array([1, 2, 2**64 - 1], pa.uint64()), np.uint64(2**64 - 1)),
+    "float16": (pa.array(np.array([1, 2, 0.5], np.float16)), np.float16(0.5)),
+    "float32": (pa.array([1, 2, 0.25], pa.float32()), np.float32(0.25)),
+    "float64": (pa.array([1, 2, 0.1]), np.float64(0.1)),
+    "text": (pa.array(["", "b", "日本"]), "日本"),
+    "large text": (pa.array(["", "b", "c\0"], pa.large_string()), "c\0"),
+    "text view": (pa.array(["", "b", "c" * 20], pa.string_view()), "c" * 20),
+    "bytes": (pa.array([b"", b"b", b"\xff\0"], pa.binary()), b"\xff\0"),
+    "large bytes": (pa.array([b"", b"b", b"c"], pa.large_binary()), b"c"),
+    "fixed bytes": (pa.array([b"aa", b"bb", b"c\0"], pa.binary(2)), b"c\0"),
+    "date": (pa.array([dt.date(1, 1, 1), None, dt.date(2024, 2, 29)][::2] * 2)[:3], np.datetime64("0001-01-01", "D")),
+    "date64": (pa.array([dt.date(2020, 1, 1)] * 3, pa.date64()), np.datetime64("2020-01-01", "D")),
+    "timestamp": (pa.array([NOON] * 3, pa.timestamp("us")), np.datetime64("2024-02-29T12:00:00.123456", "us")),
+    "timestamp of a zone": (
+        pa.array([NOON.astimezone(ZONE)] * 3, pa.timestamp("ns", "Europe/Berlin")),
+        np.datetime64("2024-02-29T12:00:00.123456", "ns"),
+    ),
+    "time": (pa.array([dt.time(12, 30)] * 3, pa.time32("ms")), np.timedelta64(45_000_000, "ms")),
+    "time64": (pa.array([dt.time(12, 30)] * 3, pa.time64("us")), np.timedelta64(45_000_000_000, "us")),
+    "duration": (pa.array([dt.timedelta(days=1)] * 3, pa.duration("s")), np.timedelta64(86_400, "s")),
+    "decimal": (pa.array([decimal.Decimal("1.10")] * 3), decimal.Decimal("1.10")),
+    "nulls": (pa.array([None, None, None], pa.null()), None),
+    "null": (pa.array([1, 2, None]), None),
+    "dictionary": (pa.array(["x", "y", "x"]).dictionary_encode(), "x"),
+    "list": (pa.array([[1], [], [2, 3]], pa.list_(pa.int8())), np.array([2, 3], np.int8)),
+    "empty list": (pa.array([[1], [2], []], pa.list_(pa.int8())), np.array([], np.int8)),
+    "large list": (pa.array([[1], [], [2, 3]], pa.large_list(pa.float32())), np.array([2, 3], np.float32)),
+    "fixed list": (pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int8(), 2)), np.array([5, 6], np.int8)),
+    "list with a null": (pa.array([[1], [], [2, None]], pa.list_(pa.int8())), [np.int8(2), None]),
+    "list beside one with a null": (pa.array([[None], None, [2]], pa.list_(pa.int8())), np.array([2], np.int8)),
+    "list of flags": (pa.array([[True], [], [True, False]]), np.array([True, False])),
+    "list of dates": (pa.array([[], [], [dt.date(2020, 1, 1)]]), np.array(["2020-01-01"], "datetime64[D]")),
+    "list of texts": (pa.array([["a"], [], ["b", "c"]]), ["b", "c"]),
+    "list of lists": (pa.array([[[1]], [], [[2], [3, 4]]]), [np.array([2]), np.array([3, 4])]),
+    "struct": (pa.array([{"a": 1, "b": "x"}] * 3), {"a": np.int64(1), "b": "x"}),
+    "null struct": (pa.array([{"a": 1}, {"a": 2}, None]), None),
+    "null in a struct": (pa.array([{"a": 1, "b": 1}, {"a": 1, "b": None}] * 2)[1:], {"a": np.int64(1), "b": None}),
+    "list of structs": (pa.array([[], [], [{"a": 1}, {"a": 2}]]), [{"a": np.int64(1)}, {"a": np.int64(2)}]),
+    "map": (pa.array([[("k", 1)]] * 3, pa.map_(pa.string(), pa.int8())), [("k", 1)]),
+    "list of decimals": (pa.array([[decimal.Decimal("1.5")]] * 3), [decimal.Decimal("1.5")]),
+    "tensor": (
+        pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(18, dtype=np.int32).reshape(3, 2, 3)),
+        np.arange(12, 18, dtype=np.int32).reshape(2, 3),
+    ),
+    "uuid": (pa.array([b"0123456789abcdef"] * 3, pa.uuid()), b"0123456789abcdef"),
+    "extension": (pa.ExtensionArray.from_storage(_Words(), pa.array(["a", "b", "c"])), "c"),
+}
+
+
+@pytest.fixture
+def known_extension() -> Iterator[None]:
+    """The library knows the extension type: what is stored says so."""
+    pa.register_extension_type(_Words())
+    yield
+    pa.unregister_extension_type("test.words")
+
+
+@pytest.mark.usefixtures("known_extension")
+@pytest.mark.parametrize("name", TYPES)
+def test_each_type_has_its_meaning(tmp_path: Path, name: str) -> None:
+    """The last of three records, alone and in a read of all; and a batch is what its records stack to."""
+    array, expected = TYPES[name]
+    pq.write_table(pa.table({"x": array, "n": range(3)}), tmp_path / "a.parquet", row_group_size=2)
+    with ParquetDataSource(tmp_path / "a.parquet") as source:
+        records = source.__getitems__([2, 0, 1])
+        assert same(source[2], {"x": expected, "n": np.int64(2)})
+        assert all(map(same, list(records), [source[2], source[0], source[1]]))
+        if isinstance(records, ColumnarRecords):
+            assert same(records.stack(np.empty), stack(list(records)))
+            assert same(stack(records[1:]), stack(list(records)[1:]))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [["id"], ["label", "text"], ["image"], ["tokens", "id"], None],
+)
+def test_a_batch_of_columns_is_the_batch_of_the_records(path: Path, columns: list[str] | None) -> None:
+    """With Batch first, the arrays come from the columns; they are those that records stack to, and writable."""
+    with ParquetDataSource(path, columns=columns) as source:
+        keys = np.random.default_rng(0).integers(0, ROWS, 64)
+        records = source.__getitems__(keys)
+        assert isinstance(records, ColumnarRecords)
+        batch = records.stack(np.empty)
+        assert same(batch, stack([source[int(key)] for key in keys]))
+        assert all(column.flags.writeable for column in batch.values())
+
+
+TEXTS = st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1, max_size=30)
+LISTS = st.lists(st.lists(st.one_of(st.none(), st.integers(-9, 9)), max_size=20), min_size=1, max_size=30)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1, max_size=30),
+    lists=LISTS,
+    size=st.integers(1, 9),
+)
+def test_any_values_come_back(tmp_path: Path, rows: list[Any], lists: list[Any], size: int) -> None:
+    """Nulls wherever they are, texts of any characters, lists of any lengths; in row groups of any size."""
+    count = min(len(rows), len(lists))
+    table = pa.table({"x": pa.array(rows[:count], pa.string()), "y": pa.array(lists[:count], pa.list_(pa.int8()))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=size)
+    with ParquetDataSource(tmp_path / "a.parquet") as source:
+        records = every_record(source)
+
+    assert [record["x"] for record in records] == rows[:count]
+    assert [None if record["y"] is None else list(record["y"]) for record in records] == lists[:count]
+
+
+def test_lists_of_one_length_and_of_many_are_the_same_lists(tmp_path: Path) -> None:
+    """Whether they are copied one by one or as a table, from any row of any row group."""
+    rows = [list(range(number, number + 50)) for number in range(60)]
+    rows[40] = [1, 2]
+    pq.write_table(pa.table({"x": rows}), tmp_path / "a.parquet", row_group_size=7)
+    with ParquetDataSource(tmp_path / "a.parquet") as source:
+        equal = source.__getitems__([3, 59, 8, 3])
+        unequal = source.__getitems__([3, 40, 59])
+
+    assert isinstance(equal, ColumnarRecords)
+    assert [record["x"].tolist() for record in equal] == [rows[3], rows[59], rows[8], rows[3]]
+    assert [record["x"].tolist() for record in unequal] == [rows[3], rows[40], rows[59]]
+
+
+def test_a_changed_record_changes_no_other(path: Path) -> None:
+    """Nor what is read the next time: each reader has its own."""
+    with ParquetDataSource(path) as source:
+        first, second = source.__getitems__([5, 5])
+        first["tokens"][:] = 0
+        assert second["tokens"].tolist() == source[5]["tokens"].tolist() == [5, 6, 7]
+
+
+def test_the_rows_of_several_files_and_ranges_lie_end_to_end(tmp_path: Path, path: Path) -> None:
+    """The units are their row groups, cut where a range cuts them; one that a range leaves out is not there."""
+    shutil.copy(path, tmp_path / "b.parquet")
+    with ParquetDataSource([f"{path}[20:70]", tmp_path / "b.parquet", f"{path}[95:95]", f"{path}[31:33]"]) as source:
+        ids = [int(record["id"]) for record in every_record(source)]
+        sizes = source.unit_sizes
+
+    assert ids == [*range(20, 70), *range(100), 31, 32]
+    assert sizes.tolist() == [10, 30, 10, 30, 30, 30, 10, 2]
+    assert sizes.dtype == np.int64
+
+
+@pytest.mark.parametrize("window", [1, 2, 100])
+def test_a_window_shuffle_reads_each_row_once_and_decodes_each_row_group_once(path: Path, window: int) -> None:
+    """With room for two windows, whatever the number of threads."""
+    decoded: list[int] = []
+
+    class Watched(arrow_library.ParquetFile):
+        def read_group(self, group: int, names: Any, types: Any) -> list[Any]:
+            decoded.append(group)
+            return super().read_group(group, names, types)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(millstream.sources.parquet, "ParquetFile", Watched)
+        with ParquetDataSource(path) as source:
+            sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=window, seed=0, num_epochs=1)
+            loader = millstream.DataLoader(
+                data_source=source,
+                sampler=sampler,
+                operations=[millstream.Batch(8)],
+                shard_options=millstream.NoSharding(),
+                read_options=millstream.ReadOptions(num_threads=4),
+            )
+            with iter(loader) as batches:
+                ids = np.concatenate([batch["id"] for batch in batches])
+
+    assert sorted(ids.tolist()) == list(range(ROWS))
+    assert sorted(decoded) == [0, 1, 2, 3]
+
+
+def test_workers_make_the_same_batches(path: Path) -> None:
+    """In processes of their own, which open the files themselves."""
+
+    def batches(worker_count: int) -> list[Any]:
+        with ParquetDataSource(path) as source:
+            sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=2, seed=3, num_epochs=2)
+            with millstream.DataLoader(
+                data_source=source,
+                sampler=sampler,
+                operations=[millstream.Batch(16)],
+                shard_options=millstream.NoSharding(),
+                worker_count=worker_count,
+            ) as loader:
+                return [{name: np.array(column) for name, column in batch.items()} for batch in loader]
+
+    assert all(map(same, batches(0), batches(2)))
+
+
+def test_no_more_is_kept_than_there_is_room_for(path: Path) -> None:
+    """The row groups used last, and at least one."""
+    with ParquetDataSource(path, columns=["id"], cache_bytes=500) as source:
+        for key in (0, 30, 60, 0, 0):
+            source[key]
+        kept = list(source._cache._entries)
+    with ParquetDataSource(path, columns=["id"], cache_bytes=244) as source:
+        for key in (0, 30, 60):
+            source[key]
+        assert (kept, list(source._cache._entries)) == ([2, 0], [2])
+
+
+def test_a_row_group_without_room_warns_once_with_numbers(path: Path) -> None:
+    """What it takes, what there is, and what to do."""
+    with ParquetDataSource(path, columns=["id"], cache_bytes=100) as source:
+        with pytest.warns(UserWarning, match=r"30 rows, which take 244 bytes .* cache_bytes=100.*row_group_size"):
+            source[0]
+        assert source[50]["id"] == 50
+
+
+def test_a_global_shuffle_works_and_warns_once_what_to_do(tmp_path: Path) -> None:
+    """Once so many row groups were dropped with most of their rows unread."""
+    pq.write_table(pa.table({"id": range(2000)}), tmp_path / "a.parquet", row_group_size=20)
+    with ParquetDataSource(tmp_path / "a.parquet", cache_bytes=700) as source:
+        keys = np.random.default_rng(0).permutation(2000)
+        with pytest.warns(UserWarning, match=r"of 320 rows were asked for.*window_units=2, seed") as caught:
+            ids = [int(record["id"]) for at in range(0, 2000, 50) for record in source.__getitems__(keys[at : at + 50])]
+        assert ids == keys.tolist()
+        assert len(caught) == 1
+
+
+def test_reading_in_order_warns_of_nothing(tmp_path: Path) -> None:
+    """Warnings are errors here: each row group is used up before it is dropped."""
+    pq.write_table(pa.table({"id": range(2000)}), tmp_path / "a.parquet", row_group_size=20)
+    with ParquetDataSource(tmp_path / "a.parquet", cache_bytes=700) as source:
+        assert [int(source[key]["id"]) for key in range(2000)] == list(range(2000))
+
+
+def test_columns_are_those_asked_for_in_that_order(path: Path) -> None:
+    """And no others are read: one that cannot be read does no harm."""
+    with ParquetDataSource(path, columns=["text", "id"]) as source:
+        assert list(source[0]) == ["text", "id"]
+        assert "columns=2:" in source.fingerprint()
+        assert source.fingerprint() != ParquetDataSource(path).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ("id", TypeError, "sequence of names"),
+        ([1], TypeError, "sequence of names"),
+        ([], ValueError, "at least one"),
+        (["id", "id"], ValueError, "different names"),
+        (["id", "it"], ValueError, r"has the columns 'id', 'label'.*'it' are asked for"),
+    ],
+)
+def test_wrong_columns_are_errors(path: Path, columns: Any, error: type[Exception], message: str) -> None:
+    """At construction, with what there is."""
+    with pytest.raises(error, match=message):
+        ParquetDataSource(path, columns=columns)
+
+
+def test_files_must_agree_in_the_columns_that_are_read(tmp_path: Path, path: Path) -> None:
+    """In names and meaning; how they are stored is the file's own business."""
+    pq.write_table(table_of().drop_columns(["text"]), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"are those of the first file"):
+        ParquetDataSource([path, tmp_path / "b.parquet"])
+    floats = table_of().set_column(1, "label", pa.array(np.zeros(ROWS)))
+    pq.write_table(floats, tmp_path / "c.parquet")
+    with pytest.raises(ValueError, match=r"Column 'label' is float64 in .*c\.parquet', but int32"):
+        ParquetDataSource([path, tmp_path / "c.parquet"])
+    large = table_of().set_column(2, "text", table_of()["text"].cast(pa.large_string()).dictionary_encode())
+    pq.write_table(large, tmp_path / "d.parquet")
+    with ParquetDataSource([path, tmp_path / "d.parquet"]) as source:
+        assert [record["text"] for record in source.__getitems__([199, 99, 0])] == ["row 99 é", "row 99 é", "row 0 é"]
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    """And so is one without columns; empty row groups and files among others are passed over."""
+    pq.write_table(table_of(0), tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match="at least one record"):
+        ParquetDataSource(tmp_path / "none.parquet")
+    pq.write_table(table_of(3), tmp_path / "three.parquet")
+    with ParquetDataSource([tmp_path / "none.parquet", tmp_path / "three.parquet"]) as source:
+        assert [int(record["id"]) for record in every_record(source)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PAR1", b"PAR1PAR1", b"PAR1" + bytes(100) + b"PAR1", b"id,label\n1,2\n", bytes(5000)]
+)
+def test_what_is_no_parquet_file_is_an_error_with_its_name(tmp_path: Path, content: bytes) -> None:
+    """Whatever it begins and ends with."""
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(DataSourceError, match=r"a\.parquet' is not a Parquet file, or is damaged"):
+        ParquetDataSource(tmp_path / "a.parquet")
+
+
+def read_or_refuse(path: Path) -> list[Any] | None:
+    """Returns all records, or None if there is an error with the file's name, as there should be."""
+    try:
+        with ParquetDataSource(path) as source:
+            return every_record(source)
+    except DataSourceError as error:
+        text = str(error)
+    except ValueError as error:
+        # What is left is a whole file of another kind: of no rows, or of no such columns.
+        text = str(error) if re.search("at least one record|column", str(error)) else ""
+    assert path.name in text
+    return None
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+def test_every_flipped_byte_is_an_error_or_a_record(tmp_path: Path, checksums: bool) -> None:
+    """Never a crash or a loss; with the checksums of pages, never another record either."""
+    path = tmp_path / "a.parquet"
+    table = table_of(40)
+    pq.write_table(table, path, row_group_size=20, write_page_checksum=checksums, compression="snappy")
+    whole = path.read_bytes()
+    data_end = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
+    with ParquetDataSource(path) as source:
+        expected = every_record(source)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for place in rng.choice(len(whole), 250, replace=False).tolist():
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        records = read_or_refuse(path)
+        refused += records is None
+        if records is not None:
+            assert len(records) == 40
+        # A page's own header has no checksum, and may say that it has none: what it describes is checked all the same.
+        if records is not None and checksums and place < data_end:
+            assert sum(not same(*pair) for pair in zip(records, expected, strict=True)) in (0, 20, 40)
+    assert refused > 50
+
+
+def test_every_truncation_is_an_error(tmp_path: Path, path: Path) -> None:
+    """The end of the file says where all else is."""
+    whole = path.read_bytes()
+    for length in range(0, len(whole), max(1, len(whole) // 200)):
+        (tmp_path / "b.parquet").write_bytes(whole[:length])
+        assert read_or_refuse(tmp_path / "b.parquet") is None
+
+
+def cut(path: Path) -> None:
+    """Cuts a file in the middle."""
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def replace(path: Path) -> None:
+    """Puts another file in the place of one."""
+    pq.write_table(table_of(), path.with_name("new"), row_group_size=30)
+    path.with_name("new").replace(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (cut, r"(cannot be decoded|records in|is not a Parquet file)"),
+        (replace, "last written to"),
+        (Path.unlink, r"No such file"),
+        (lambda path: path.write_bytes(b"other format"), r"(cannot be decoded|records in|is not a Parquet file)"),
+        (lambda path: path.write_bytes(b""), r"(cannot be decoded|records in|is not a Parquet file)"),
+    ],
+    ids=["cut", "replaced", "removed", "other format", "emptied"],
+)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_happens_to_a_file_is_an_error_with_file_and_record(
+    path: Path, change: Callable[[Path], Any], message: str, is_open: bool
+) -> None:
+    """Whether it is open or not; what was decoded before stays."""
+    with ParquetDataSource(path) as source:
+        if is_open:
+            before = source[0]
+        change(path)
+        with pytest.raises(DataSourceError, match=r"record 95 of .*\(record key 95\)") as caught:
+            source.__getitems__([95, 99])
+        assert str(path) in str(caught.value)
+        assert re.search(message, str(caught.value))
+        if is_open:
+            assert same(source[0], before)
+
+
+def test_damaged_text_is_an_error_of_its_own_record_only(tmp_path: Path) -> None:
+    """The other rows of the row group can be read."""
+    damaged = pa.StringArray.from_buffers(3, *pa.array([b"good", b"\xff\xfe", b"fine"]).buffers()[1:])
+    pq.write_table(pa.table({"x": damaged}), tmp_path / "a.parquet")
+    with ParquetDataSource(tmp_path / "a.parquet") as source:
+        assert [record["x"] for record in source.__getitems__([2, 0])] == ["fine", "good"]
+        for read in (lambda: source[1], lambda: source.__getitems__([0, 1])):
+            with pytest.raises(DataSourceError, match=r"record 1 of .*a\.parquet' \(record key 1\).*utf-8"):
+                read()
+
+
+def test_a_closed_copy_stays_closed(path: Path) -> None:
+    """What was decoded is dropped, too."""
+    source = ParquetDataSource(path)
+    source[0]
+    source.close()
+    with pytest.raises(ValueError, match="closed"):
+        pickle.loads(pickle.dumps(source))[0]
