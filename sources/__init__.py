@@ -5,6 +5,7 @@ from millstream.sources.bagz import BagzDataSource
 from millstream.sources.base import DataSource
 from millstream.sources.concatenated import ConcatenatedDataSource
 from millstream.sources.csv_rows import CsvDataSource
+from millstream.sources.hugging_face import HuggingFaceDataSource
 from millstream.sources.json_lines import JsonLinesDataSource
 from millstream.sources.megatron import MegatronDataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
@@ -19,6 +20,7 @@ __all__ = [
     "ConcatenatedDataSource",
     "CsvDataSource",
     "DataSource",
+    "HuggingFaceDataSource",
     "InMemoryDataSource",
     "JsonLinesDataSource",
     "MegatronDataSource",

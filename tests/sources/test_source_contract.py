@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +22,7 @@ from millstream.sources import (
     BagzDataSource,
     ConcatenatedDataSource,
     CsvDataSource,
+    HuggingFaceDataSource,
     InMemoryDataSource,
     JsonLinesDataSource,
     MegatronDataSource,
@@ -98,6 +100,9 @@ def parquet(folder: Path) -> ParquetDataSource:
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "CSV": csv_rows,
+    "Hugging Face": lambda _: HuggingFaceDataSource(
+        datasets.Dataset.from_dict({"n": range(NUM_RECORDS), "list": [[n] * (n % 3) for n in range(NUM_RECORDS)]})
+    ),
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "Bagz": bagz,
     "Megatron": megatron,
