@@ -6,6 +6,7 @@ from millstream.sources.base import DataSource
 from millstream.sources.concatenated import ConcatenatedDataSource
 from millstream.sources.csv_rows import CsvDataSource
 from millstream.sources.hugging_face import HuggingFaceDataSource
+from millstream.sources.image_folder import ImageFolderDataSource
 from millstream.sources.json_lines import JsonLinesDataSource
 from millstream.sources.megatron import MegatronDataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
@@ -21,6 +22,7 @@ __all__ = [
     "CsvDataSource",
     "DataSource",
     "HuggingFaceDataSource",
+    "ImageFolderDataSource",
     "InMemoryDataSource",
     "JsonLinesDataSource",
     "MegatronDataSource",

@@ -23,6 +23,7 @@ from millstream.sources import (
     ConcatenatedDataSource,
     CsvDataSource,
     HuggingFaceDataSource,
+    ImageFolderDataSource,
     InMemoryDataSource,
     JsonLinesDataSource,
     MegatronDataSource,
@@ -97,12 +98,22 @@ def parquet(folder: Path) -> ParquetDataSource:
     return ParquetDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
 
 
+def image_folder(folder: Path) -> ImageFolderDataSource:
+    """Files of two classes."""
+    for number in range(NUM_RECORDS):
+        path = folder / "images" / str(number % 2) / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"record %d" % number)
+    return ImageFolderDataSource(folder / "images")
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "CSV": csv_rows,
     "Hugging Face": lambda _: HuggingFaceDataSource(
         datasets.Dataset.from_dict({"n": range(NUM_RECORDS), "list": [[n] * (n % 3) for n in range(NUM_RECORDS)]})
     ),
+    "images": image_folder,
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "Bagz": bagz,
     "Megatron": megatron,
