@@ -1,8 +1,8 @@
 """What happens to an element: the operations of a pipeline."""
 
+from millstream.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
-from millstream.transforms.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
 from millstream.transforms.examples import decode_examples
 from millstream.transforms.only_for import OnlyFor
 from millstream.transforms.pack import Pack
