@@ -4,12 +4,32 @@ Read `plan` for what the batches are, `schedule` for their order, `executors` fo
 checkpoint holds. README.md beside this file has the picture.
 """
 
-from millstream.loader.data_loader import DataLoader
-from millstream.loader.device_iterator import DeviceIterator, device_put
-from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.load import load
-from millstream.loader.surviving_keys import surviving_keys
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from typing import TYPE_CHECKING
+
+from millstream import late_names
+
+if TYPE_CHECKING:
+    from millstream.loader.data_loader import DataLoader
+    from millstream.loader.device_iterator import DeviceIterator, device_put
+    from millstream.loader.filter_ahead import surviving_keys
+    from millstream.loader.iterator import DataLoaderIterator
+    from millstream.loader.short_way import load
+    from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+else:
+    # A worker process imports rooms of this folder, and none of these.
+    __getattr__, __dir__ = late_names.hooks(
+        __name__,
+        {
+            "DataLoader": "millstream.loader.data_loader",
+            "DataLoaderIterator": "millstream.loader.iterator",
+            "DeviceIterator": "millstream.loader.device_iterator",
+            "MultiprocessingOptions": "millstream.loader.threads.options",
+            "ReadOptions": "millstream.loader.threads.options",
+            "device_put": "millstream.loader.device_iterator",
+            "load": "millstream.loader.short_way",
+            "surviving_keys": "millstream.loader.filter_ahead",
+        },
+    )
 
 __all__ = [
     "DataLoader",

@@ -9,7 +9,8 @@
 The names follow Grain's, so `import millstream as grain` runs DataLoader code written for it. The parts have their
 own short names: `millstream.transforms.Map` is `millstream.MapTransform`.
 
-`millstream.checkpoint`, which needs Orbax, is imported when first used: Orbax and JAX take seconds to import.
+Most of it is imported when it is first asked for: `DataLoader`, which worker processes do without, the formats, the
+rarer orders, and `millstream.checkpoint`, which needs Orbax (it and JAX take seconds to import).
 """
 
 from os import path as _path  # (pathlib takes longer than the rest)
@@ -19,7 +20,7 @@ if not _path.isdir(_path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118
     # A checkout, entered by running Python in its root: the parts are beside this folder, not in it (see setup.cfg).
     __path__.append(_path.dirname(__path__[0]))  # noqa: PTH120
 
-from millstream import samplers, sharding, sources, transforms
+from millstream import late_names, loader, samplers, sharding, sources, transforms
 from millstream.errors import (
     CheckpointError,
     DataSourceError,
@@ -28,50 +29,59 @@ from millstream.errors import (
     WorkerError,
     WorkerStalledError,
 )
-from millstream.loader import (
-    DataLoader,
-    DataLoaderIterator,
-    DeviceIterator,
-    MultiprocessingOptions,
-    ReadOptions,
-    device_put,
-    load,
-    surviving_keys,
-)
 from millstream.record import RecordMetadata
-from millstream.samplers import HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, SequentialSampler
+from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
-from millstream.sources import (
-    ArrayRecordDataSource,
-    BagzDataSource,
-    ConcatenatedDataSource,
-    CsvDataSource,
-    HuggingFaceDataSource,
-    ImageFolderDataSource,
-    InMemoryDataSource,
-    JsonLinesDataSource,
-    MegatronDataSource,
-    ParquetDataSource,
-    RangeDataSource,
-    TextLineDataSource,
-    TFRecordDataSource,
-    WebDatasetDataSource,
-)
+from millstream.sources import InMemoryDataSource, RangeDataSource
 from millstream.transforms import (
     Batch,
     FilterTransform,
-    FixedLengthFeature,
     FlatMapTransform,
     MapTransform,
     MapWithIndexTransform,
     OnlyFor,
     Pack,
     PaddedBatch,
-    RaggedColumn,
     RandomMapTransform,
-    VariableLengthFeature,
-    decode_examples,
 )
+
+if TYPE_CHECKING:
+    from millstream import checkpoint as checkpoint
+    from millstream.loader import (
+        DataLoader,
+        DataLoaderIterator,
+        DeviceIterator,
+        MultiprocessingOptions,
+        ReadOptions,
+        device_put,
+        load,
+        surviving_keys,
+    )
+    from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
+    from millstream.sources import (
+        ArrayRecordDataSource,
+        BagzDataSource,
+        ConcatenatedDataSource,
+        CsvDataSource,
+        HuggingFaceDataSource,
+        ImageFolderDataSource,
+        JsonLinesDataSource,
+        MegatronDataSource,
+        ParquetDataSource,
+        TextLineDataSource,
+        TFRecordDataSource,
+        WebDatasetDataSource,
+    )
+    from millstream.tools import lengths_of
+    from millstream.transforms import (
+        BestFitPack,
+        FirstFitPack,
+        FixedLengthFeature,
+        RaggedColumn,
+        VariableLengthFeature,
+        decode_examples,
+        encode_example,
+    )
 
 __version__ = "0.1.0"
 
@@ -79,6 +89,7 @@ __all__ = [
     "ArrayRecordDataSource",
     "BagzDataSource",
     "Batch",
+    "BestFitPack",
     "CheckpointError",
     "ConcatenatedDataSource",
     "CsvDataSource",
@@ -87,6 +98,7 @@ __all__ = [
     "DataSourceError",
     "DeviceIterator",
     "FilterTransform",
+    "FirstFitPack",
     "FixedLengthFeature",
     "FlatMapTransform",
     "HierarchicalSampler",
@@ -126,6 +138,8 @@ __all__ = [
     "checkpoint",
     "decode_examples",
     "device_put",
+    "encode_example",
+    "lengths_of",
     "load",
     "samplers",
     "shard_by_jax_process",
@@ -135,19 +149,21 @@ __all__ = [
     "transforms",
 ]
 
-
-if TYPE_CHECKING:
-    from millstream import checkpoint as checkpoint
-else:
+if not TYPE_CHECKING:
+    _late_name, __dir__ = late_names.hooks(
+        __name__,
+        {
+            name: part.__name__
+            for part in (loader, samplers, sources, transforms)
+            for name in part.__all__
+            if name in __all__
+        }
+        | {"lengths_of": "millstream.tools"},
+    )
 
     def __getattr__(name: str) -> object:
         if name == "checkpoint":
             from importlib import import_module  # noqa: PLC0415  (as late as what it imports)
 
             return import_module("millstream.checkpoint")
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """Returns the public names: what completion in a notebook offers."""
-    return list(__all__)
+        return _late_name(name)

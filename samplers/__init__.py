@@ -21,11 +21,26 @@ orders of several sources. `PackingSampler` makes rows of several documents. An 
     mixing_schedule.py  weights that change, and where a mixture ends
 """
 
+from typing import TYPE_CHECKING
+
+from millstream import late_names
 from millstream.samplers.base import Sampler, VectorisedSampler
-from millstream.samplers.hierarchical import HierarchicalSampler
 from millstream.samplers.index import IndexSampler, SequentialSampler
-from millstream.samplers.mixture import MixtureSampler
-from millstream.samplers.packing import PackingSampler, Pieces
+
+if TYPE_CHECKING:
+    from millstream.samplers.hierarchical import HierarchicalSampler
+    from millstream.samplers.mixture import MixtureSampler
+    from millstream.samplers.packing import PackingSampler, Pieces
+else:
+    __getattr__, __dir__ = late_names.hooks(
+        __name__,
+        {
+            "HierarchicalSampler": "millstream.samplers.hierarchical",
+            "MixtureSampler": "millstream.samplers.mixture",
+            "PackingSampler": "millstream.samplers.packing",
+            "Pieces": "millstream.samplers.packing",
+        },
+    )
 
 __all__ = [
     "HierarchicalSampler",

@@ -31,21 +31,8 @@ class EpochSampler(abc.ABC):
     shard_options: ShardOptions
 
     def __init__(self, num_epochs: int | None, seed: int | None, shard_options: ShardOptions | None) -> None:
-        if num_epochs is not None:
-            num_epochs = as_integer(num_epochs, "num_epochs")
-            if num_epochs < 1:
-                raise ValueError(f"num_epochs must be at least 1, or None for endless epochs, got {num_epochs}.")
-        if seed is not None:
-            seed = as_integer(seed, "seed")
-            if not 0 <= seed < SEED_LIMIT:
-                raise ValueError(f"seed must be between 0 and 2**64 - 1, got {seed}.")
-        shard_options = NoSharding() if shard_options is None else shard_options
-        if not isinstance(shard_options, ShardOptions):
-            raise TypeError(
-                "shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), "
-                f"got {shard_options!r}."
-            )
-        self.num_epochs, self.seed, self.shard_options = num_epochs, seed, shard_options
+        self.num_epochs, self.seed = checked_num_epochs(num_epochs), checked_seed(seed)
+        self.shard_options = checked_shard_options(NoSharding() if shard_options is None else shard_options)
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
@@ -63,7 +50,8 @@ class EpochSampler(abc.ABC):
     def endless(self) -> Self:
         """Returns the same order with endlessly many epochs: this one, and what comes after its end."""
         endless = copy.copy(self)
-        endless.num_epochs = None
+        # Also where the class is a frozen dataclass.
+        vars(endless)["num_epochs"] = None
         return endless
 
     def __len__(self) -> int:
@@ -90,7 +78,7 @@ class EpochSampler(abc.ABC):
         Raises:
             IndexError: start is negative or above stop, or stop is beyond the end.
         """
-        return self._record_keys(self._run(start, stop))
+        return self._record_keys(positions_between(start, stop, self.length))
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the record keys of any positions, shape (m,), in the order of positions.
@@ -99,12 +87,6 @@ class EpochSampler(abc.ABC):
             IndexError: a position is negative or beyond the end.
         """
         return self._record_keys(self._checked(positions))
-
-    def _run(self, start: int, stop: int) -> NDArray[np.int64]:
-        start, stop = operator.index(start), operator.index(stop)
-        check_range(start, stop, self.length)
-        # Not np.arange(start, stop): stop may be 2**63, one more than an int64 holds.
-        return np.arange(stop - start, dtype=np.int64) + start
 
     def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         positions = np.asarray(positions, dtype=np.int64)
@@ -128,6 +110,51 @@ class EpochSampler(abc.ABC):
         for epoch, rows, offsets in self._by_epoch(positions):
             keys[rows] = self._keys_of_epoch(offsets, epoch)
         return keys
+
+
+def checked_num_epochs(num_epochs: object) -> int | None:
+    """Returns how many epochs there are, at least 1; None for endlessly many."""
+    if num_epochs is None:
+        return None
+    number = as_integer(num_epochs, "num_epochs")
+    if number < 1:
+        raise ValueError(f"num_epochs must be at least 1, or None for endless epochs, got {number}.")
+    return number
+
+
+def checked_seed(seed: object, *, shuffle: bool = False) -> int | None:
+    """Returns a seed, 0 … 2**64 - 1, or None, which a shuffle cannot do with."""
+    if seed is None:
+        if shuffle:
+            raise ValueError("shuffle=True needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
+        return None
+    number = as_integer(seed, "seed")
+    if not 0 <= number < SEED_LIMIT:
+        raise ValueError(f"seed must be between 0 and 2**64 - 1, got {number}.")
+    return number
+
+
+def checked_shard_options(shard_options: object) -> ShardOptions:
+    """Returns which shard is read."""
+    if not isinstance(shard_options, ShardOptions):
+        raise TypeError(
+            f"shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), got {shard_options!r}."
+        )
+    return shard_options
+
+
+def positions_between(start: int, stop: int, length: int | None) -> NDArray[np.int64]:
+    """Returns the positions [start, stop) of an order of some length, None for endless; shape (stop - start,).
+
+    Raises:
+        IndexError: start is negative or above stop, or stop is beyond the end.
+    """
+    start, stop = operator.index(start), operator.index(stop)
+    check_range(start, stop, length)
+    if start == stop:
+        return np.empty(0, dtype=np.int64)
+    # Not np.arange(start, stop): stop may be 2**63, one more than an int64 holds.
+    return np.arange(stop - start, dtype=np.int64) + start
 
 
 def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:

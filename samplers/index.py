@@ -1,20 +1,20 @@
 """The samplers of millstream: all records of a source, in order or globally shuffled, for any number of epochs."""
 
-import copy
 import dataclasses
 import functools
 import operator
 import zlib
 from collections.abc import Sequence
-from typing import Any, Self, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_fields
-from millstream.randomness import SEED_LIMIT, generator
+from millstream.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
+from millstream.samplers.epochs import EpochSampler, checked_num_epochs, checked_seed, checked_shard_options
 from millstream.samplers.permutation import permute, permute_one
 from millstream.sharding import NoSharding, ShardOptions
 
@@ -23,7 +23,7 @@ RecordKeys: TypeAlias = NDArray[np.integer[Any]] | Sequence[int]
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
-class IndexSampler:
+class IndexSampler(EpochSampler):
     """Every record once per epoch, in the source's order or in a new, truly global shuffle each epoch.
 
     Positions run over all epochs: epoch, offset = divmod(position, num_records). The record key at a position is its
@@ -57,22 +57,10 @@ class IndexSampler:
         object.__setattr__(self, "num_records", as_integer(self.num_records, "num_records"))
         if not 1 <= self.num_records <= POSITION_LIMIT:
             raise ValueError(f"num_records must be between 1 and 2**63, got {self.num_records}.")
-        if not isinstance(self.shard_options, ShardOptions):
-            raise TypeError(
-                "shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), "
-                f"got {self.shard_options!r}."
-            )
+        object.__setattr__(self, "shard_options", checked_shard_options(self.shard_options))
         object.__setattr__(self, "shuffle", as_flag(self.shuffle, "shuffle"))
-        if self.num_epochs is not None:
-            object.__setattr__(self, "num_epochs", as_integer(self.num_epochs, "num_epochs"))
-            if self.num_epochs < 1:
-                raise ValueError(f"num_epochs must be at least 1, or None for endless epochs, got {self.num_epochs}.")
-        if self.seed is not None:
-            object.__setattr__(self, "seed", as_integer(self.seed, "seed"))
-            if not 0 <= self.seed < SEED_LIMIT:
-                raise ValueError(f"seed must be between 0 and 2**64 - 1, got {self.seed}.")
-        elif self.shuffle:
-            raise ValueError("shuffle=True needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
+        object.__setattr__(self, "num_epochs", checked_num_epochs(self.num_epochs))
+        object.__setattr__(self, "seed", checked_seed(self.seed, shuffle=self.shuffle))
         if self.keys is not None:
             object.__setattr__(self, "keys", _valid_keys(self.keys, self.num_records))
 
@@ -92,21 +80,10 @@ class IndexSampler:
         """Everything except the keys."""
         return self.num_records, self.shard_options, self.shuffle, self.num_epochs, self.seed
 
-    @property
-    def length(self) -> int | None:
-        """The number of positions, over all epochs; None if the order is endless."""
-        return None if self.num_epochs is None else self.num_records * self.num_epochs
-
     @functools.cached_property
     def largest_key(self) -> int:
         """The largest of all record keys."""
         return self.num_records - 1 if self.keys is None else int(np.max(self.keys))
-
-    def endless(self) -> Self:
-        """Returns the same order with endlessly many epochs: this one, and what comes after its end."""
-        endless = copy.copy(self)
-        object.__setattr__(endless, "num_epochs", None)
-        return endless
 
     def fingerprint(self) -> str:
         """Returns the class and what decides the order, in words: not num_epochs, and not which shard is read.
@@ -123,12 +100,6 @@ class IndexSampler:
         words += [f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name not in known]
         return " ".join(words)
 
-    def __len__(self) -> int:
-        length = self.length
-        if length is None:
-            raise TypeError("A sampler with num_epochs=None is endless and has no len(): give num_epochs.")
-        return length
-
     def __getitem__(self, position: int) -> RecordMetadata:
         """Returns the record key at a position, and a fresh generator (None without a seed).
 
@@ -144,41 +115,14 @@ class IndexSampler:
         rng = None if self.seed is None else generator(self.seed, epoch, position, operation=0)
         return RecordMetadata(position, record_key, rng)
 
-    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop), of one or of several epochs; shape (stop - start,).
-
-        Raises:
-            IndexError: start is negative or above stop, or stop is beyond the end.
-        """
-        start, stop = operator.index(start), operator.index(stop)
-        check_range(start, stop, self.length)
-        if start == stop:
-            return np.empty(0, dtype=np.int64)
-        # Not np.arange(start, stop): stop may be 2**63, one more than an int64 holds.
-        return self._record_keys(np.arange(stop - start, dtype=np.int64) + start, start, stop - 1)
-
-    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the record keys of any positions, shape (m,), in the order of positions.
-
-        Raises:
-            IndexError: a position is negative or beyond the end.
-        """
-        positions = np.asarray(positions, dtype=np.int64)
+    def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not positions.size:
             return np.empty(0, dtype=np.int64)
-        lowest, highest = int(positions.min()), int(positions.max())
-        check_range(lowest, highest + 1, self.length)
-        return self._record_keys(positions, lowest, highest)
-
-    def _record_keys(self, positions: NDArray[np.int64], lowest: int, highest: int) -> NDArray[np.int64]:
-        """Returns the record keys of positions that all lie in lowest … highest."""
-        epoch = lowest // self.num_records
-        if highest // self.num_records == epoch:
-            offsets = positions - epoch * self.num_records
-            return self._keys_of_epoch(offsets, epoch)
+        epoch = int(positions.min()) // self.num_records
+        if int(positions.max()) // self.num_records == epoch:
+            return self._keys_of_epoch(positions - epoch * self.num_records, epoch)
         epochs = positions // self.num_records
-        offsets = positions - epochs * self.num_records
-        return self._keys_of_epoch(offsets, epochs.view(np.uint64))
+        return self._keys_of_epoch(positions - epochs * self.num_records, epochs.view(np.uint64))
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int | NDArray[np.uint64]) -> NDArray[np.int64]:
         """Returns the record keys of offsets into one epoch, or into an epoch for each."""

@@ -14,6 +14,7 @@ from millstream.checks import as_integer, named_arguments
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range, checked_keys_at, largest_key
 from millstream.samplers.components import checked_component, checked_source_lengths, named_parts
+from millstream.samplers.epochs import checked_shard_options, positions_between
 from millstream.samplers.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
 from millstream.samplers.weights import checked_weights
 from millstream.sharding import NoSharding, ShardOptions
@@ -103,9 +104,7 @@ class MixtureSampler:
                 f"stop must be {FIRST_EXHAUSTED!r}, {ALL_EXHAUSTED!r} or {DROP_EXHAUSTED!r}, got {stop!r}."
             )
         self.stop = stop
-        self.shard_options = NoSharding() if shard_options is None else shard_options
-        if not isinstance(self.shard_options, ShardOptions):
-            raise TypeError(f"shard_options must be ShardOptions, such as NoSharding(), got {shard_options!r}.")
+        self.shard_options = checked_shard_options(NoSharding() if shard_options is None else shard_options)
         self.samplers = tuple(checked_component(name, sampler) for name, sampler in self.parts.items())
         self.source_lengths = checked_source_lengths(self.parts, source_lengths)
         self._changes: tuple[tuple[int, tuple[int, ...]], ...] = ((0, checked_weights(weights, self.names)),)
@@ -200,7 +199,7 @@ class MixtureSampler:
         Raises:
             IndexError: start is negative or above stop, or stop is beyond the end.
         """
-        return self.locate(self._run(start, stop))[0]
+        return self.locate(positions_between(start, stop, self.length))[0]
 
     def __getitem__(self, position: int) -> RecordMetadata:
         """Returns the record key at a position, and what the component's sampler gives as its generator.
@@ -209,7 +208,9 @@ class MixtureSampler:
             IndexError: the position is negative or beyond the end.
         """
         position = operator.index(position)
-        (component,), (index,) = (row.tolist() for row in self.locate(self._run(position, position + 1)))
+        (component,), (index,) = (
+            row.tolist() for row in self.locate(positions_between(position, position + 1, self.length))
+        )
         metadata: RecordMetadata = self._going_on[component][index]
         return RecordMetadata(position, self._offsets[component] + metadata.record_key, metadata.rng)
 
@@ -219,7 +220,7 @@ class MixtureSampler:
         Raises:
             IndexError: start is negative or above stop, or stop is beyond the end.
         """
-        return self.located(self._run(start, stop)).record_keys
+        return self.located(positions_between(start, stop, self.length)).record_keys
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the record keys of any positions, shape (m,), in their order.
@@ -297,12 +298,6 @@ class MixtureSampler:
             return None
         lengths = [sampler.length for sampler in self._going_on]
         return np.array([min(length or POSITION_LIMIT, POSITION_LIMIT - 1) for length in lengths], dtype=np.int64)
-
-    def _run(self, start: int, stop: int) -> NDArray[np.int64]:
-        start, stop = operator.index(start), operator.index(stop)
-        check_range(start, stop, self.length)
-        # Not np.arange(start, stop): stop may be 2**63, one more than an int64 holds.
-        return np.arange(stop - start, dtype=np.int64) + start
 
     def _component_words(self, number: int) -> str:
         sampler = self.parts[self.names[number]]

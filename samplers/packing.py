@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
-from millstream.samplers.epochs import EpochSampler, whole_numbers
+from millstream.samplers.epochs import EpochSampler, checked_seed, positions_between, whole_numbers
 from millstream.samplers.many_permutations import permute_among
 from millstream.samplers.packing_plan import BestFit, Stream
 from millstream.samplers.permutation import mixed, permute
@@ -93,8 +93,7 @@ class PackingSampler(EpochSampler):
         self.lengths = whole_numbers(lengths, "lengths", minimum=0)
         self.row_length = as_integer(row_length, "row_length", minimum=1)
         self.shuffle = as_flag(shuffle, "shuffle")
-        if self.shuffle and seed is None:
-            raise ValueError("shuffle=True needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
+        checked_seed(seed, shuffle=self.shuffle)
         if overflow not in _OVERFLOWS:
             raise ValueError(f"overflow must be one of {', '.join(map(repr, _OVERFLOWS))}, got {overflow!r}.")
         if strategy not in {BEST_FIT, CONCAT_THEN_SPLIT}:
@@ -136,7 +135,7 @@ class PackingSampler(EpochSampler):
         Raises:
             IndexError: start is negative or above stop, or stop is beyond the end.
         """
-        return self._pieces(self._run(start, stop))
+        return self._pieces(positions_between(start, stop, self.length))
 
     def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
         """Returns what the rows at any positions are made of, in their order.

@@ -1,19 +1,42 @@
 """Where records come from: files of many formats, memory, several sources end to end, or anything with `len()`."""
 
-from millstream.sources.array_record import ArrayRecordDataSource
-from millstream.sources.bagz import BagzDataSource
+from typing import TYPE_CHECKING
+
+from millstream import late_names
 from millstream.sources.base import DataSource
-from millstream.sources.concatenated import ConcatenatedDataSource
-from millstream.sources.csv_rows import CsvDataSource
-from millstream.sources.hugging_face import HuggingFaceDataSource
-from millstream.sources.image_folder import ImageFolderDataSource
-from millstream.sources.json_lines import JsonLinesDataSource
-from millstream.sources.megatron import MegatronDataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
-from millstream.sources.parquet import ParquetDataSource
-from millstream.sources.text_lines import TextLineDataSource
-from millstream.sources.tfrecord import TFRecordDataSource
-from millstream.sources.webdataset import WebDatasetDataSource
+
+if TYPE_CHECKING:
+    from millstream.sources.array_record import ArrayRecordDataSource
+    from millstream.sources.bagz import BagzDataSource
+    from millstream.sources.concatenated import ConcatenatedDataSource
+    from millstream.sources.csv_rows import CsvDataSource
+    from millstream.sources.hugging_face import HuggingFaceDataSource
+    from millstream.sources.image_folder import ImageFolderDataSource
+    from millstream.sources.json_lines import JsonLinesDataSource
+    from millstream.sources.megatron import MegatronDataSource
+    from millstream.sources.parquet import ParquetDataSource
+    from millstream.sources.text_lines import TextLineDataSource
+    from millstream.sources.tfrecord import TFRecordDataSource
+    from millstream.sources.webdataset import WebDatasetDataSource
+else:
+    __getattr__, __dir__ = late_names.hooks(
+        __name__,
+        {
+            "ArrayRecordDataSource": "millstream.sources.array_record",
+            "BagzDataSource": "millstream.sources.bagz",
+            "ConcatenatedDataSource": "millstream.sources.concatenated",
+            "CsvDataSource": "millstream.sources.csv_rows",
+            "HuggingFaceDataSource": "millstream.sources.hugging_face",
+            "ImageFolderDataSource": "millstream.sources.image_folder",
+            "JsonLinesDataSource": "millstream.sources.json_lines",
+            "MegatronDataSource": "millstream.sources.megatron",
+            "ParquetDataSource": "millstream.sources.parquet",
+            "TFRecordDataSource": "millstream.sources.tfrecord",
+            "TextLineDataSource": "millstream.sources.text_lines",
+            "WebDatasetDataSource": "millstream.sources.webdataset",
+        },
+    )
 
 __all__ = [
     "ArrayRecordDataSource",

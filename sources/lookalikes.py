@@ -8,18 +8,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-_SOURCES_OF_FILES = {
-    (".tfrecord", ".tfrecords"): "TFRecordDataSource",
-    (".jsonl", ".ndjson"): "JsonLinesDataSource",
-    (".txt",): "TextLineDataSource",
-    (".csv",): "CsvDataSource",
-    (".tar",): "WebDatasetDataSource",
-    (".bag", ".bagz"): "BagzDataSource",
-    (".parquet",): "ParquetDataSource",
-}
-"""Which source reads files whose names end so."""
-
-
 _ROWS_OF_TABLES: Mapping[str, Callable[[Any, int], Any]] = {
     "arrow": lambda table, row: table.slice(row, 1),
     "pandas": lambda frame, row: frame.iloc[row : row + 1].reset_index(drop=True),
@@ -48,9 +36,12 @@ def _rows_of_table(source: Any, row_of: Callable[[Any, int], Any], keys: Sequenc
 def advice_for(value: object) -> str | None:
     """Returns what to write instead of a value that is not a source by itself, or None if nothing is known about it."""
     if isinstance(value, str | os.PathLike):
-        path = os.fspath(value)
-        kind = next((kind for ends, kind in _SOURCES_OF_FILES.items() if path.endswith(ends)), "ArrayRecordDataSource")
-        return f"a path is not a source. Write millstream.{kind}({path!r}) to read its records."
+        from millstream.sources.formats import format_of_name  # noqa: PLC0415  (for this error only)
+
+        path = os.fsdecode(value)
+        known = format_of_name(path)
+        source = known.source if known else "ArrayRecordDataSource"
+        return f"a path is not a source. Write millstream.{source}({path!r}) to read its records."
     if isinstance(value, type):
         return f"it is a class. Pass an instance of it: {value.__name__}(...)."
     if isinstance(value, Mapping) and not is_numbered(value):

@@ -19,16 +19,18 @@ class CancelledScanError(Exception):
 
 @final
 class Progress:
-    """Bytes of a total that are done. Any number of threads may report.
+    """Bytes of a total that are done, or whatever else is counted. Any number of threads may report.
 
     Args:
         words: what is being done, such as "Indexing 12 files".
         total: how many bytes there are.
+        unit: what is counted, such as "records"; None for bytes.
     """
 
-    def __init__(self, words: str, total: int) -> None:
+    def __init__(self, words: str, total: int, unit: str | None = None) -> None:
         self._words = words
         self._total = total
+        self._unit = unit
         self._done = 0
         self._bar: Any = None
         self._looked_for_bar = False
@@ -37,7 +39,7 @@ class Progress:
         self._cancelled = False
 
     def advance(self, amount: int) -> None:
-        """Reports that this many more bytes are done.
+        """Reports that this many more are done.
 
         Raises:
             CancelledScanError: nobody waits for them any more.
@@ -62,18 +64,19 @@ class Progress:
     def _report(self) -> None:
         if not self._looked_for_bar:
             self._looked_for_bar = True
-            self._bar = _terminal_bar(self._words, self._total)
+            self._bar = _terminal_bar(self._words, self._total, self._unit)
         if self._bar is None:
             import logging  # noqa: PLC0415  (takes its time)
 
             share = 100 * self._done // max(1, self._total)
-            logging.getLogger("millstream").info("%s: %d %% of %.1f GB", self._words, share, self._total / 1e9)
+            whole = f"{self._total:,} {self._unit}" if self._unit else f"{self._total / 1e9:.1f} GB"
+            logging.getLogger("millstream").info("%s: %d %% of %s", self._words, share, whole)
             self._next_report = time.monotonic() + LOG_EVERY_SECONDS
         else:
             self._bar.update(self._done - self._bar.n)
 
 
-def _terminal_bar(words: str, total: int) -> Any:
+def _terminal_bar(words: str, total: int, unit: str | None) -> Any:
     """Returns a bar of tqdm, or None where there is no terminal or no tqdm."""
     if not sys.stderr or not sys.stderr.isatty():
         return None
@@ -88,4 +91,4 @@ def _terminal_bar(words: str, total: int) -> Any:
         monitor_interval = 0
 
     Bar.set_lock(threading.RLock())
-    return Bar(desc=words, total=total, unit="B", unit_scale=True, leave=False)
+    return Bar(desc=words, total=total, unit=f" {unit}" if unit else "B", unit_scale=True, leave=False)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag
 from millstream.errors import DataSourceError
+from millstream.sources.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
 from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_rows
 from millstream.sources.scan import Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
@@ -31,9 +32,6 @@ _BLOCK_BYTES = 4 << 20
 
 _LARGE_RECORD_BYTES = 16 << 10
 """From this size on, a read of each header alone is quicker than one of all bytes."""
-
-_COMPRESSED_STARTS = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda")
-"""How gzip and zlib begin."""
 
 _HEADERS_ALONE = 1024
 """How many large records are looked for between two checks."""
@@ -116,13 +114,16 @@ class _TFRecordFormat(SpanFormat[bytes]):
         return records
 
     def _refuse_compressed(self, scan: Scan) -> None:
-        start = scan.read(0, _HEADER_BYTES)
-        is_header = len(start) == _HEADER_BYTES and _stored_crcs(start) == masked_crc32c([start[:8]])
-        if start[:2] in _COMPRESSED_STARTS and not is_header:
-            raise DataSourceError(
-                f"{scan.path!r} is compressed as a whole, so that its records cannot be found at random. Decompress it "
-                "(`gunzip`), or write it again without compression."
-            )
+        start = scan.read(0, HEAD_BYTES)
+        compression = compression_of(start) or ("zlib" if is_zlib(start) else None)
+        if compression is not None and not is_tfrecord(start):
+            raise compressed_error(scan.path, compression)
+
+
+def is_tfrecord(start: bytes) -> bool:
+    """Returns whether a file begins with the header of a record: a length with its checksum."""
+    header = start[:_HEADER_BYTES]
+    return len(header) == _HEADER_BYTES and bool((_stored_crcs(header) == masked_crc32c([header[:8]])).all())
 
 
 def _headers_of_block(scan: Scan, place: int) -> tuple[bytes, NDArray[np.int64], int]:

@@ -1,4 +1,4 @@
-"""What every test gets: a guard against leaks."""
+"""What every test gets, a guard against leaks; and what any may ask for, a store far away."""
 
 import contextlib
 import gc
@@ -11,6 +11,9 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from object_server import ObjectServer, serving
+
+from millstream.sources import object_stores
 
 # The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
@@ -22,7 +25,7 @@ LEAK_SECONDS = 2.0
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a thread, process, descriptor or piece of shared memory of ours behind."""
+    """Fails a test that leaves one of our threads, processes, descriptors or pieces of shared memory behind."""
     keeps_own = request.node.get_closest_marker("third_party") is not None
     descriptors, segments = open_descriptors(), shared_segments()
     yield
@@ -37,7 +40,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     assert psutil.Process().children(recursive=True) == []
     assert shared_segments() - segments == set()
     assert keeps_own or len(open_descriptors()) <= len(descriptors), sorted(open_descriptors() - descriptors)
-    # What is left, JAX and its like above all, is no concern of the next test's collection: it would take half of the
+    # What is left, JAX and its like above all, need not be collected after the next test: it would take half of the
     # time of all tests.
     gc.freeze()
 
@@ -59,5 +62,29 @@ def open_descriptors() -> set[str]:
 
 
 def shared_segments() -> set[Path]:
-    """Returns the named pieces of shared memory of ours; other programs on the machine have theirs."""
+    """Returns our named pieces of shared memory; other programs on the machine have theirs."""
     return set(Path("/dev/shm").glob("*millstream*"))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """A store that is reached by HTTP, as `gs://bucket` and as `s3://bucket`; what fails is repeated at once."""
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    with serving() as server:
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+        monkeypatch.setenv("GCE_METADATA_ROOT", "127.0.0.1:1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setattr(object_stores, "FIRST_DELAY_SECONDS", 0.01)
+        monkeypatch.setattr(object_stores, "LONGEST_DELAY_SECONDS", 0.02)
+        monkeypatch.setattr(object_stores, "ATTEMPTS", 4)
+        forget_clients()
+        yield server
+    forget_clients()
+
+
+def forget_clients() -> None:
+    """Has the next read make its clients anew."""
+    object_stores._context.cache_clear()
+    object_stores._opened_store.cache_clear()

@@ -1,4 +1,4 @@
-"""The documents tell the truth: their code runs, prints what they show, and what they name is there."""
+"""The documents tell the truth: their code runs, prints what they show, and what they name exists."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ["millstream", "loader", "samplers", "sources", "transforms"]
+PARTS = ["millstream", "loader", "samplers", "sources", "tools", "transforms"]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("loader/**/README.md")])
 WITH_CODE = [document for document in DOCUMENTS if "```python\n" in document.read_text()]
 
@@ -72,7 +72,7 @@ def run(example: Example, name: str, namespace: dict[str, object]) -> str:
 
 
 def anchors_in(document: str) -> set[str]:
-    """Returns what links to the headings of a document end in."""
+    """Returns the anchors of a document's headings, as links have them."""
     headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", document), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,5 +1,6 @@
 """What users see: the façade's names, their documentation, and what importing it costs."""
 
+import ast
 import importlib.metadata
 import inspect
 import subprocess
@@ -13,9 +14,9 @@ import pytest
 
 import millstream
 import millstream.loader
-from millstream import samplers, sources, transforms
+from millstream import samplers, sources, tools, transforms
 
-PARTS = [millstream, millstream.loader, samplers, sources, transforms]
+PARTS = [millstream, millstream.loader, samplers, sources, tools, transforms]
 GRAIN_NAMES = [
     "ArrayRecordDataSource",
     "Batch",
@@ -47,10 +48,11 @@ GRAIN_NAMES = [
 
 
 def own_public_names(module: types.ModuleType) -> set[str]:
-    """Returns the public classes and functions of millstream that are bound in a module."""
+    """Returns the public classes and functions of millstream that a module has, late names among them."""
+    named = {name: getattr(module, name) for name in getattr(module, "__all__", ()) if name != "checkpoint"}
     return {
         name
-        for name, value in vars(module).items()
+        for name, value in (vars(module) | named).items()
         if not name.startswith("_")
         and (inspect.isclass(value) or inspect.isfunction(value))
         and value.__module__.startswith("millstream")
@@ -114,11 +116,33 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = millstream.DataLoder  # type: ignore[attr-defined]  # Type checkers know, too.
 
 
-def test_dir_is_the_public_names(tmp_path: Path) -> None:
-    """Completion offers exactly what is public, and `checkpoint` before it is imported, without importing it."""
-    code = "import millstream, sys; print(dir(millstream)); print('jax' in sys.modules)"
+@pytest.mark.parametrize(
+    "part", ["millstream", "millstream.loader", "millstream.samplers", "millstream.sources", "millstream.transforms"]
+)
+def test_dir_is_the_public_names(part: str, tmp_path: Path) -> None:
+    """Completion offers exactly what is public, late names before they are imported, without importing them."""
+    code = (
+        f"import sys, {part}; print(dir({part}));"
+        "print([name for name in sys.modules if name.endswith(('.checkpoint', '.mixture', '.bagz', '.examples'))])"
+    )
 
-    assert run_python(code, tmp_path) == f"{list(millstream.__all__)}\nFalse\n"
+    assert run_python(code, tmp_path) == f"{list(sys.modules[part].__all__)}\n[]\n"
+
+
+@pytest.mark.parametrize("part", ["loader", "samplers", "sources", "transforms"])
+def test_late_names_are_the_classes_that_type_checkers_see(part: str) -> None:
+    """What a part imports for type checkers, and what it imports when it is first asked, is the same."""
+    tree = ast.parse(Path(sys.modules[f"millstream.{part}"].__file__ or "").read_text())
+    (branch,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.name: statement.module
+        for statement in branch.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    (late,) = [node for node in ast.walk(branch) if isinstance(node, ast.Dict)]
+
+    assert ast.literal_eval(late) == seen
 
 
 @pytest.mark.third_party
@@ -135,7 +159,9 @@ def test_one_class_has_two_names(name: str) -> None:
     assert getattr(transforms, f"{name}Transform") is getattr(transforms, name)
 
 
-@pytest.mark.parametrize("module", [millstream.sharding, samplers, sources, transforms], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module", [millstream.sharding, samplers, sources, tools, transforms], ids=lambda m: m.__name__
+)
 def test_the_facade_and_the_parts_share_their_classes(module: types.ModuleType) -> None:
     """What the façade and a part both name is the same object: there is one identity of each."""
     shared = set(millstream.__all__) & set(vars(module))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_fields
 from millstream.descriptions import function_name
+from millstream.transforms.grouping import CountingGroup, Grouping
 from millstream.transforms.transformation import Transformation
 
 
@@ -27,7 +28,7 @@ class PaddedBatch(NamedTuple):
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
-class Batch(Transformation):
+class Batch(Transformation, Grouping):
     """Makes one batch of every `batch_size` elements, in order.
 
     Attributes:
@@ -43,6 +44,7 @@ class Batch(Transformation):
     """
 
     is_complete: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
     batch_size: int
     drop_remainder: bool = False
     batch_fn: Callable[[list[Any]], Any] | None = None
@@ -67,6 +69,16 @@ class Batch(Transformation):
                 "pad_remainder=True needs rows to fill up, and what batch_fn returns may have none: do the work of "
                 "batch_fn in a Map before or after the Batch."
             )
+
+    @property
+    def keeps_remainder(self) -> bool:
+        """Whether fewer elements than `batch_size`, at the end, make a batch."""
+        return not self.drop_remainder
+
+    def begin(self, skip: int = 0) -> CountingGroup:
+        """Returns a group of `batch_size` elements, for those that positions do not group."""
+        del skip
+        return CountingGroup(self.batch_size)
 
     def __repr__(self) -> str:
         # In error texts and profiles, what was asked for is enough.

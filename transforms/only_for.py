@@ -6,7 +6,6 @@ from typing import Any, ClassVar, final
 from millstream.checks import named_arguments
 from millstream.descriptions import described
 from millstream.transforms.base import as_transformation
-from millstream.transforms.batch import Batch
 from millstream.transforms.transformation import Transformation
 
 
@@ -47,7 +46,7 @@ class OnlyFor(Transformation):
         if not self.operations:
             raise ValueError(f"OnlyFor({component!r}, ...) needs at least one operation, got none.")
         for operation in self.operations:
-            if isinstance(operation, (Batch, OnlyFor)):
+            if operation.gathers or isinstance(operation, OnlyFor):
                 raise TypeError(
                     f"OnlyFor takes Maps, RandomMaps, MapWithIndex, Filters, FlatMaps and functions, got "
                     f"{described(operation)}: it works element by element."

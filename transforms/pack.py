@@ -1,38 +1,15 @@
-"""Rows laid out from several documents."""
+"""Rows of the documents that a sampler has planned."""
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from millstream.checks import as_integer, named_arguments
+from millstream.checks import named_arguments
+from millstream.columnar import Allocate
+from millstream.transforms.grouping import Pieces, Prepared, lengths_of
+from millstream.transforms.rows import RowFormat
 from millstream.transforms.transformation import Transformation
-
-
-class Document(NamedTuple):
-    """A document on its way into a row.
-
-    Attributes:
-        value: what the operations before have made of the record.
-        record_key: which record it is.
-        length: how many tokens it has to have.
-        begin: the first token that goes into the row.
-        end: one more than the last.
-    """
-
-    value: Any
-    record_key: int
-    length: int
-    begin: int
-    end: int
-
-
-@functools.lru_cache(maxsize=4)
-def _counting(length: int) -> NDArray[np.int32]:
-    """Returns 0, 1, 2, …; not to be written to."""
-    return np.arange(length, dtype=np.int32)
 
 
 @final
@@ -51,13 +28,12 @@ class Pack(Transformation):
 
     all of shape (length, …). The names are those of Grain.
 
+    Where lengths are not known ahead, `FirstFitPack`, `BestFitPack` and `ConcatThenSplit` pack documents as they come.
+
     Args:
         length_struct: how long a row is, for each feature: at least the sampler's row_length.
         meta_features: features that need no segment ids and positions of their own.
         padding_struct: what fills up each feature; 0 for those that are not named.
-
-    Attributes:
-        length_struct, meta_features, padding_struct: as given.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind, or names what is no feature. While reading, a
@@ -66,6 +42,7 @@ class Pack(Transformation):
     """
 
     is_complete: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
 
     @named_arguments()
     def __init__(
@@ -75,80 +52,25 @@ class Pack(Transformation):
         meta_features: Collection[str] = (),
         padding_struct: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(length_struct, Mapping):
-            raise TypeError(
-                f"length_struct must say how long each feature is, such as {{'tokens': 2048}}, got {length_struct!r}."
-            )
-        if not length_struct:
-            raise ValueError("length_struct must name at least one feature, got none.")
-        self.length_struct = {
-            name: as_integer(length, f"length_struct[{name!r}]", minimum=1) for name, length in length_struct.items()
-        }
-        if isinstance(meta_features, str):
-            raise TypeError(f"meta_features must be a list of names, got {meta_features!r}: write [{meta_features!r}].")
-        self.meta_features = tuple(sorted(meta_features))
-        self.padding_struct = dict(padding_struct or {})
-        for what, names in (("meta_features", self.meta_features), ("padding_struct", self.padding_struct)):
-            if unknown := [name for name in names if name not in self.length_struct]:
-                raise ValueError(f"{what} names {unknown[0]!r}, which length_struct does not: {list(length_struct)}.")
+        self._rows = RowFormat(length_struct, meta_features, padding_struct)
+
+    @property
+    def length_struct(self) -> dict[str, int]:
+        """How long a row is, for each feature."""
+        return self._rows.length_struct
 
     def __repr__(self) -> str:
-        options = {"meta_features": self.meta_features, "padding_struct": self.padding_struct}
-        shown = "".join(f", {name}={value!r}" for name, value in options.items() if value)
-        return f"Pack({self.length_struct!r}{shown})"
+        return f"Pack({self._rows})"
 
-    def pack(self, documents: Sequence[Document]) -> dict[str, NDArray[Any]]:
-        """Returns the row of some documents, at least one, in their order.
+    def prepare(self, values: Sequence[Any]) -> Prepared:
+        """Returns the features of some documents, and how many tokens each feature has."""
+        columns = self._rows.columns(values)
+        return Prepared(list(zip(*columns, strict=True)), lengths_of(columns))
+
+    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
+        """Returns rows of prepared documents.
 
         Raises:
-            ValueError: a document does not fit.
+            StackError: the documents of a row differ in dtype or shape.
         """
-        row: dict[str, NDArray[Any]] = {}
-        for name, length in self.length_struct.items():
-            arrays = [self._feature(document, name) for document in documents]
-            first = arrays[0]
-            tokens = np.full((length, *first.shape[1:]), self.padding_struct.get(name, 0), dtype=first.dtype)
-            has_companions = name not in self.meta_features
-            segment_ids, positions = (np.zeros(length if has_companions else 0, dtype=np.int32) for _ in range(2))
-            counting = _counting(length)
-            start = 0
-            for number, (array, document) in enumerate(zip(arrays, documents, strict=True), 1):
-                if array.dtype != first.dtype or array.shape[1:] != first.shape[1:]:
-                    raise ValueError(
-                        f"The documents of a row must be alike, but {name!r} of record key {documents[0].record_key} "
-                        f"has dtype {first.dtype} and shape {first.shape}, of record key {document.record_key} "
-                        f"{array.dtype} and {array.shape}."
-                    )
-                stop = start + document.end - document.begin
-                tokens[start:stop] = array[document.begin : document.end]
-                if has_companions:
-                    segment_ids[start:stop] = number
-                    positions[start:stop] = counting[: stop - start]
-                start = stop
-            row[name] = tokens
-            if has_companions:
-                row[f"{name}_segment_ids"], row[f"{name}_positions"] = segment_ids, positions
-        return row
-
-    def _feature(self, document: Document, name: str) -> NDArray[Any]:
-        value = document.value
-        # Arrays first: to find out that one is no mapping takes longer than all else.
-        if not isinstance(value, np.ndarray) and isinstance(value, Mapping):
-            if name not in value:
-                raise ValueError(
-                    f"Pack needs the feature {name!r}, but the document of record key {document.record_key} has "
-                    f"{', '.join(map(repr, value)) or 'none'}."
-                )
-            value = value[name]
-        elif len(self.length_struct) > 1:
-            raise ValueError(
-                f"Pack of several features needs dicts, got {type(value).__name__} at record key {document.record_key}."
-            )
-        array = np.asarray(value)
-        if array.ndim == 0 or len(array) != document.length:
-            raise ValueError(
-                f"The document of record key {document.record_key} has {name!r} of shape {array.shape}, but the "
-                f"sampler's lengths say that it has {document.length} tokens: make the lengths anew, of what the "
-                "operations before Pack give."
-            )
-        return array
+        return self._rows.lay_out(values, pieces, allocate)

@@ -57,6 +57,8 @@ def stack(elements: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     """
     if not elements:
         raise StackError("A batch needs at least one element, got none.")
+    if type(elements) is list:
+        return _stack(elements, "", allocate)
     if isinstance(elements, ColumnarRecords):
         return elements.stack(allocate)
     return _stack(list(elements), "", allocate)

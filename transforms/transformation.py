@@ -9,7 +9,11 @@ class Transformation:
     Attributes:
         keeps_count: whether the number of elements that come out depends on nothing but the number that go in.
         is_complete: whether the class is a kind by itself, to which users add no method: Batch, OnlyFor.
+        gathers: whether it makes elements of several: what comes before it works element by element.
+        regroups: whether it groups elements as they come, whatever their positions are (see `grouping`).
     """
 
     keeps_count: ClassVar[bool] = True
     is_complete: ClassVar[bool] = False
+    gathers: ClassVar[bool] = False
+    regroups: ClassVar[bool] = False

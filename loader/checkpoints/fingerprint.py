@@ -127,7 +127,8 @@ def _own_words(path: str, value: Any) -> dict[str, str] | None:
 def _operation_words(operation: Transformation) -> Description:
     """Returns an operation in words, which begin with its kind."""
     words, code = describe(operation)
-    kind = next(kind.__name__ for kind in (*_KINDS, Batch) if isinstance(operation, kind))
+    kinds = (kind.__name__ for kind in (*_KINDS, Batch) if isinstance(operation, kind))
+    kind = next(kinds, type(operation).__name__)
     if words.head != kind:  # A subclass of the user's.
         words = words._replace(text=f"{kind} {words.text}", head=f"{kind} {words.head}")
     return Description(words, code)

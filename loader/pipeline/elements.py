@@ -16,7 +16,8 @@ class Origins:
 
     Attributes:
         table: an int64 array of shape `(5, n)`: a row for each of the properties below, a column for each element.
-            Documents on their way into a row have three more (see `packing`).
+            Elements that a grouping takes by their sizes have a row more for each size. Documents on their way into
+            a planned row have three more (see `packing`).
         names: what the components of a mixture are called; empty where nothing is mixed. They do not travel.
     """
 
@@ -62,6 +63,20 @@ class Origins:
         row: NDArray[np.int64] = self.table[4]
         return row
 
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """What a grouping has to know of the elements, shape `(sizes, n)`; no rows where it need not know any."""
+        rows: NDArray[np.int64] = self.table[5:]
+        return rows
+
+    def with_sizes(self, sizes: NDArray[np.int64]) -> Self:
+        """Returns the same origins with sizes, shape `(sizes, n)`, after those that there are."""
+        return type(self)(np.concatenate([self.table, sizes]), self.names) if len(sizes) else self
+
+    def without_sizes(self) -> Self:
+        """Returns the same origins without sizes."""
+        return type(self)(self.table[:5], self.names)
+
     def __len__(self) -> int:
         """Returns the number of elements."""
         return int(self.table.shape[1])
@@ -79,9 +94,9 @@ class Origins:
         return self.table.tobytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Returns what `to_bytes` was called on; the arrays are read-only."""
-        return cls(np.frombuffer(data, dtype=np.int64).reshape(5, -1))
+    def from_bytes(cls, data: bytes, count: int) -> Self:
+        """Returns the origins of `count` elements that `to_bytes` was called on; the arrays are read-only."""
+        return cls(np.frombuffer(data, dtype=np.int64).reshape(-1, count)) if count else cls.none()
 
     def fan_out(self, counts: Sequence[int], max_fan_out: int, component: int | None = None) -> Self:
         """Returns the origins of children, `counts[i]` of them for element i: child j has index `i * max_fan_out + j`.
@@ -91,27 +106,38 @@ class Origins:
         Raises:
             OverflowError: an index does not fit 63 bits.
         """
-        # In a mixture, the indices of the components take turns: the last one need not be the largest.
-        if len(self) and int(self.index.max()) > np.iinfo(np.int64).max // max_fan_out - 1:
-            raise OverflowError(
-                f"A FlatMap with max_fan_out={max_fan_out} at index {self.index.max()}: the children's indices must be "
-                "below 2**63. Use a smaller max_fan_out."
-            )
         sizes = np.array(counts, dtype=np.int64)
         children = self.take(np.repeat(np.arange(len(self)), sizes))
         starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        # Indexing with an array has copied: the parents' table is as it was.
-        numbered = children.index * max_fan_out + np.arange(len(children)) - starts
-        is_child = True if component is None else children.component == component
-        children.index[:] = np.where(is_child, numbered, children.index)
-        return children
+        return children.numbered(np.arange(len(children)) - starts, max_fan_out, component)
+
+    def numbered(self, numbers: NDArray[np.int64], limit: int, component: int | None = None) -> Self:
+        """Returns origins whose indices are `index * limit + number`: those of parts of elements, each with a number.
+
+        Where a component is given, only elements of that one are parts: the others keep their index.
+
+        Raises:
+            OverflowError: an index does not fit 63 bits.
+        """
+        # In a mixture, the indices of the components take turns: the last one need not be the largest.
+        if len(self) and int(self.index.max()) > np.iinfo(np.int64).max // limit - 1:
+            raise OverflowError(
+                f"An element with index {self.index.max()} may become up to {limit}, as the max_fan_out of a FlatMap "
+                "says, but their indices must be below 2**63. Use a smaller max_fan_out."
+            )
+        table = self.table.copy()
+        is_part = True if component is None else self.component == component
+        table[2] = np.where(is_part, self.index * limit + numbers, self.index)
+        return type(self)(table, self.names)
 
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Returns the origins of several runs laid end to end."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(np.concatenate([part.table for part in parts], axis=1), parts[0].names)
+        # A run that is empty because it has failed need not have the rows of the others.
+        some = [part for part in parts if len(part)] or parts[:1]
+        if len(some) == 1:
+            return some[0]
+        return cls(np.concatenate([part.table for part in some], axis=1), some[0].names)
 
 
 @dataclasses.dataclass(slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 from millstream.descriptions import described
 from millstream.loader.pipeline.random_streams import has_randomness
 from millstream.samplers.base import AdaptedSampler, MixedSampler, VectorisedSampler, is_mixed
-from millstream.transforms import Batch, OnlyFor, RandomMap, Transformation
+from millstream.transforms import OnlyFor, RandomMap, Transformation
 from millstream.transforms.only_for import leaves
 
 
@@ -40,7 +40,7 @@ def check_sources(sampler: MixedSampler, source: Any) -> None:
 def check_scopes(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
     """Refuses an OnlyFor where nothing is mixed, for a component that there is not, or after a Batch."""
     names = sampler.names if is_mixed(sampler) else ()
-    batch = next((number for number, operation in enumerate(operations) if isinstance(operation, Batch)), None)
+    batch = next((number for number, operation in enumerate(operations) if operation.gathers), None)
     for number, operation in enumerate(operations):
         if not isinstance(operation, OnlyFor):
             continue

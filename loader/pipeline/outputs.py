@@ -16,7 +16,8 @@ class Cursor:
     Attributes:
         block: the first block that is not used up.
         skip: what is used up of it, one number per stage: skip[0] elements of stage 0, then skip[1] outputs of the
-            group that begins there, and so on. All zero between the outputs of a 1:1 pipeline.
+            group that begins there, and so on. Where an element may be in two groups, it is not outputs that count, but
+            units of elements: tokens, say. All zero between the outputs of a 1:1 pipeline.
         is_final: whether an output before this position is what it is because the order ends: made of a short group,
             or of a tail that is divided in another way than whole blocks. Not set in 1:1 pipelines, whose block says
             it.
@@ -79,13 +80,16 @@ class BlockOutputs(Outputs):
 class GroupOutputs(Outputs):
     """Outputs of a later stage, made of one group."""
 
-    def __init__(self, elements: Elements, first: int, num_records: int, start: Cursor, end: Cursor) -> None:
+    def __init__(
+        self, elements: Elements, first: int, num_records: int, span: tuple[Cursor, Cursor], unit: int = 1
+    ) -> None:
         super().__init__(elements, first, num_records)
-        self._start = start
-        self._end = end
+        self._start, self._end = span
+        self._unit = unit
 
     def after(self, row: int) -> Cursor:
         """Returns the position after output `row`: that after the whole group, if this output is the last."""
         if row + 1 == len(self.values) and self.error is None:
-            return Cursor(self._end.block, (*self._end.skip, 0), self._end.is_final)
-        return Cursor(self._start.block, (*self._start.skip, row + 1), self._end.is_final)
+            return self._end
+        *outer, used = self._start.skip
+        return Cursor(self._start.block, (*outer, used + (row + 1) * self._unit), self._end.is_final)

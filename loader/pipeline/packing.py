@@ -6,20 +6,21 @@ of one position together again. Until then, three more rows of the table of orig
 into the row, and how many documents of the row come after it.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
 from millstream.descriptions import described
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
+from millstream.loader.pipeline.grouping import outputs_of, prepared
 from millstream.loader.pipeline.partition import Partition
-from millstream.loader.pipeline.steps import Step, collect
+from millstream.loader.pipeline.steps import Step, annotated
 from millstream.samplers.base import AdaptedSampler, PackedSampler, VectorisedSampler, is_packed
-from millstream.transforms import Batch, Pack, Transformation
-from millstream.transforms.pack import Document
+from millstream.transforms import Pack, Transformation
+from millstream.transforms.grouping import Pieces
 
 _BEGIN, _END, _LEFT = 5, 6, 7
 """The rows of the table that documents have and rows do not."""
@@ -51,27 +52,45 @@ def locate_pieces(order: PackedSampler, partition: Partition, positions: NDArray
     return Origins(table)
 
 
-def pack_step(operation: Pack, order: PackedSampler, where: str) -> Step:
+def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where: str) -> Step:
     """Returns the step that makes rows of the documents of each position."""
+    # `check_packing` has seen to it that they are a PackedSampler's.
+    lengths = np.asarray(cast("PackedSampler", order).lengths)
 
     def step(run: Elements, allocate: Allocate) -> Elements:
-        del allocate
-        if not len(run.origins):
-            return run
-        table = run.origins.table
+        located = run.origins
+        run = prepared(operation, Elements(run.values, located.without_sizes(), run.error), where)
+        run = _as_planned(run, lengths[run.origins.record_key], list(operation.length_struct), where)
+        if not run.values:
+            return Elements([], run.origins.without_sizes(), run.error)
+        table = located.table[:, : len(run.values)]
         bounds = np.flatnonzero(np.diff(table[0], prepend=-1, append=-1))
-        if len(bounds) > 1 and table[_LEFT, -1]:
+        if table[_LEFT, -1]:
             # A row that an error cuts short is not one: the error comes instead of it.
             bounds = bounds[:-1]
-        keys = table[1]
-        columns = (keys, np.asarray(order.lengths)[keys], table[_BEGIN], table[_END])
-        documents = list(map(Document, run.values, *(column.tolist() for column in columns)))
-        num_rows = max(0, len(bounds) - 1)
-        origins = _rows_of(table, bounds[:num_rows])
-        rows, error = collect(_packed(operation, documents, bounds.tolist()), origins, where, num_rows)
-        return Elements(rows, origins.take(slice(len(rows))), run.error if error is None else error)
+        used = slice(bounds[-1])
+        pieces = Pieces(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
+        made_of = Origins(_rows_of(table, bounds[:-1]), located.names)
+        rows = outputs_of(lambda which: operation.make(run.values, which, allocate), pieces, located, made_of, where)
+        return Elements(rows.values, rows.origins, run.error if rows.error is None else rows.error)
 
     return step
+
+
+def _as_planned(run: Elements, planned: NDArray[np.integer[Any]], names: Sequence[str], where: str) -> Elements:
+    """Returns the documents up to the first that has not as many tokens as planned, which is an error."""
+    is_other = run.origins.sizes != planned
+    if not is_other.any():
+        return run
+    row = int(np.argmax(is_other.any(axis=0)))
+    feature = int(np.argmax(is_other[:, row]))
+    error = ValueError(
+        f"The document of record key {run.origins.record_key[row]} has {run.origins.sizes[feature, row]} "
+        f"{names[feature]!r}, but the sampler's lengths say that it has {planned[row]}: make the lengths anew, of what "
+        "the operations before Pack give."
+    )
+    where = f"{where}, at {describe_origin(run.origins, row)}"
+    return Elements(run.values[:row], run.origins.take(slice(row)), annotated(error, where))
 
 
 def check_packing(
@@ -96,7 +115,7 @@ def check_packing(
         )
     (number,) = packs
     for earlier, operation in enumerate(operations[:number]):
-        if isinstance(operation, Batch) or not operation.keeps_count:
+        if operation.gathers or not operation.keeps_count:
             raise ValueError(
                 f"operations[{earlier}], {described(operation)}, comes before the Pack and changes which documents "
                 "there are, but the sampler has planned the rows: filter ahead, and leave the documents out of lengths."
@@ -110,12 +129,8 @@ def check_packing(
             )
 
 
-def _packed(operation: Pack, documents: Sequence[Document], bounds: Sequence[int]) -> Iterator[object]:
-    return (operation.pack(documents[start:stop]) for start, stop in itertools.pairwise(bounds))
-
-
-def _rows_of(table: NDArray[np.int64], firsts: NDArray[np.intp]) -> Origins:
-    """Returns the origins of rows: those of their first documents, with the position as the index."""
+def _rows_of(table: NDArray[np.int64], firsts: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Returns the table of rows: that of their first documents, with the position as the index."""
     rows = table[:5, firsts]
     rows[2] = rows[0]
-    return Origins(rows)
+    return rows

@@ -1,22 +1,18 @@
 """The one home of all meaning: source, sampler, shard and operations compiled into pure functions.
 
 A plan is a list of *stages*. Stage 0 turns a run of blocks (see `partition`) into elements: it reads the records and
-runs the operations up to the first Batch that must regroup, which is the first one after a Filter or FlatMap. That
-Batch begins stage 1, which turns one group of stage 0's elements into outputs; and so on. A pipeline whose operations
+runs the operations up to the first one that must regroup: a packer, say, or a Batch after a Filter or FlatMap. That one
+begins stage 1, which turns one group of stage 0's elements into outputs; and so on. A pipeline whose operations
 are 1:1 before its first Batch has stage 0 alone, and one block of it is one final batch.
 
 Nothing here knows of threads, processes or time: an executor decides who calls the plan, and when.
 
-The user's code runs in an empty `contextvars.Context`, a new one for each call of a method below. So the precision of
-`decimal`, NumPy's `errstate` and the user's own variables are at their defaults there, whoever calls, and what one
-call sets is gone with it.
+The user's code runs in an empty context, a new one for each call of a method below (see `isolation`).
 """
 
-import contextvars
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,39 +20,22 @@ from millstream.columnar import Allocate
 from millstream.interruptions import cannot_wait
 from millstream.loader.pipeline.elements import Elements, Origins, describe_records
 from millstream.loader.pipeline.first_look import FirstLook
-from millstream.loader.pipeline.look_ahead import LookAhead
-from millstream.loader.pipeline.packing import locate_pieces
+from millstream.loader.pipeline.isolation import isolated
+from millstream.loader.pipeline.locator import Locator
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.reading import reader_of
 from millstream.loader.pipeline.requests import Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
-from millstream.loader.pipeline.steps import Step, annotated
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at, is_mixed, is_packed
+from millstream.loader.pipeline.steps import annotated, run_steps
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Transformation
-
-Result = TypeVar("Result")
 
 KEYS = "keys"
 """What finding out which records a call is about is called, where time is measured."""
 
 READ = "read"
 """What reading them is called there."""
-
-LOOK_AHEAD_KEYS = 15_360
-"""Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
-
-Arrays of 8 times as many bytes stay below the 128 KiB from which on C libraries ask the system for fresh pages.
-"""
-
-
-MOST_LOOK_AHEADS = 4
-"""For the components of a mixture, each of which is asked for its own keys, it is up to this many times as many."""
-
-
-DOCUMENTS_PER_ROW = 4
-"""Rows of a packed order have some documents each: of these there should be about as many."""
 
 
 class Plan:
@@ -66,7 +45,7 @@ class Plan:
         pipeline: what it is compiled from.
         partition: which positions make up which block.
         stages: the compiled operations.
-        one_to_one: whether step k is block k: no Filter and no FlatMap anywhere.
+        one_to_one: whether step k is block k: nothing that drops or splits elements, or groups them as they come.
         batched_source: whether the source reads many records in one call.
         tail_records: how many records of this shard's tail get into an output, as far as stage 0's batches decide it.
             A template is none of them.
@@ -85,7 +64,7 @@ class Plan:
         source, order, operations, shard = pipeline.source, pipeline.order, pipeline.operations, pipeline.shard
         groups = split_stages(operations)
         leading = [operation for operation in groups[0] if isinstance(operation, Batch)]
-        self.one_to_one = all(operation.keeps_count for operation in operations)
+        self.one_to_one = len(groups) == 1 and all(operation.keeps_count for operation in operations)
         self.batched_source = hasattr(source, "__getitems__")
         self.partition = Partition(
             block=_records_per_block(leading, groups),
@@ -103,13 +82,7 @@ class Plan:
         self._first_look = FirstLook(source.__getitem__, pipeline.labels)
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
-        # Of functions, not of methods: a plan that refers to itself would keep its source until the collector runs.
-        self._locate: Callable[[int, int], Origins] = watch(KEYS, functools.partial(_locate, self.partition, order))
-        keys = LOOK_AHEAD_KEYS * min(max(1, len(pipeline.components)), MOST_LOOK_AHEADS)
-        if is_packed(order):
-            keys = LOOK_AHEAD_KEYS // DOCUMENTS_PER_ROW
-        locate = functools.partial(_isolated, self._locate)
-        self._look_ahead = LookAhead(locate, max(1, keys // self.partition.block), self.partition.block_limit)
+        self._locator = Locator(order, self.partition, functools.partial(watch, KEYS))
 
     @functools.cached_property
     def blocks_per_epoch(self) -> int:
@@ -120,19 +93,7 @@ class Plan:
 
     def locate(self, start: int, stop: int) -> Origins:
         """Returns the origins of the records of blocks start … stop - 1."""
-        if isinstance(self.pipeline.order, AdaptedSampler):
-            # The user's own code: it is asked for what is needed, when it is needed.
-            return _isolated(self._locate, start, stop)
-        size = self._look_ahead.size
-        if start // size != (stop - 1) // size:
-            middle = (start // size + 1) * size
-            return Origins.concatenate([self.locate(start, middle), self.locate(middle, stop)])
-        first, chunk = self._look_ahead.chunk_of(start)
-        if chunk is None:
-            return _isolated(self._locate, start, stop)
-        if is_packed(self.pipeline.order):
-            return chunk.take(slice(*np.searchsorted(chunk.block, [start, stop]).tolist()))
-        return chunk.take(slice((start - first) * self.partition.block, (stop - first) * self.partition.block))
+        return self._locator.locate(start, stop)
 
     def make(
         self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int], Elements] | None = None
@@ -173,12 +134,12 @@ class Plan:
 
     def prepare(self, origins: Origins) -> Elements:
         """Returns the elements of some records, as they are before the first Batch of stage 0."""
-        return _isolated(self._prepare, origins)
+        return isolated(self._prepare, origins)
 
     def finish(self, run: Elements, allocate: Allocate) -> Elements:
         """Returns the outputs of stage 0, given the prepared elements of whole blocks."""
         stage = self.stages[0]
-        run = _isolated(_run_steps, stage.steps[stage.num_record_steps :], run, allocate)
+        run = isolated(run_steps, stage.steps[stage.num_record_steps :], run, allocate)
         self._first_look.at_batches(run, last=len(stage.steps) - 1)
         return run
 
@@ -186,7 +147,7 @@ class Plan:
         """Returns the outputs of a later stage, given the elements of one group."""
         origins = group.origins.named(self.pipeline.components)
         group = Elements(group.values, origins, group.error)
-        return _isolated(_run_steps, self.stages[stage].steps, group, allocate)
+        return isolated(run_steps, self.stages[stage].steps, group, allocate)
 
     def _prepare(self, origins: Origins) -> Elements:
         run = self._read(origins)
@@ -196,36 +157,6 @@ class Plan:
             if watched is not None:
                 watched.after(number)
         return run
-
-
-def _isolated(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Returns what a function returns in a context of its own, in which no context variable is set."""
-    return contextvars.Context().run(function, *arguments)
-
-
-def _run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
-    for step in steps:
-        run = step(run, allocate)
-    return run
-
-
-def _locate(partition: Partition, order: VectorisedSampler | AdaptedSampler, start: int, stop: int) -> Origins:
-    # User code may see these, and other batches share them: so they are read-only.
-    positions = partition.positions(start, stop)
-    positions.flags.writeable = False
-    if is_packed(order):
-        return locate_pieces(order, partition, positions)
-    table = np.empty((5, len(positions)), dtype=np.int64)
-    table[0] = positions
-    table[3] = partition.blocks_of(positions)
-    names: tuple[Any, ...] = ()
-    if is_mixed(order):
-        names = order.names
-        table[4], table[2], table[1] = order.located(positions)
-    else:
-        table[4], table[2], table[1] = 0, positions, checked_keys_at(order, positions)
-    table.flags.writeable = False
-    return Origins(table, names)
 
 
 def _records_per_block(leading: Sequence[Batch], groups: Sequence[Sequence[Transformation]]) -> int:

@@ -41,7 +41,8 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
         keys = origins.record_key.copy() if takes_arrays else origins.record_key.tolist()
         try:
             records = read_many(keys)
-            values = records if isinstance(records, ColumnarRecords) else list(records)
+            # A list may be the source's own, which it fills again.
+            values = records if isinstance(records, (tuple, ColumnarRecords)) else list(records)
             if len(values) != len(keys):
                 raise ValueError(  # noqa: TRY301  (handled as any other failure of the source's method)
                     f"__getitems__ of {type(source).__name__} was asked for {len(keys)} records and gave {len(values)}."

@@ -52,7 +52,8 @@ class RecycledMemory:
 
     def _take_idle(self, size: int) -> NDArray[np.uint8] | None:
         """Returns an idle piece of at least this size and at most twice as large, the smallest one; None without."""
-        for other in sorted(self._idle.copy()):
+        sizes = [size] if self._idle.get(size) else sorted(self._idle.copy())
+        for other in sizes:
             if size <= other <= 2 * size:
                 # Another thread may have taken it meanwhile.
                 with contextlib.suppress(IndexError):

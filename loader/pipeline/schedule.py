@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.empty_epochs import EmptyEpochs
-from millstream.loader.pipeline.groupings import Grouping
 from millstream.loader.pipeline.outputs import BlockOutputs, Cursor, GroupOutputs, Outputs
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks, Group
+from millstream.transforms.grouping import Grouping
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -44,13 +44,24 @@ class BlockCall:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class GroupCall:
-    """A call of a later stage: make the outputs of one group, of which `skip` are used up."""
+    """A call of a later stage: make the outputs of one group, of which `skip` are used up.
+
+    Attributes:
+        stage: the stage that makes them.
+        group: the elements.
+        start: the position before the first output, or before those that were used up earlier.
+        end: the position after the last output.
+        skip: how many outputs are used up.
+        unit: how far an output takes the position within the group.
+        outputs: what came of it.
+    """
 
     stage: int
     group: Elements
     start: Cursor
     end: Cursor
     skip: int
+    unit: int = 1
     outputs: Outputs | None = None
 
     @property
@@ -68,23 +79,28 @@ Call = BlockCall | GroupCall
 
 
 class Regrouping:
-    """Collects the outputs of one stage into the groups of the next one."""
+    """Collects the outputs of one stage into the groups of the next one.
+
+    Args:
+        grouping: the rule.
+        start: the position of the first group, what is used up of that group included where it is counted in units.
+    """
 
     def __init__(self, grouping: Grouping, start: Cursor) -> None:
         self._grouping = grouping
-        self._group = grouping.begin()
         self._start = start
+        self._group = grouping.begin(start.skip[-1])
         self._pieces: list[tuple[Outputs, int, int]] = []
 
     def add(self, outputs: Outputs) -> Iterator[tuple[Elements, Cursor, Cursor]]:
         """Yields the groups that are full now: the elements, the position before and the one after them."""
-        row, stop = outputs.first, len(outputs.values)
+        row, stop, sizes = outputs.first, len(outputs.values), outputs.origins.sizes
         while row < stop:
-            taken = self._group.take(stop - row)
+            taken = self._group.take(sizes[:, row:stop])
             if taken:
                 self._pieces.append((outputs, row, row + taken))
                 row += taken
-            if self._group.is_full:
+            while self._group.is_full:
                 yield self._take_group()
 
     def finish(self) -> Iterator[tuple[Elements, Cursor, Cursor]]:
@@ -93,13 +109,50 @@ class Regrouping:
             elements, start, end = self._take_group()
             yield elements, start, dataclasses.replace(end, is_final=True)
 
+    def cut(self) -> Iterator[tuple[Elements, Cursor, Cursor]]:
+        """Yields what is whole of the last group, since an error follows: where groups are, may no output depend on."""
+        if self._pieces and (whole := self._group.cut()):
+            start, unit = self._start, self._grouping.unit or 1
+            yield self._elements(), start, self._within(start, start.skip[-1] + whole * unit)
+
     def _take_group(self) -> tuple[Elements, Cursor, Cursor]:
-        pieces, self._pieces, self._group = self._pieces, [], self._grouping.begin()
-        values = [value for outputs, row, stop in pieces for value in outputs.values[row:stop]]
-        origins = Origins.concatenate([outputs.origins.take(slice(row, stop)) for outputs, row, stop in pieces])
-        last, _, stop = pieces[-1]
-        start, self._start = self._start, last.after(stop - 1)
-        return Elements(values, origins), start, self._start
+        elements, start, pieces = self._elements(), self._start, self._pieces
+        last, first, stop = pieces[-1]
+        if used := self._group.used:
+            # The last element is the first of the next group, too.
+            if stop - 1 > first:
+                before = self._within(last.after(stop - 2), used, is_new=True)
+            elif len(pieces) > 1:
+                earlier, _, end = pieces[-2]
+                before = self._within(earlier.after(end - 1), used, is_new=True)
+            else:
+                before = self._within(start, used)
+            self._start = before
+        else:
+            self._start = self._within(last.after(stop - 1), 0, is_new=True)
+        self._group, self._pieces = self._grouping.begin(used), []
+        if used:
+            self._group.take(last.origins.sizes[:, stop - 1 : stop])
+            self._pieces.append((last, stop - 1, stop))
+        return elements, start, self._start
+
+    def _elements(self) -> Elements:
+        """Returns the elements that the group has taken, with what it has decided about each."""
+        values = [value for outputs, row, stop in self._pieces for value in outputs.values[row:stop]]
+        origins = Origins.concatenate([outputs.origins.take(slice(row, stop)) for outputs, row, stop in self._pieces])
+        return Elements(values, origins.with_sizes(self._group.decided()))
+
+    @staticmethod
+    def _within(cursor: Cursor, used: int, *, is_new: bool = False) -> Cursor:
+        """Returns a position in the group that begins at a cursor.
+
+        Args:
+            cursor: the position of the group in the stage before, or in the group itself.
+            used: how much of the group is used up.
+            is_new: whether the cursor says nothing of the group itself.
+        """
+        outer = cursor.skip if is_new else cursor.skip[:-1]
+        return dataclasses.replace(cursor, skip=(*outer, used))
 
 
 class Schedule:
@@ -119,11 +172,12 @@ class Schedule:
         self._pending: list[deque[Call]] = [deque() for _ in plan.stages]
         self._untaken: list[deque[Call]] = [deque() for _ in plan.stages]
         self._outputs: deque[Outputs] = deque()
-        self._regroupings = [
-            Regrouping(stage.grouping, Cursor(cursor.block, cursor.skip[:number]))
-            for number, stage in enumerate(plan.stages)
-            if stage.grouping is not None
-        ]
+        self._regroupings = []
+        for number, stage in enumerate(plan.stages):
+            if stage.grouping is not None:
+                used = 0 if stage.grouping.unit is None else self._take_skip(number)
+                start = Cursor(cursor.block, (*cursor.skip[:number], used))
+                self._regroupings.append(Regrouping(stage.grouping, start))
         self._empty_epochs = EmptyEpochs(plan) if any(stage.filters for stage in plan.stages) else None
         self._end_stages()
 
@@ -198,7 +252,7 @@ class Schedule:
         if isinstance(call, BlockCall):
             call.outputs = BlockOutputs(elements, call.skip, num_records, self._plan, call.stop)
         else:
-            call.outputs = GroupOutputs(elements, call.skip, num_records, call.start, call.end)
+            call.outputs = GroupOutputs(elements, call.skip, num_records, (call.start, call.end), call.unit)
         for stage, pending in enumerate(self._pending):
             while pending and (outputs := pending[0].outputs) is not None:
                 made = pending.popleft()
@@ -232,13 +286,17 @@ class Schedule:
         for group in self._regroupings[stage].add(outputs):
             self._enqueue(stage + 1, *group)
         if outputs.error is not None:
-            nothing, nowhere = Elements.failed(outputs.error), Cursor(0, ())
+            for group in self._regroupings[stage].cut():
+                self._enqueue(stage + 1, *group)
+            nothing, nowhere = Elements.failed(outputs.error), Cursor(0, (0,))
             call = GroupCall(stage + 1, nothing, nowhere, nowhere, 0)
-            call.outputs = GroupOutputs(nothing, 0, 0, nowhere, nowhere)
+            call.outputs = GroupOutputs(nothing, 0, 0, (nowhere, nowhere))
             self._pending[stage + 1].append(call)
 
     def _enqueue(self, stage: int, group: Elements, start: Cursor, end: Cursor) -> None:
-        call = GroupCall(stage, group, start, end, self._take_skip(stage))
+        grouping = self._plan.stages[stage].grouping
+        unit = 1 if grouping is None else grouping.unit or 1
+        call = GroupCall(stage, group, start, end, self._take_skip(stage), unit)
         self._pending[stage].append(call)
         self._untaken[stage].append(call)
 

@@ -5,13 +5,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from millstream.loader.pipeline.groupings import Grouping, grouping_of
+from millstream.loader.pipeline.grouping import group_step, prepare_step
 from millstream.loader.pipeline.packing import pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.random_streams import streams_of
 from millstream.loader.pipeline.steps import Step, compile_step
-from millstream.samplers.base import is_packed
 from millstream.transforms import Batch, Filter, Pack, RandomMap, Transformation
+from millstream.transforms.grouping import Grouping, GroupingOperation
 from millstream.transforms.only_for import leaves
 
 Watch: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -25,10 +25,10 @@ class Stage:
     Attributes:
         steps: the compiled operations, the one that regroups first in every stage but stage 0.
         grouping: how the elements of the stage before are grouped; None in stage 0, which reads blocks.
-        num_record_steps: how many of the steps come before the first Batch or Pack: these work element by element, so
-            a block may be cut anywhere between them.
+        num_record_steps: how many of the steps come before the first that makes an element of several: these work
+            element by element, so a block may be cut anywhere between them.
         filters: what to call those operations that may drop elements.
-        runs_user_code: whether more is done than to stack elements.
+        runs_user_code: whether more is done than to copy what is in elements.
     """
 
     steps: tuple[Step, ...]
@@ -39,13 +39,13 @@ class Stage:
 
 
 def split_stages(operations: Sequence[Transformation]) -> list[list[Transformation]]:
-    """Returns the operations of each stage; every stage but the first begins with the Batch that regroups."""
+    """Returns the operations of each stage; every stage but the first begins with the one that regroups."""
     groups: list[list[Transformation]] = [[]]
     whole_blocks = True
     for operation in operations:
-        if isinstance(operation, Batch) and not whole_blocks:
+        if operation.regroups or (isinstance(operation, Batch) and not whole_blocks):
             groups.append([])
-        whole_blocks = whole_blocks and operation.keeps_count
+        whole_blocks = whole_blocks and operation.keeps_count and not operation.regroups
         groups[-1].append(operation)
     return groups
 
@@ -69,13 +69,14 @@ def compile_stages(
     streams = functools.partial(streams_of, pipeline.order)
     labels, number, random_number = pipeline.labels, 0, 0
     maker: str | None = None
-    for group in groups:
+    for stage, group in enumerate(groups):
         steps, filters = [], []
         for operation in group:
-            if not operation.keeps_count:
-                filters.append(labels[number])
-            if isinstance(operation, Pack) and is_packed(pipeline.order):
-                step = pack_step(operation, pipeline.order, f"operation {number}, {pipeline.names[number]}")
+            where = f"operation {number}, {pipeline.names[number]}"
+            if isinstance(operation, Pack):
+                step = pack_step(operation, pipeline.order, where)
+            elif isinstance(operation, GroupingOperation):
+                step = group_step(operation, where)
             else:
                 step = compile_step(
                     operation,
@@ -87,22 +88,28 @@ def compile_stages(
                     is_template=is_template,
                     components=pipeline.components,
                 )
+                if not operation.keeps_count:
+                    filters.append(labels[number])
             steps.append(watch(labels[number], step))
             maker = maker if isinstance(operation, Filter) else labels[number]
             number += 1
             random_number += sum(isinstance(part, RandomMap) for part in leaves(operation))
-        batches = [row for row, operation in enumerate(group) if isinstance(operation, (Batch, Pack))]
+        if stage + 1 < len(groups) and isinstance(next_one := groups[stage + 1][0], GroupingOperation):
+            # What it leaves out of the elements is left out where they are made.
+            steps.append(watch(labels[number], prepare_step(next_one, f"operation {number}, {pipeline.names[number]}")))
+            filters.append(labels[number])
+        gathering = [row for row, operation in enumerate(group) if operation.gathers]
         stages.append(
             Stage(
                 steps=tuple(steps),
-                grouping=grouping_of(group[0]) if stages else None,
-                num_record_steps=batches[0] if batches else len(group),
+                grouping=group[0] if stages and isinstance(group[0], Grouping) else None,
+                num_record_steps=gathering[0] if gathering else len(steps),
                 filters=tuple(filters),
-                runs_user_code=not (stages and len(group) == 1 and _only_stacks(group[0])),
+                runs_user_code=not (stages and len(group) == 1 and _only_copies(group[0])),
             )
         )
     return tuple(stages)
 
 
-def _only_stacks(operation: Transformation) -> bool:
-    return isinstance(operation, Batch) and operation.batch_fn is None
+def _only_copies(operation: Transformation) -> bool:
+    return operation.regroups or (isinstance(operation, Batch) and operation.batch_fn is None)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
 from millstream.descriptions import described
@@ -28,6 +27,13 @@ from millstream.transforms.stack import stack
 Step = Callable[[Elements, Allocate], Elements]
 Streams = Callable[[Origins, int], "Iterator[np.random.Generator]"]
 """Gives one generator per element: from their origins and the number of the random operation."""
+
+
+def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
+    """Returns what several steps make of a run, one after the other."""
+    for step in steps:
+        run = step(run, allocate)
+    return run
 
 
 def compile_step(
@@ -63,17 +69,11 @@ def compile_step(
         steps.append(_element_step(part, inner, maker, _numbered(streams, random_number), component))
         random_number += isinstance(part, RandomMap)
         maker = maker if isinstance(part, Filter) else inner
-    return steps[0] if len(steps) == 1 else functools.partial(_in_turn, steps)
+    return steps[0] if len(steps) == 1 else functools.partial(run_steps, steps)
 
 
 def _numbered(streams: Streams, random_number: int) -> Callable[[Origins], "Iterator[np.random.Generator]"]:
     return lambda origins: streams(origins, random_number)
-
-
-def _in_turn(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
-    for step in steps:
-        run = step(run, allocate)
-    return run
 
 
 def _element_step(
@@ -172,11 +172,10 @@ def _batch_step(operation: Batch, where: str, maker: str | None, is_template: Ca
     size = operation.batch_size
 
     def make(run: Elements, start: int, allocate: Allocate) -> Any:
-        values = run.values[start : start + size]
-        batch = _make_batch(operation, values, run.origins.record_key[start:], allocate, maker)
+        batch = _make_batch(operation, run, start, allocate, maker)
         if not operation.pad_remainder:
             return batch
-        num_real = 0 if is_template(int(run.origins.block[start])) else len(values)
+        num_real = 0 if is_template(int(run.origins.block[start])) else min(size, len(run.values) - start)
         return pad(batch, num_real, size, allocate)
 
     def step(run: Elements, allocate: Allocate) -> Elements:
@@ -185,31 +184,33 @@ def _batch_step(operation: Batch, where: str, maker: str | None, is_template: Ca
         starts = range(0, len(run.values) if short_is_whole else len(run.values) - size + 1, size)
         firsts = run.origins.take(slice(0, None, size))
         batches, error = collect((make(run, start, allocate) for start in starts), firsts, where, len(starts))
-        return Elements(batches, firsts.take(slice(len(batches))), run.error if error is None else error)
+        if error is not None or len(batches) < len(firsts):
+            firsts = firsts.take(slice(len(batches)))
+        return Elements(batches, firsts, run.error if error is None else error)
 
     return step
 
 
-def _make_batch(
-    operation: Batch, values: Sequence[Any], record_keys: NDArray[np.int64], allocate: Allocate, maker: str | None
-) -> Any:
-    """Returns one batch of the values, in memory from `allocate` unless the user's `batch_fn` makes it.
+def _make_batch(operation: Batch, run: Elements, start: int, allocate: Allocate, maker: str | None) -> Any:
+    """Returns the batch that begins at an element, in memory from `allocate` unless the user's `batch_fn` makes it.
 
     Raises:
         StackError: the values do not stack, or an operation has made nothing but None of several records; a note gives
             the record keys of the elements at fault.
     """
+    size = operation.batch_size
+    values = run.values[start : start + size] if len(run.values) > size else run.values
     if operation.batch_fn is not None:
         return operation.batch_fn(list(values))
     try:
-        if maker is not None and len(values) > 1 and all(value is None for value in values):
+        if maker is not None and values[0] is None and len(values) > 1 and all(value is None for value in values):
             raise StackError(  # noqa: TRY301  (it gets the note of all others)
                 f"Every element of this batch is None: did {maker}, or one before it, forget `return`?", rows=(0, 1)
             )
         return stack(values, allocate)
     except StackError as error:
         if error.rows:
-            keys = ", ".join(str(record_keys[row]) for row in error.rows)
+            keys = ", ".join(str(run.origins.record_key[start + row]) for row in error.rows)
             error.add_note(f"millstream: the record keys of these elements: {keys}.")
         raise
 

@@ -6,7 +6,6 @@ means the folder that it meant then, wherever the trainer has gone since.
 
 import marshal
 import os
-import subprocess
 import sys
 from typing import NamedTuple
 
@@ -73,6 +72,8 @@ def command(*numbers: int) -> list[str]:
             f"worker_count: worker processes are started with sys.executable, which is {sys.executable!r}. "
             "Set it to the path of a Python interpreter, or use worker_count=0."
         )
+    import subprocess  # noqa: PLC0415  (a fork server imports this module, too, and does without)
+
     # The function that multiprocessing uses. -P: the folder is on the import path only if the trainer has it there.
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     return [sys.executable, *flags, "-P", "-c", _START, *map(str, numbers)]

@@ -57,7 +57,7 @@ class SlicedReading:
         bounds = [1 + rest * number // count for number in range(count + 1)]
         slices = [origins.take(slice(*pair)) for pair in itertools.pairwise(bounds)]
         self._slices.extend(enumerate(slices))
-        for _ in slices[1:]:
+        if count > 1:
             self._readers.submit(self._help)
         outcomes: list[Elements | None] = [None] * count
         for number, prepared, _ in self._work_off():
@@ -68,6 +68,10 @@ class SlicedReading:
         return Elements.concatenate([first, *(prepared for prepared in outcomes if prepared is not None)])
 
     def _help(self) -> None:
+        # Whoever helps calls the next one, as long as there is work: where the first record took long because it was
+        # the first, no more threads are started than one.
+        if len(self._slices) > 1:
+            self._readers.submit(self._help)
         for outcome in self._work_off():
             self._read.put(outcome)
 

@@ -18,7 +18,6 @@ import re
 import stat
 import sys
 import weakref
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +126,7 @@ def _merged(maps: list[_Map]) -> list[_Map]:
 def _file_of(path: str, start: int, num_bytes: int, *, is_writable: bool) -> MappedFile | None:
     """Returns a part of a file, None where there is no such file."""
     try:
-        status = Path(path).stat()
+        status = os.stat(path)  # noqa: PTH116  (pathlib takes long to import)
     except OSError:
         return None
     stop = min(start + num_bytes, status.st_size)
@@ -150,7 +149,7 @@ def _numpys_file(array: NDArray[Any], high: int) -> tuple[MappedFile, int] | Non
         os.fspath(root.filename or ""), root.offset - extra, len(root.base), is_writable=array.flags.writeable
     )
     # The map knows the size of the file that it shows, and no more of it.
-    is_same = file is not None and Path(file.path).stat().st_size == root.base.size()
+    is_same = file is not None and os.stat(file.path).st_size == root.base.size()  # noqa: PTH116
     return (file, address) if file is not None and is_same and high - address <= file.stop - file.start else None
 
 

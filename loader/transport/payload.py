@@ -152,7 +152,8 @@ def unpack(payload: Payload, arena: ArenaView, classes: ClassTable) -> tuple[lis
     buffers = [_bytes_at(place, leases) for place in places]
     buffers = [_copy(buffer) if few and len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
     columns, origins = classes.loads(pickled, buffers)
-    return to_elements(columns), Origins.from_bytes(origins)
+    values = to_elements(columns)
+    return values, Origins.from_bytes(origins, len(values))
 
 
 def release(payload: Payload, arena: ArenaView) -> None:

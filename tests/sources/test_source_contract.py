@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from object_server import ObjectServer
 from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 
 from millstream.sources import (
@@ -84,7 +85,7 @@ def bagz(folder: Path) -> BagzDataSource:
 
 
 def megatron(folder: Path) -> MegatronDataSource:
-    """Sequences of two datasets, of another length each."""
+    """Sequences of two datasets, each of another length."""
     for name, numbers in {"a": range(20), "b": range(20, 37)}.items():
         write_megatron(folder / name, [np.arange(number, dtype=np.uint16) for number in numbers])
     return MegatronDataSource([folder / "a", folder / "b"])
@@ -133,14 +134,34 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-OF_FILES = ["ArrayRecord", "Bagz", "CSV", "JSONL", "Megatron", "Parquet", "TFRecord", "WebDataset", "text"]
+OF_SPANS = ["Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"]
+"""Those that can be objects of a store."""
+
+REMOTE = [pytest.param(f"remote {name}", marks=pytest.mark.third_party) for name in OF_SPANS]
+
+OF_FILES = ["ArrayRecord", "Parquet", *OF_SPANS, *REMOTE]
 """Those that can be closed."""
 
 
-@pytest.fixture(params=sorted(SOURCES))
+def remote(name: str, folder: Path, store: ObjectServer) -> Any:
+    """The same source of objects of a store, which are those files."""
+    (folder / "files").mkdir()
+    with SOURCES[name](folder / "files") as local:
+        parts = local._parts
+    for path in (folder / "files").iterdir():
+        store.objects[f"bucket/{path.name}"] = path.read_bytes()
+    urls = [f"{store.url}/bucket/{Path(part.path).name}" for part in parts]
+    ranges = [f"[{part.start}:{part.stop}]" if part.stop == 12 else "" for part in parts]
+    return type(local)([url + words for url, words in zip(urls, ranges, strict=True)])
+
+
+@pytest.fixture(params=[*sorted(SOURCES), *REMOTE])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Each kind of source, with 37 records."""
-    made = SOURCES[request.param](tmp_path)
+    if request.param.startswith("remote "):
+        made = remote(request.param.removeprefix("remote "), tmp_path, request.getfixturevalue("store"))
+    else:
+        made = SOURCES[request.param](tmp_path)
     yield made
     if hasattr(made, "close"):
         made.close()
@@ -186,7 +207,7 @@ def test_keys_are_left_as_they_are(source: Any, dtype: Any) -> None:
 def test_another_working_folder_is_the_same_source(
     source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was constructed in one folder is read, pickled and described alike in every other."""
+    """A source that was constructed in one folder is read, pickled and described alike in every other."""
     before = (words(source.__getitems__(range(37))), source.fingerprint())
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -195,7 +216,8 @@ def test_another_working_folder_is_the_same_source(
     assert words(source.__getitems__(range(37))) == before[0]
 
 
-# The library of ArrayRecord does not survive a fork once it was used: see test_array_record_faults.py.
+# The library of ArrayRecord does not survive a fork once it was used (see test_array_record_faults.py), nor do the
+# clients of stores (see test_remote.py).
 @pytest.mark.parametrize("source", sorted(SOURCES.keys() - {"ArrayRecord"}), indirect=True)
 def test_a_forked_process_reads_the_same(source: Any) -> None:
     """After the parent has read: with files of its own, without waiting for the parent's locks."""
@@ -231,7 +253,7 @@ def test_closing_ends_reading_where_there_is_something_to_close(source: Any) -> 
 
 @pytest.mark.parametrize("key", [1.0, "1", None])
 def test_keys_that_are_no_integers_are_type_errors(source: Any, key: Any) -> None:
-    """Nothing is rounded or parsed."""
+    """Keys that are not integers are TypeErrors: nothing is rounded or parsed."""
     with pytest.raises(TypeError, match="integer"):
         source[key]
     with pytest.raises(TypeError, match="integer"):
@@ -239,7 +261,7 @@ def test_keys_that_are_no_integers_are_type_errors(source: Any, key: Any) -> Non
 
 
 def test_keys_of_two_dimensions_are_refused(source: Any) -> None:
-    """A batch of keys is a line, not a table."""
+    """A batch of keys has one dimension; two are an error."""
     with pytest.raises(ValueError, match=r"one-dimensional, got the shape \(2, 2\)"):
         source.__getitems__(np.zeros((2, 2), dtype=np.int64))
 
@@ -269,7 +291,7 @@ def test_threads_read_the_same(source: Any) -> None:
 
 
 def test_words_are_short(source: Any) -> None:
-    """A representation and a fingerprint are one line each, that a log or an error has room for."""
+    """A representation and a fingerprint are one line each, short enough for a log or an error."""
     assert len(repr(source)) < 250
     assert len(source.fingerprint()) < 250
     assert "\n" not in repr(source) + source.fingerprint()

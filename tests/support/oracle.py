@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from plain_groupings import PLAIN
 
 from millstream.randomness import generator
 from millstream.samplers import IndexSampler
@@ -21,7 +22,7 @@ def oracle(
     operations: Sequence[Transformation],
     shard: ShardOptions | None = None,
 ) -> Iterator[Any]:
-    """Yields the stream of one shard, in the order of design: shuffle, partition, read, operate."""
+    """Yields the stream of one shard, in the order of the design: shuffle, partition, read, operate."""
     positions, template = partitioned(len(sampler), operations, shard or NoSharding())
     elements: Iterator[Element] = ((position, position, source[sampler[position].record_key]) for position in positions)
     random_number = 0
@@ -34,15 +35,16 @@ def oracle(
 def partitioned(length: int, operations: Sequence[Transformation], shard: ShardOptions) -> tuple[list[int], int | None]:
     """Returns the positions of one shard: global batches of whole blocks, and an evenly split tail.
 
-    A padded tail is not split: each shard has its place in it. The second value is the position that a shard without
-    one there reads all the same, to pad what it cannot know the structure of otherwise.
+    A padded tail is not split: each shard has its part of it. The second value is the position that a shard without
+    any there reads all the same, to know the structure of what it pads.
     """
     leading = [
         operation
-        for operation in itertools.takewhile(lambda operation: not isinstance(operation, (Filter, FlatMap)), operations)
+        for operation in itertools.takewhile(lambda one: one.keeps_count and not one.regroups, operations)
         if isinstance(operation, Batch)
     ]
-    first = next((operation.batch_size for operation in operations if isinstance(operation, Batch)), 1)
+    gathering = next((operation for operation in operations if operation.gathers), None)
+    first = gathering.batch_size if isinstance(gathering, Batch) else 1
     block = int(np.prod([batch.batch_size for batch in leading])) if leading else first
     whole = length // (block * shard.shard_count) * block * shard.shard_count
     rest = list(range(whole, length))
@@ -70,6 +72,9 @@ def apply(  # noqa: C901  (one case an operation)
     """Yields what one operation makes of the elements, one by one."""
     if isinstance(operation, Batch):
         yield from batches(operation, iter(elements), template)
+        return
+    if operation.regroups:
+        yield from PLAIN[type(operation)](operation, elements)
         return
     for position, index, value in elements:
         match operation:
@@ -105,7 +110,7 @@ def batches(operation: Batch, elements: Iterator[Element], template: int | None)
 
 
 def padded(values: list[Any], is_template: bool, size: int) -> PaddedBatch:
-    """Returns the padded batch of some numbers or arrays, of no more than their structure if they are a template."""
+    """Returns the padded batch of some numbers or arrays, or only of their structure if they are a template."""
     real = [] if is_template else values
     zero = values[0] - values[0]
     return PaddedBatch(stack([*real, *[zero] * (size - len(real))]), np.arange(size) < len(real))

@@ -1,105 +1,199 @@
-"""The laws of every grouping, against the plainest way to fill groups: one element after the other."""
+"""The laws of every operation that groups elements as they come, against filling groups one element after the other."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from millstream.loader.pipeline.elements import Elements, Origins
-from millstream.loader.pipeline.groupings import EqualGroups, Grouping, grouping_of
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.schedule import Regrouping
-from millstream.transforms import Batch, Filter, Map
+from millstream.transforms import Batch, BestFitPack, Filter, FirstFitPack, Map
+from millstream.transforms.grouping import Grouping, GroupingOperation
 
-GROUPINGS = st.builds(EqualGroups, st.integers(1, 9), keeps_remainder=st.booleans())
-"""Every kind of grouping there is, with any options."""
+Sizes = NDArray[np.int64]
 
 
-def one_by_one(grouping: Grouping, count: int) -> Iterator[int]:
-    """Yields how many elements each group has, of a stream of so many that come one at a time."""
-    group, size = grouping.begin(), 0
-    while count:
-        taken = group.take(1)
-        count, size = count - taken, size + taken
-        if group.is_full:
-            yield size
-            group, size = grouping.begin(), 0
-    if size and grouping.keeps_remainder:
-        yield size
+class Case(NamedTuple):
+    """A grouping with some options, and elements of which it may be asked to make groups.
+
+    Attributes:
+        grouping: the rule.
+        sizes: of some elements, shape (sizes, elements).
+    """
+
+    grouping: Grouping
+    sizes: Sizes
+
+
+def columns(*rows: st.SearchStrategy[int]) -> st.SearchStrategy[Sizes]:
+    """Draws the sizes of up to 60 elements."""
+    column = st.tuples(*rows)
+    return st.lists(column, max_size=60).map(
+        lambda drawn: np.array(drawn, dtype=np.int64).reshape(len(drawn), len(rows)).T
+    )
+
+
+@st.composite
+def bins(draw: st.DrawFn, kind: type[GroupingOperation]) -> Case:
+    """Draws a packer into rows, with documents of one or two features, which are often equally long."""
+    lengths = {"a": draw(st.integers(1, 12)), "b": draw(st.integers(1, 12))}
+    if draw(st.booleans()):
+        lengths["b"] = lengths["a"]
+    if draw(st.booleans()):
+        del lengths["b"]
+    options = {
+        "num_packing_bins": draw(st.integers(1, 5)),
+        "max_sequences_per_bin": draw(st.none() | st.integers(1, 3)),
+    }
+    sizes = draw(columns(*(st.integers(0, length) for length in lengths.values())))
+    alike = sizes[:1].repeat(len(lengths), axis=0)
+    unlike_from = draw(st.integers(0, sizes.shape[1]))
+    if len(set(lengths.values())) == 1:
+        sizes = np.concatenate([alike[:, :unlike_from], sizes[:, unlike_from:]], axis=1)
+    return Case(kind(lengths, **options), sizes)  # type: ignore[call-arg]  # of the packers
+
+
+CASES: dict[str, st.SearchStrategy[Case]] = {
+    "Batch": st.builds(Case, st.builds(Batch, st.integers(1, 9), st.booleans()), columns(*[])),
+    "FirstFitPack": bins(FirstFitPack),
+    "BestFitPack": bins(BestFitPack),
+}
+"""Every operation that groups elements as they come, with any options."""
+
+EVERY_GROUPING = pytest.mark.parametrize("name", CASES)
 
 
 class Numbers(Outputs):
-    """The numbers from `start` on, as outputs of a stage; the position after number k is block k + 1."""
+    """The elements from `start` on, as outputs of a stage; the position after element k is block k + 1."""
 
-    def __init__(self, start: int, count: int, first: int = 0) -> None:
-        super().__init__(Elements(range(start, start + count), Origins.none()), first, count)
+    def __init__(self, sizes: Sizes, start: int, count: int, first: int = 0) -> None:
+        origins = Origins(np.zeros((5, count), dtype=np.int64)).with_sizes(sizes[:, start : start + count])
+        super().__init__(Elements(range(start, start + count), origins), first, count)
         self.start = start
 
     def after(self, row: int) -> Cursor:
-        """Returns the position after a number."""
+        """Returns the position after an element."""
         return Cursor(self.start + row + 1, (0,))
 
 
-def regrouped(grouping: Grouping, start: int, pieces: list[int]) -> list[tuple[list[int], int, int]]:
-    """Returns the groups of numbers that come in pieces, with the number each begins at and the one after its last."""
-    regrouping = Regrouping(grouping, Cursor(start, (0,)))
-    groups = []
+class Taken(NamedTuple):
+    """A group: its elements, what was decided about each, and the positions before and after it."""
+
+    elements: list[int]
+    decided: list[list[int]]
+    start: tuple[int, int]
+    end: tuple[int, int]
+
+
+def regrouped(case: Case, pieces: list[int], start: tuple[int, int] = (0, 0)) -> list[Taken]:
+    """Returns the groups of elements that come in pieces, from a position on."""
+    (at, used), found = start, []
+    regrouping = Regrouping(case.grouping, Cursor(at, (0, used)))
     for size in pieces:
-        groups += list(regrouping.add(Numbers(start, size)))
-        start += size
-    groups += list(regrouping.finish())
-    return [(list(elements.values), before.block, after.block) for elements, before, after in groups]
+        found += list(regrouping.add(Numbers(case.sizes, at, size)))
+        at += size
+    found += list(regrouping.finish())
+    return [
+        Taken(
+            list(elements.values),
+            elements.origins.sizes[len(case.sizes) :].tolist(),
+            (before.block, before.skip[-1]),
+            (after.block, after.skip[-1]),
+        )
+        for elements, before, after in found
+    ]
 
 
-@given(grouping=GROUPINGS, pieces=st.lists(st.integers(0, 12), max_size=12))
-@settings(deadline=None)
-def test_groups_do_not_depend_on_how_elements_come(grouping: Grouping, pieces: list[int]) -> None:
-    """Whatever the pieces, the groups are those of elements that come one by one, in order, each in one group."""
-    groups = regrouped(grouping, 0, pieces)
-    flat = list(itertools.chain.from_iterable(values for values, _, _ in groups))
-
-    assert [len(values) for values, _, _ in groups] == list(one_by_one(grouping, sum(pieces)))
-    assert flat == list(range(len(flat)))
-    assert all((before, after) == (values[0], values[-1] + 1) for values, before, after in groups)
+def in_pieces(draw: Callable[[st.SearchStrategy[int]], int], count: int) -> Iterator[int]:
+    """Yields the sizes of random pieces of some elements; some are empty."""
+    while count:
+        size = draw(st.integers(0, count))
+        yield size
+        count -= size
 
 
-@given(grouping=GROUPINGS, pieces=st.lists(st.integers(0, 12), max_size=12), data=st.data())
-@settings(deadline=None)
-def test_a_stream_can_be_restarted_at_each_group(grouping: Grouping, pieces: list[int], data: st.DataObject) -> None:
+@EVERY_GROUPING
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_groups_do_not_depend_on_how_elements_come(name: str, data: st.DataObject) -> None:
+    """Whatever the pieces, the groups are those of elements that come one by one, in order; none is empty."""
+    case = data.draw(CASES[name])
+    count = case.sizes.shape[1]
+    groups = regrouped(case, list(in_pieces(data.draw, count)))
+
+    assert groups == regrouped(case, [1] * count)
+    assert all(group.elements for group in groups)
+    assert all(
+        before.end == after.start and after.elements[0] in {before.elements[-1], before.elements[-1] + 1}
+        for before, after in itertools.pairwise(groups)
+    )
+
+
+@EVERY_GROUPING
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_each_element_is_in_a_group(name: str, data: st.DataObject) -> None:
+    """In order, from the first one on; unless the remainder is dropped, to the last one. No whole one is in two."""
+    case = data.draw(CASES[name])
+    groups = regrouped(case, [case.sizes.shape[1]])
+    flat = [element for group in groups for element in group.elements]
+
+    assert list(dict.fromkeys(flat)) == list(range(len(set(flat))))
+    if case.grouping.keeps_remainder:
+        assert len(set(flat)) == case.sizes.shape[1]
+    if case.grouping.unit is None:
+        assert len(flat) == len(set(flat))
+
+
+@EVERY_GROUPING
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_stream_can_be_restarted_at_each_group(name: str, data: st.DataObject) -> None:
     """Begun at the start of any group, the stream has that group and those after it, and no others."""
-    groups, count = regrouped(grouping, 0, pieces), sum(pieces)
+    case = data.draw(CASES[name])
+    groups, count = regrouped(case, [case.sizes.shape[1]]), case.sizes.shape[1]
     number = data.draw(st.integers(0, len(groups)))
-    start = groups[number][1] if number < len(groups) else groups[-1][2] if groups else 0
+    start = groups[number].start if number < len(groups) else groups[-1].end if groups else (0, 0)
 
-    assert regrouped(grouping, start, [count - start]) == groups[number:]
+    assert regrouped(case, [count - start[0]], start) == groups[number:]
 
 
-@given(grouping=GROUPINGS, count=st.integers(1, 40))
-def test_a_full_group_takes_nothing_more(grouping: Grouping, count: int) -> None:
+@EVERY_GROUPING
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_full_group_takes_nothing_more(name: str, data: st.DataObject) -> None:
     """A new group takes at least one element, and a full one none, however many there are."""
-    group = grouping.begin()
-    assert grouping.begin().is_full is False
-    assert 1 <= group.take(count) <= count
-    while not group.is_full:
-        assert group.take(count) >= 1
-    assert group.take(count) == 0
+    case = data.draw(CASES[name].filter(lambda case: case.sizes.shape[1] > 0))
+    group, count = case.grouping.begin(), case.sizes.shape[1]
+    at = group.take(case.sizes)
+    assert 1 <= at <= count
+    while at < count and (taken := group.take(case.sizes[:, at:])):
+        at += taken
+
+    assert group.is_full or at == count
+    assert not group.is_full or group.take(case.sizes) == 0
+    assert not case.grouping.begin().is_full
 
 
 def test_outputs_that_were_used_before_are_in_no_group() -> None:
     """A schedule that begins inside a call's outputs groups the rest of them."""
-    regrouping = Regrouping(EqualGroups(2, keeps_remainder=True), Cursor(3, (0,)))
-    groups = [*regrouping.add(Numbers(0, 6, first=3)), *regrouping.finish()]
+    sizes = np.empty((0, 6), dtype=np.int64)
+    regrouping = Regrouping(Batch(2), Cursor(3, (0, 0)))
+    groups = [*regrouping.add(Numbers(sizes, 0, 6, first=3)), *regrouping.finish()]
 
     assert [list(elements.values) for elements, _, _ in groups] == [[3, 4], [5]]
     assert [(before.block, after.block) for _, before, after in groups] == [(3, 5), (5, 6)]
-    assert [after.is_final for _, _, after in groups] == [False, True]
 
 
-def test_only_a_batch_regroups() -> None:
-    """A Batch has a grouping of its size, which keeps the rest unless it drops it; a Map or Filter has none."""
-    sizes = [list(one_by_one(grouping, 7)) for drop in (False, True) if (grouping := grouping_of(Batch(3, drop)))]
-
-    assert sizes == [[3, 3, 1], [3, 3]]
-    assert grouping_of(Map(str)) is None
-    assert grouping_of(Filter(bool)) is None
+def test_only_operations_that_need_to_regroup_elements() -> None:
+    """A Batch groups where positions do not; what works element by element never does."""
+    assert isinstance(Batch(3), Grouping)
+    assert not Batch(3).regroups
+    assert not isinstance(Filter(bool), Grouping)
+    assert not isinstance(Map(abs), Grouping)

@@ -3,15 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from millstream import samplers, sources
 from millstream.checks import as_integer, named_arguments
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.habits import LOAD_HABITS, LOAD_NEEDS_NAMES
 from millstream.loader.pipeline.arguments import Operations, check_list, check_source
 from millstream.loader.threads.options import ReadOptions
 from millstream.randomness import SEED_LIMIT
-from millstream.samplers import IndexSampler, MixtureSampler, Sampler
+from millstream.samplers import IndexSampler, Sampler
 from millstream.sharding import ShardOptions
-from millstream.sources import ConcatenatedDataSource, DataSource
+from millstream.sources import DataSource
 from millstream.transforms import Batch
 
 
@@ -65,12 +66,12 @@ def load(
     if weights is None:
         sampler = IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     else:
-        source = ConcatenatedDataSource(_checked_components(source))
-        samplers = {
+        source = sources.ConcatenatedDataSource(_checked_components(source))
+        orders = {
             name: IndexSampler(len(part), shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
             for number, (name, part) in enumerate(source.parts.items())
         }
-        sampler = MixtureSampler(samplers, weights, stop=stop)
+        sampler = samplers.MixtureSampler(orders, weights, stop=stop)
     batch = [] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn)]
     return DataLoader(
         data_source=cast("DataSource[Any]", source),

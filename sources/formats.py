@@ -1,0 +1,123 @@
+"""Which format a file has, by its name and its first bytes: a table with a row for each format.
+
+Nothing of a format is imported to recognise it.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from typing import Any, final
+
+from millstream.errors import DataSourceError
+from millstream.sources.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
+
+_SHARD = re.compile(r"-\d+-of-\d+$")
+"""What follows the extension in names such as `mnist-train.array_record-00000-of-00001`."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FileFormat:
+    """A format of files.
+
+    Attributes:
+        name: what a person calls it on the command line.
+        extensions: how the names of its files end; the first one is the usual one.
+        source: the name of the class in `millstream.sources` that reads it.
+        begins: returns whether a path with these first bytes is of the format; None where nothing tells.
+    """
+
+    name: str
+    extensions: tuple[str, ...]
+    source: str
+    begins: Callable[[str, bytes], bool] | None = None
+
+    def open(self, paths: Any) -> Any:
+        """Returns the source of some files of this format, with its defaults."""
+        from importlib import import_module  # noqa: PLC0415  (the class is loaded when it is needed)
+
+        return getattr(import_module("millstream.sources"), self.source)(paths)
+
+
+_RIEGELI = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")
+"""How each file of ArrayRecord begins: the header of a block, and of a chunk that is the signature."""
+
+
+def _is_array_record(_: str, start: bytes) -> bool:
+    return start.startswith(_RIEGELI)
+
+
+def _is_tfrecord(_: str, start: bytes) -> bool:
+    from millstream.sources.tfrecord import is_tfrecord  # noqa: PLC0415
+
+    return is_tfrecord(start)
+
+
+def _is_tar(_: str, start: bytes) -> bool:
+    return start[257:262] == b"ustar"
+
+
+def _is_megatron(path: str, _: bytes) -> bool:
+    # Any bytes may be tokens: the other file of the two says it.
+    try:
+        with open(os.path.splitext(path)[0] + ".idx", "rb") as index:  # noqa: PTH122, PTH123
+            return index.read(9) == b"MMIDIDX\x00\x00"
+    except OSError:
+        return False
+
+
+def _is_json_lines(path: str, start: bytes) -> bool:
+    return start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{" and _is_text(path, start)
+
+
+def _is_text(_: str, start: bytes) -> bool:
+    if not start or b"\x00" in start:
+        return False
+    try:
+        start.decode()
+    except UnicodeDecodeError as error:
+        return error.start > HEAD_BYTES - 4  # Cut within a character.
+    return True
+
+
+FORMATS = (
+    FileFormat("array_record", (".array_record", ".arrayrecord"), "ArrayRecordDataSource", _is_array_record),
+    FileFormat("tfrecord", (".tfrecord", ".tfrecords"), "TFRecordDataSource", _is_tfrecord),
+    FileFormat("webdataset", (".tar",), "WebDatasetDataSource", _is_tar),
+    FileFormat("bagz", (".bag", ".bagz"), "BagzDataSource"),
+    FileFormat("megatron", (), "MegatronDataSource", _is_megatron),
+    FileFormat("csv", (".csv",), "CsvDataSource"),
+    FileFormat("jsonl", (".jsonl", ".ndjson"), "JsonLinesDataSource", _is_json_lines),
+    FileFormat("text", (".txt", ".text"), "TextLineDataSource", _is_text),
+)
+"""All formats; of those that a file may begin as, the first one counts."""
+
+
+def format_of_name(path: str) -> FileFormat | None:
+    """Returns the format that files of such a name have, or None if the name does not say."""
+    name = _SHARD.sub("", without_ending(path).lower())
+    return next((kind for kind in FORMATS if name.endswith(kind.extensions)), None)
+
+
+def format_of_file(path: str) -> FileFormat:
+    """Returns the format of a file, by its name, else by its first bytes.
+
+    Raises:
+        OSError: it cannot be opened or read.
+        DataSourceError: it is of no format that is known, or is compressed as a whole.
+    """
+    with open(path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
+        start = file.read(HEAD_BYTES)
+    by_name = format_of_name(path)
+    if (compression := compression_of(start)) is not None and not (by_name is not None and by_name.name == "bagz"):
+        raise compressed_error(path, compression)
+    if by_name is not None:
+        return by_name
+    for kind in FORMATS:
+        if kind.begins is not None and kind.begins(path, start):
+            return kind
+    raise DataSourceError(
+        f"{path!r} is of no format that is known by its name or its first bytes. Say which one it is, of "
+        f"{', '.join(kind.name for kind in FORMATS)}."
+    )

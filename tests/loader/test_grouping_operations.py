@@ -1,0 +1,337 @@
+"""Operations that group elements as they come, through the loader: the oracle's stream, whoever makes it."""
+
+import dataclasses
+import functools
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import oracle
+from streams import comparable, drain
+from worker_pools import workers_of
+
+from millstream import (
+    Batch,
+    BestFitPack,
+    CheckpointError,
+    DataLoader,
+    DataLoaderIterator,
+    FilterTransform,
+    FirstFitPack,
+    FlatMapTransform,
+    IndexSampler,
+    MapTransform,
+    RandomMapTransform,
+    ReadOptions,
+    ShardOptions,
+)
+from millstream.transforms import Transformation
+
+ROW = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Document(MapTransform):
+    """Turns a number into a document of up to `longest` tokens, with features of one length or of two.
+
+    Attributes:
+        longest: the most tokens of a document.
+        differ: whether the two features differ in length.
+    """
+
+    longest: int = ROW
+    differ: bool = False
+
+    def map(self, element: int) -> dict[str, Any]:
+        """Returns the document."""
+        length = element * 7 % (self.longest + 1)
+        other = element * 5 % (self.longest + 1) if self.differ else length
+        tokens = 100 * element + 1 + np.arange(length, dtype=np.int64)
+        return {"a": tokens, "b": np.arange(other, dtype=np.float32) - element, "left out": element}
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves(FlatMapTransform):
+    """Splits a document in two, and the shortest into none."""
+
+    max_fan_out: int = 2
+
+    def flat_map(self, element: dict[str, Any]) -> Sequence[dict[str, Any]]:
+        """Returns the parts."""
+        middle = len(element["a"]) // 2
+        parts = ({name: element[name][half] for name in "ab"} for half in (slice(middle), slice(middle, None)))
+        return list(parts) if middle else []
+
+
+class Label(RandomMapTransform):
+    """Adds a random number to a row or batch."""
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns the element with the number."""
+        return {**element, "label": rng.integers(1 << 60)} if isinstance(element, dict) else element
+
+
+def is_even(element: dict[str, Any]) -> bool:
+    """Says whether a document has an even number of tokens."""
+    return len(element["a"]) % 2 == 0
+
+
+BINS = st.fixed_dictionaries(
+    {
+        "num_packing_bins": st.integers(1, 5),
+        "seed": st.integers(0, 3),
+        "shuffle_bins": st.booleans(),
+        "max_sequences_per_bin": st.none() | st.integers(1, 3),
+    }
+)
+
+
+Drawn = tuple[Transformation, Transformation]
+"""What makes elements, and an operation that groups them."""
+
+
+def packers(kind: type[Transformation]) -> st.SearchStrategy[Drawn]:
+    """Draws a packer into bins and the documents before it."""
+    return st.builds(
+        lambda lengths, options, overflow, differ: (
+            Document(ROW if overflow == "error" else 3 * ROW, differ),
+            kind(lengths, overflow=overflow, **options),  # type: ignore[call-arg]
+        ),
+        st.sampled_from([{"a": ROW}, {"a": ROW, "b": ROW}, {"b": ROW + 3, "a": ROW}]),
+        BINS,
+        st.sampled_from(["error", "truncate", "split", "drop"]),
+        st.booleans(),
+    )
+
+
+OPERATIONS: dict[str, st.SearchStrategy[Drawn]] = {
+    "FirstFitPack": packers(FirstFitPack),
+    "BestFitPack": packers(BestFitPack),
+}
+"""A pipeline of each operation that groups elements as they come: elements that it takes, and the operation."""
+
+EVERY_OPERATION = pytest.mark.parametrize("name", OPERATIONS)
+UNEVEN_ENDS = pytest.mark.filterwarnings("ignore:.*so shards may end at different steps:UserWarning")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Everything that decides a stream."""
+
+    size: int
+    sampler: IndexSampler
+    operations: list[Transformation]
+    shard: ShardOptions = dataclasses.field(default_factory=lambda: ShardOptions(0, 1))
+
+    def loader(self, **options: Any) -> DataLoader:
+        """Returns a loader of it, without threads if not told."""
+        return DataLoader(
+            data_source=range(self.size),
+            sampler=self.sampler,
+            operations=self.operations,
+            shard_options=self.shard,
+            **{"read_options": ReadOptions(num_threads=0), **options},
+        )
+
+    @functools.cached_property
+    def expected(self) -> tuple[list[object], type[BaseException] | None]:
+        """The oracle's stream."""
+        return drain(oracle(range(self.size), self.sampler, self.operations, self.shard))
+
+
+@st.composite
+def streams(draw: st.DrawFn, name: str) -> Stream:
+    """Draws a stream: the operation after a Filter or FlatMap or neither, and before what sees batches, or nothing."""
+    elements, operation = draw(OPERATIONS[name])
+    between: list[Transformation] = draw(st.sampled_from([[], [FilterTransform(is_even)], [Halves()]]))
+    after: list[Transformation] = draw(
+        st.sampled_from([[], [Label()], [Batch(3)], [Batch(2, drop_remainder=True), Label()]])
+    )
+    size, shards = draw(st.integers(1, 50)), draw(st.integers(1, 3))
+    sampler = IndexSampler(size, shuffle=True, seed=draw(st.integers(0, 9)), num_epochs=draw(st.integers(1, 2)))
+    return Stream(
+        size, sampler, [elements, *between, operation, *after], ShardOptions(draw(st.integers(0, shards - 1)), shards)
+    )
+
+
+@UNEVEN_ENDS
+@EVERY_OPERATION
+@given(data=st.data())
+@settings(deadline=None, max_examples=100)
+def test_inline_and_threads_equal_the_oracle(name: str, data: st.DataObject) -> None:
+    """Every output, to the last byte, up to the end: nothing is lost there."""
+    stream = data.draw(streams(name))
+
+    assert drain(iter(stream.loader())) == stream.expected
+    with iter(stream.loader(read_options=ReadOptions(2, data.draw(st.sampled_from([1, 500]))))) as iterator:
+        assert drain(iterator) == stream.expected
+
+
+@UNEVEN_ENDS
+@EVERY_OPERATION
+@given(data=st.data())
+@settings(deadline=None, max_examples=60)
+def test_a_state_after_each_output_resumes_with_the_rest(name: str, data: st.DataObject) -> None:
+    """In a fresh iterator, and no state grows."""
+    stream = data.draw(streams(name))
+    expected, error = stream.expected
+    iterator = iter(stream.loader())
+    states = [iterator.get_state()]
+    for _ in expected:
+        next(iterator)
+        states.append(iterator.get_state())
+    resumed = iter(stream.loader())
+    for step, state in enumerate(states):
+        resumed.set_state(state)
+        assert resumed.get_state() == state
+        assert drain(resumed, 2) == (expected[step : step + 2], error if step + 2 > len(expected) else None)
+    assert max(map(len, states)) <= len(states[0]) + 20
+
+
+def endless(operations: list[Transformation], **options: Any) -> DataLoader:
+    """Returns a loader of operations over 100 numbers, again and again."""
+    sampler = IndexSampler(100, shuffle=True, seed=3, num_epochs=None)
+    return Stream(100, sampler, operations).loader(**options)
+
+
+EXAMPLES: dict[str, list[Transformation]] = {
+    "FirstFitPack": [Document(), FirstFitPack({"a": ROW, "b": ROW}, num_packing_bins=4), Batch(3)],
+    "BestFitPack": [Document(), BestFitPack({"a": ROW}, num_packing_bins=4), Label(), Batch(3)],
+}
+"""One pipeline of each."""
+
+EVERY_EXAMPLE = pytest.mark.parametrize("name", EXAMPLES)
+
+
+def taken(iterator: DataLoaderIterator, count: int) -> list[object]:
+    """Returns the next outputs of an iterator, comparable."""
+    return [comparable(next(iterator)) for _ in range(count)]
+
+
+@EVERY_EXAMPLE
+def test_workers_make_the_same_stream(name: str) -> None:
+    """Two of them, of an endless order over many epochs; and it resumes where another executor stopped."""
+    with iter(endless(EXAMPLES[name])) as iterator:
+        expected = taken(iterator, 60)
+    with endless(EXAMPLES[name], worker_count=2) as loader:
+        iterator = iter(loader)
+        assert taken(iterator, 60) == expected
+        with iter(endless(EXAMPLES[name])) as inline:
+            taken(inline, 17)
+            iterator.set_state(inline.get_state())
+        assert taken(iterator, 43) == expected[17:]
+
+
+@EVERY_EXAMPLE
+def test_a_worker_killed_within_a_group_changes_nothing(name: str) -> None:
+    """Its calls are made again, and what the group has taken of others stays."""
+    with iter(endless(EXAMPLES[name])) as iterator:
+        expected = taken(iterator, 40)
+    with endless(EXAMPLES[name], worker_count=2) as loader:
+        iterator = iter(loader)
+        got = taken(iterator, 3)
+        for step in range(3, 40):
+            if step % 12 == 3:
+                os.kill(workers_of(iterator)[step % 2].pid or 0, signal.SIGKILL)
+            got += taken(iterator, 1)
+        assert got == expected
+
+
+@EVERY_EXAMPLE
+def test_another_option_is_another_stream(name: str) -> None:
+    """A state is refused by a pipeline without the operation."""
+    state = iter(endless(EXAMPLES[name])).get_state()
+    with pytest.raises(CheckpointError, match=r"operations\[1\]"):
+        iter(endless([EXAMPLES[name][0], Batch(3)])).set_state(state)
+
+
+class FailAt(MapTransform):
+    """Raises at one number."""
+
+    def map(self, element: int) -> int:
+        """Returns the number."""
+        if element == 40:
+            raise KeyError("bad")
+        return element
+
+
+@EVERY_EXAMPLE
+def test_an_error_comes_at_the_same_output_wherever_the_stream_was_resumed(name: str) -> None:
+    """What is whole before the record at fault is delivered, however the stream was cut into groups and calls."""
+    stream = Stream(60, IndexSampler(60, num_epochs=1, seed=0), [FailAt(), *EXAMPLES[name]])
+    iterator = iter(stream.loader())
+    outputs, error = drain(iter(stream.loader()))
+    states = [iterator.get_state()]
+    for _ in outputs:
+        next(iterator)
+        states.append(iterator.get_state())
+    with pytest.raises(KeyError) as caught:
+        next(iterator)
+    assert error is KeyError
+    assert any("record key 40" in note for note in caught.value.__notes__)
+    assert outputs
+    for step, state in enumerate(states):
+        resumed = iter(stream.loader())
+        resumed.set_state(state)
+        assert drain(resumed) == (outputs[step:], KeyError)
+
+
+def test_documents_of_rows_that_are_not_alike_are_named(tmp_path: Path) -> None:
+    """The feature, both dtypes and both record keys; rows before are delivered."""
+    del tmp_path
+    source = [{"a": np.ones(5, np.int64 if key != 9 else np.int32)} for key in range(12)]
+    operation = FirstFitPack({"a": ROW}, num_packing_bins=6, shuffle_bins=False)
+    loader = DataLoader(data_source=source, sampler=IndexSampler(12, num_epochs=1), operations=[operation])
+    iterator = iter(loader)
+    assert [len(next(iterator)["a"]) for _ in range(4)] == [ROW] * 4
+    with pytest.raises(ValueError, match=r"'a' of one has dtype int64 .* another one int32") as caught:
+        next(iterator)
+    assert any("record keys of these elements: 8, 9" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"a": np.arange(ROW + 1)}, "A document has 13 'a', but a row takes 12: choose overflow="),
+        ({"b": np.arange(3)}, "need the feature 'a', but the document has 'b'"),
+        ({"a": np.int64(3)}, r"'a', got a single value, of shape \(\)"),
+    ],
+)
+def test_a_document_that_does_not_fit_is_named(document: Any, message: str) -> None:
+    """At its turn, with the record key."""
+    source = [{"a": np.arange(4)}] * 3 + [document]
+    operation = FirstFitPack({"a": ROW}, num_packing_bins=1)
+    loader = DataLoader(data_source=source, sampler=IndexSampler(4, num_epochs=1), operations=[operation])
+    with pytest.raises(ValueError, match=message) as caught:
+        list(loader)
+    assert any("FirstFitPack" in note and "record key 3" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"length_struct": ["a"]}, TypeError, "how long each feature is"),
+        ({"num_packing_bins": 0}, ValueError, "num_packing_bins must be at least 1"),
+        ({"num_packing_bins": 2.0}, TypeError, "num_packing_bins must be an integer"),
+        ({"seed": -1}, ValueError, "seed must be at least 0"),
+        ({"seed": 2**64}, ValueError, r"below 2\*\*64"),
+        ({"shuffle_bins": 1}, TypeError, "shuffle_bins must be True or False"),
+        ({"max_sequences_per_bin": 0}, ValueError, "max_sequences_per_bin must be at least 1"),
+        ({"overflow": "cut"}, ValueError, "overflow must be one of 'error', 'truncate', 'split', 'drop', got 'cut'"),
+        ({"meta_features": ["b"]}, ValueError, "meta_features names 'b'"),
+        ({"num_bins": 3}, TypeError, "did you mean 'num_packing_bins'"),
+    ],
+)
+@pytest.mark.parametrize("kind", [FirstFitPack, BestFitPack])
+def test_bad_arguments_of_bins_are_errors(
+    kind: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """When the operation is made."""
+    with pytest.raises(error, match=message):
+        kind(**{"length_struct": {"a": ROW}, "num_packing_bins": 3, **options})

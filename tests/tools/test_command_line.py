@@ -1,0 +1,243 @@
+"""The command line as a person meets it: real processes, real files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from commands import COMMAND, run
+from example_messages import example_message
+from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
+
+RECORDS = [b"record %d" % number for number in range(100)]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with a file of each format."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_tfrecord(folder / "a.tfrecord", RECORDS)
+    write_bagz(folder / "a.bag", RECORDS)
+    write_bagz(folder / "a.bagz", RECORDS)
+    write_megatron(folder / "a_document", [np.arange(number, dtype=np.uint16) for number in range(100)])
+    write_tar(folder / "a.tar", [(f"{number}.txt", record) for number, record in enumerate(RECORDS)])
+    (folder / "a.txt").write_bytes(b"\n".join(RECORDS))
+    (folder / "a.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in range(100)))
+    (folder / "a.csv").write_text("number\n" + "".join(f"{number}\n" for number in range(100)))
+    writer = ArrayRecordWriter(str(folder / "a.array_record"), "group_size:1")
+    for record in RECORDS:
+        writer.write(record)
+    writer.close()
+    return folder
+
+
+NAMES = {
+    "a.array_record": "array_record",
+    "a.bag": "bagz",
+    "a.bagz": "bagz",
+    "a.csv": "csv",
+    "a.jsonl": "jsonl",
+    "a.tar": "webdataset",
+    "a.tfrecord": "tfrecord",
+    "a.txt": "text",
+    "a_document": "megatron",
+    "a_document.bin": "megatron",
+    "a_document.idx": "megatron",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inspect_knows_every_format(data: Path, name: str) -> None:
+    """By the name: the format, how many files and records, the first record."""
+    printed, reported = run("inspect", name, folder=data)
+    lines = printed.splitlines()
+
+    assert lines[1].split() == ["format", f"{NAMES[name]},", *lines[1].split()[2:]]
+    assert lines[2].startswith("  files     1, ")
+    assert lines[3] == "  records   100"
+    assert reported == ""
+
+
+@pytest.mark.parametrize("name", sorted(NAMES.keys() - {"a.bag", "a.bagz", "a.csv", "a_document", "a_document.bin"}))
+def test_inspect_knows_most_formats_by_their_first_bytes(data: Path, name: str) -> None:
+    """Where a name says nothing, or is that of a shard as others write it."""
+    others = [name] if name.endswith(".idx") else ["other", f"{name}-00000-of-00001"]
+    for other in others:
+        (data / name).rename(data / other)
+        printed, _ = run("inspect", other, folder=data)
+        assert printed.splitlines()[1].split()[1] == f"{NAMES[name]},"
+        (data / other).rename(data / name)
+
+
+def test_inspect_groups_files_by_format(data: Path) -> None:
+    """Patterns are expanded; files of one format are one source; ranges count."""
+    printed, _ = run("inspect", "a.tf*", "a.bag*", "a.tfrecord[10:15]", folder=data)
+    records = [line.split()[1] for line in printed.splitlines() if line.startswith("  records")]
+
+    assert printed.count("  format") == 2
+    assert records == ["105", "200"]
+
+
+def test_inspect_shows_examples_and_json_feature_by_feature(tmp_path: Path) -> None:
+    """With types, numbers of values and their beginnings, in lines of bounded length."""
+    features: dict[str, tuple[str, list[Any]]] = {
+        "label": ("int64", [7]),
+        "tokens": ("int64", list(range(1000))),
+        "image": ("bytes", [bytes(5000)]),
+        "texts": ("bytes", [b"one", b"two"]),
+        "empty": ("float32", []),
+    }
+    write_tfrecord(tmp_path / "a.tfrecord", [example_message(features)])
+    write_tfrecord(tmp_path / "b.tfrecord", [json.dumps({"text": "x" * 10_000, "none": None}).encode()])
+    printed, _ = run("inspect", "a.tfrecord", folder=tmp_path)
+    shown = {line.split()[0]: " ".join(line.split()[1:]) for line in printed.splitlines()}
+    assert "a tf.train.Example" in printed
+    assert shown["label"] == "int64 7"
+    assert shown["tokens"].startswith("int64 (1000,) 0 1 2 3 ")
+    assert shown["image"].startswith(r"bytes, 5,000 b'\x00\x00")
+    assert shown["texts"] == "list of 2 [b'one', b'two']"
+    assert shown["empty"] == "float32 (0,)"
+    more, _ = run("inspect", "b.tfrecord", folder=tmp_path)
+    assert "str, 10,000" in more
+    assert ": JSON" in more
+    assert max(map(len, (printed + more).splitlines())) <= 120
+
+
+def test_inspect_draws_the_sizes_of_records(tmp_path: Path) -> None:
+    """Of spans, all of them, as the index says; the bars add up to the records."""
+    sizes = [10] * 5 + [100] * 50 + [5000] * 3
+    (tmp_path / "a.txt").write_text("".join("x" * (size - 1) + "\n" for size in sizes))
+    printed, _ = run("inspect", "a.txt", folder=tmp_path)
+    bars = [line for line in printed.splitlines() if "up to" in line]
+
+    assert "least 10 B, median 100 B" in printed
+    assert sum(int(line.split()[-1]) for line in bars) == 58
+    assert max(bars, key=lambda line: line.count("#")).split()[-1] == "50"
+
+
+def test_index_makes_the_indices_that_sources_use(data: Path) -> None:
+    """For all formats that need one; a second time, they are found."""
+    for _ in range(2):
+        printed, _ = run("index", *sorted(data.glob("a*")), folder=data)
+        assert printed.count("indexed") == 7
+        assert "array_record: 100 records in 1 file, which need no index" in printed
+    kept = {path.name for path in data.glob(".*-index.npy")}
+    assert kept == {
+        ".a.bag.bagz-index.npy",
+        ".a.bagz.bagz-index.npy",
+        ".a.csv.csv-index.npy",
+        ".a.jsonl.json-lines-index.npy",
+        ".a.tar.webdataset-index.npy",
+        ".a.tfrecord.tfrecord-index.npy",
+        ".a.txt.lines-index.npy",
+        ".a_document.bin.megatron-index.npy",
+    }
+
+
+def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
+    """Names without room for a longer one stand for folders that cannot be written to."""
+    path = write_tfrecord(tmp_path / ("a" * 250), RECORDS)
+    (tmp_path / "file").touch()
+    environment = os.environ | {"MILLSTREAM_CACHE": str(tmp_path / "file" / "cache")}
+    _, reported = run("index", path, folder=tmp_path, status=1, env=environment)
+
+    assert "cannot be kept" in reported
+    assert "MILLSTREAM_CACHE" in reported
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["inspect", "absent.txt"], "millstream: No such file or directory: '{folder}/absent.txt'"),
+        (["inspect", "*.nothing"], "millstream: No data file matches the pattern: '{folder}/*.nothing'"),
+        (["inspect", "."], "millstream: '{folder}/.' is a directory: name the files in it, such as '{folder}/./*'."),
+        (["inspect", "zeros"], "millstream: '{folder}/zeros' is of no format that is known by its name or its first"),
+        (["inspect", "zeros", "--format=tfrecord"], "millstream: '{folder}/zeros' is not a TFRecord file"),
+        (["inspect", "empty.txt"], "millstream: A source must hold at least one record"),
+        (["inspect", "a.txt[3:2]"], "millstream: A range of records must have 0 <= start"),
+    ],
+)
+def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
+    """On the standard error, with exit status 1, and no traceback."""
+    (tmp_path / "zeros").write_bytes(bytes(1000))
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "a.txt").write_text("a\n")
+    printed, reported = run(*arguments, folder=tmp_path, status=1)
+
+    assert printed == ""
+    assert reported.startswith(words.format(folder=tmp_path))
+    assert reported.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["inspect"], ["nonsense"], ["inspect", "a", "--format=b"]])
+def test_wrong_usage_has_a_status_of_its_own(arguments: list[str], tmp_path: Path) -> None:
+    """2, with the usage."""
+    _, reported = run(*arguments, folder=tmp_path, status=2)
+
+    assert reported.startswith("usage: millstream")
+
+
+def test_warnings_are_sentences_too(tmp_path: Path) -> None:
+    """Without the line of code that they come from."""
+    writer = ArrayRecordWriter(str(tmp_path / "a.array_record"), "group_size:10")
+    for record in RECORDS:
+        writer.write(record)
+    writer.close()
+    _, reported = run("inspect", "a.array_record", folder=tmp_path)
+
+    assert reported.startswith(f"millstream: '{tmp_path}/a.array_record' was written with group_size:10")
+    assert reported.count("\n") == 1
+
+
+def test_the_script_is_installed(data: Path) -> None:
+    """`millstream` is `python -m millstream`."""
+    script = Path(sys.executable).parent / "millstream"
+    done = subprocess.run([script, "inspect", "a.txt"], cwd=data, capture_output=True, text=True, check=True)
+
+    assert done.stdout == run("inspect", "a.txt", folder=data)[0]
+
+
+def test_a_reader_that_leaves_early_is_no_error(data: Path) -> None:
+    """As of `| head -1`: nothing is reported."""
+    with subprocess.Popen(
+        [*COMMAND, "inspect", "a.txt"], cwd=data, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
+    """Any bytes may be a name."""
+    name = os.fsdecode(b"\xff.txt")
+    (tmp_path / name).write_text("a\n")
+    printed, _ = run("inspect", name, folder=tmp_path)
+
+    assert r"\udcff.txt" in printed
+
+
+def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
+    """With status 130, in the middle of a scan, and without half an index."""
+    path = tmp_path / "a.txt"
+    with path.open("wb") as file:
+        file.truncate(1 << 42)  # A sparse file that takes a quarter of an hour to read.
+    with subprocess.Popen(
+        [*COMMAND, "index", path], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        while not list(tmp_path.glob(".*.part")):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        printed, reported = process.communicate(timeout=60)
+    # A machine that is slow may have logged how far it was.
+    assert (printed, b"Traceback" in reported, b"millstream:" in reported) == (b"", False, False)
+    assert process.returncode == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]

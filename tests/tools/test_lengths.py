@@ -1,0 +1,294 @@
+"""`lengths_of`: what it counts, what it keeps, and when it counts again."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from record_files import write_megatron, write_tfrecord
+
+import millstream
+from millstream.sources import ConcatenatedDataSource, MegatronDataSource, TextLineDataSource, TFRecordDataSource
+
+TEXTS = ["word " * (number * 7 % 23) for number in range(600)]
+WORDS = [len(text.split()) for text in TEXTS]
+
+
+class Split(millstream.MapTransform):
+    """The words of a text, or some of them, with a note of each call."""
+
+    def __init__(self, notes: Path, limit: int = 1000) -> None:
+        self._notes = notes
+        self.limit = limit
+
+    def map(self, element: str) -> list[str]:
+        """Returns the words."""
+        with self._notes.open("a") as file:
+            file.write(".")
+        return element.split()[: self.limit]
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A file of texts, one a line, in a folder of its own."""
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "a.txt"
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return path
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """A file with a character for each record that was read."""
+    path = tmp_path / "notes"
+    path.touch()
+    return path
+
+
+def kept_in(folder: Path) -> list[Path]:
+    """Returns the files of lengths in a folder."""
+    return sorted(folder.glob("*.lengths-*.npy"))
+
+
+@pytest.mark.parametrize("worker_count", [0, 2])
+def test_lengths_are_those_of_the_elements_whoever_counts(texts: Path, worker_count: int, tmp_path: Path) -> None:
+    """The result does not depend on worker processes; it is an int64 array, one entry for each record."""
+    pipelines: list[list[Any]] = [[str.split], [str.upper, str.split, np.array]]
+    for maps in pipelines:
+        with TextLineDataSource(texts) as source:
+            lengths = millstream.lengths_of(source, maps, worker_count=worker_count)
+        assert lengths.dtype == np.int64
+        assert lengths.tolist() == WORDS
+    assert kept_in(tmp_path) == []
+
+
+def test_lengths_are_kept_beside_the_data_and_found_again(texts: Path, notes: Path) -> None:
+    """The second time, nothing is read; the caller's array is its own."""
+    for _ in range(2):
+        with TextLineDataSource(texts) as source:
+            lengths = millstream.lengths_of(source, [Split(notes)])
+        assert lengths.tolist() == WORDS
+        lengths[:] = 0
+    (kept,) = kept_in(texts.parent)
+
+    assert len(notes.read_text()) == len(TEXTS)
+    assert np.load(kept).tolist() == WORDS
+    assert kept.stat().st_mode == texts.stat().st_mode
+    assert sorted(path.name for path in texts.parent.iterdir()) == sorted(
+        [kept.name, ".a.txt.lines-index.npy", "a.txt"]
+    )
+
+
+def test_the_log_says_where_they_are_kept(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """So that a person can remove the file."""
+    caplog.set_level(logging.INFO, "millstream")
+    with TextLineDataSource(texts) as source:
+        millstream.lengths_of(source, [str.split])
+
+    assert str(kept_in(texts.parent)[0]) in caplog.text
+
+
+def test_other_operations_have_other_lengths(texts: Path, notes: Path) -> None:
+    """Another parameter, another function, another feature: each is counted, none takes away another's file."""
+    with TextLineDataSource(texts) as source:
+        for limit in (1000, 3, 1000, 3):
+            lengths = millstream.lengths_of(source, [Split(notes, limit)])
+            assert lengths.tolist() == [min(limit, count) for count in WORDS]
+        counts = millstream.lengths_of(source, [lambda text: {"a": text.split(), "b": list(text)}], feature="a")
+        letters = millstream.lengths_of(source, [lambda text: {"a": text.split(), "b": list(text)}], feature="b")
+    assert len(notes.read_text()) == 2 * len(TEXTS)
+    assert (counts.tolist(), letters.tolist()) == (WORDS, [len(text) for text in TEXTS])
+
+
+@pytest.mark.parametrize("change", ["size", "time"])
+def test_a_changed_file_is_counted_again(texts: Path, notes: Path, change: str) -> None:
+    """Whether its size changed, or only its time: words may have been joined."""
+    with TextLineDataSource(texts) as source:
+        millstream.lengths_of(source, [Split(notes)])
+    before = texts.stat()
+    content = texts.read_text()
+    texts.write_text(content.replace("word word", "wordsword") if change == "time" else content + "one more\n")
+    os.utime(texts, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000))
+
+    with TextLineDataSource(texts) as source:
+        expected = [len(source[key].split()) for key in range(len(source))]
+        assert millstream.lengths_of(source, [Split(notes)]).tolist() == expected
+    assert expected != WORDS
+
+
+def test_every_truncation_of_the_file_is_counted_again(texts: Path) -> None:
+    """And each file that is something else."""
+    with TextLineDataSource(texts) as source:
+        millstream.lengths_of(source, [str.split])
+        (kept,) = kept_in(texts.parent)
+        whole = kept.read_bytes()
+        for length in [*range(0, len(whole), 997), len(whole) - 1]:
+            kept.write_bytes(whole[:length])
+            assert millstream.lengths_of(source, [str.split]).tolist() == WORDS
+        for other in (np.zeros(3, np.int64), np.zeros(600), np.full(600, -1), np.zeros((600, 1), np.int64)):
+            np.save(kept, other)
+            assert millstream.lengths_of(source, [str.split]).tolist() == WORDS
+    assert kept.read_bytes() == whole
+
+
+def test_where_nothing_can_be_written_beside_the_data_the_cache_has_the_lengths(
+    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that leaves no room for a longer one stands for a folder that cannot be written to."""
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache" / "inner"))
+    path = tmp_path / ("a" * 250)
+    path.write_text("".join(f"{text}\n" for text in TEXTS))
+    for _ in range(2):
+        with TextLineDataSource(path) as source:
+            assert millstream.lengths_of(source, [Split(notes)]).tolist() == WORDS
+
+    assert len(notes.read_text()) == len(TEXTS)
+    assert len(kept_in(tmp_path / "cache" / "inner")) == 1
+
+
+class Remembered:
+    """A source without files that says what it is."""
+
+    def __init__(self, texts: list[str], name: str) -> None:
+        self._texts = texts
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, key: int) -> str:
+        return self._texts[key]
+
+    def fingerprint(self) -> str:
+        """Returns the name."""
+        return f"remembered name={self._name}"
+
+
+def test_lengths_of_a_source_without_files_are_in_the_cache(
+    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under what the source says of itself."""
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    for name in ("a", "b", "a"):
+        assert millstream.lengths_of(Remembered(TEXTS, name), [Split(notes)]).tolist() == WORDS
+
+    assert len(notes.read_text()) == 2 * len(TEXTS)
+    assert len(kept_in(tmp_path / "cache")) == 2
+
+
+@pytest.mark.parametrize("wrap", [list, millstream.InMemoryDataSource, lambda texts: ConcatenatedDataSource([texts])])
+def test_records_in_memory_are_counted_each_time(wrap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lists may differ in records that no fingerprint looks at: they are never mistaken for one another."""
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    changed = [*TEXTS[:101], "one two three four", *TEXTS[102:]]
+    for texts in (TEXTS, changed):
+        assert millstream.lengths_of(wrap(texts), [str.split]).tolist() == [len(text.split()) for text in texts]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_files_may_move_with_their_lengths(texts: Path, notes: Path, tmp_path: Path) -> None:
+    """A mark does not depend on the folder."""
+    with TextLineDataSource(texts) as source:
+        millstream.lengths_of(source, [Split(notes)])
+    texts.parent.rename(tmp_path / "elsewhere")
+    with TextLineDataSource(tmp_path / "elsewhere" / "a.txt") as source:
+        assert millstream.lengths_of(source, [Split(notes)]).tolist() == WORDS
+    assert len(notes.read_text()) == len(TEXTS)
+
+
+def test_several_sources_are_kept_beside_the_first(texts: Path, notes: Path, tmp_path: Path) -> None:
+    """A change of any of them counts."""
+    other = tmp_path / "b.txt"
+    other.write_text("a b c\n")
+    for content in ("a b c\n", "a b c\n", "a bbc\n"):
+        before = other.stat()
+        if other.read_text() != content:
+            other.write_text(content)
+            os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000))
+        with TextLineDataSource(texts) as first, TextLineDataSource(other) as second:
+            lengths = millstream.lengths_of(ConcatenatedDataSource([first, second]), [Split(notes)])
+        assert lengths.tolist() == [*WORDS, len(content.split())]
+
+    assert len(notes.read_text()) == 2 * (len(TEXTS) + 1)
+    assert len(kept_in(texts.parent)) == 2
+
+
+def test_an_error_leaves_nothing_behind(texts: Path) -> None:
+    """Neither half a file nor one with wrong lengths."""
+
+    def fail_late(text: str) -> list[str]:
+        if text == TEXTS[590]:
+            raise RuntimeError("No more.")
+        return text.split()
+
+    with TextLineDataSource(texts) as source, pytest.raises(RuntimeError, match="No more"):
+        millstream.lengths_of(source, [fail_late])
+    assert kept_in(texts.parent) == []
+
+
+@given(st.lists(st.lists(st.integers(0, 65_535), max_size=40), min_size=1, max_size=20))
+def test_megatron_knows_its_lengths(tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]]) -> None:
+    """Of several datasets and dtypes, as many tokens as reading gives, with no file of lengths."""
+    folder = tmp_path_factory.mktemp("megatron")
+    for name, dtype in (("a", np.uint16), ("b", np.int32)):
+        write_megatron(folder / name, [np.array(row, dtype) for row in rows])
+    with MegatronDataSource([folder / "b", folder / "a"]) as source:
+        known = millstream.lengths_of(source)
+        assert kept_in(folder) == []
+        assert known.dtype == np.int64
+        assert known.tolist() == millstream.lengths_of(source, [np.copy]).tolist() == 2 * list(map(len, rows))
+
+
+def test_lengths_fit_a_packing_sampler(tmp_path: Path) -> None:
+    """Rows are laid out of what the same operations give."""
+    path = write_tfrecord(tmp_path / "a", [np.arange(number % 9, dtype=np.uint16).tobytes() for number in range(50)])
+    decode = [lambda record: {"tokens": np.frombuffer(record, np.uint16)}]
+    with TFRecordDataSource(path) as source:
+        lengths = millstream.lengths_of(source, decode, feature="tokens")
+        loader = millstream.DataLoader(
+            data_source=source,
+            sampler=millstream.PackingSampler(lengths, 16, seed=0),
+            operations=[*decode, millstream.Pack({"tokens": 16})],
+        )
+        rows = list(loader)
+    assert (
+        sum(int((row["tokens_segment_ids"] > 0).sum()) for row in rows)
+        == lengths.sum()
+        == sum(n % 9 for n in range(50))
+    )
+
+
+@pytest.mark.parametrize(
+    ("records", "maps", "feature", "error", "words"),
+    [
+        (["a"], [], None, TypeError, "got str: give the operations that make the tokens"),
+        ([b"a"], [], None, TypeError, "got bytes: give the operations"),
+        ([1.5], [], None, TypeError, "got float"),
+        ([True], [], None, TypeError, "got bool"),
+        ([{"a": [1], "b": 2}], [], None, TypeError, r"got a dict of 'a', 'b': say which .* feature=\.\.\."),
+        ([[1]], [], "a", TypeError, "feature 'a' of dicts, got list"),
+        ([{"b": [1]}], [], "a", ValueError, "feature 'a', but an element has 'b'"),
+        ([-1], [], None, ValueError, "cannot have -1 tokens"),
+        ([[1]], [millstream.Batch(2)], None, TypeError, r"operations\[0\] is Batch.*before Pack"),
+        ([[1]], [millstream.transforms.Filter(bool)], None, TypeError, r"operations\[0\] is Filter"),
+        ([[1]], [], 3, TypeError, "feature must be the name"),
+        ([], [], None, ValueError, "at least one record"),
+        ("a.txt", [], None, TypeError, r"TextLineDataSource\('a\.txt'\)"),
+    ],
+)
+def test_what_has_no_tokens_is_an_error(
+    records: Any, maps: list[Any], feature: Any, error: type[Exception], words: str
+) -> None:
+    """It says what was got, and what to do."""
+    with pytest.raises(error, match=words):
+        millstream.lengths_of(records, maps, feature=feature)
+
+
+def test_what_counts_as_tokens() -> None:
+    """Arrays by their first axis, lists and tuples; an integer says itself how many there are."""
+    records = [[1, 2], (1, 2, 3), np.zeros((4, 7)), np.zeros(0), 5, np.int32(6), np.uint8(7)]
+    assert millstream.lengths_of(records).tolist() == [2, 3, 4, 0, 5, 6, 7]

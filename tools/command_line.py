@@ -1,0 +1,137 @@
+"""The command line: `millstream inspect`, `convert` and `index`, also as `python -m millstream`.
+
+Exit statuses: 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C, 141 where nobody reads the output
+any more. What goes wrong is a sentence on the standard error; what is not expected to is a traceback.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from millstream.errors import WorkerDiedError, WorkerError, WorkerStalledError
+from millstream.sources.formats import FORMATS
+from millstream.tools.given_files import given_files
+
+_EXPECTED = (OSError, ValueError, ImportError, WorkerDiedError, WorkerError, WorkerStalledError)
+"""What says in a sentence what is wrong: with a file, with its content, or with what is asked for."""
+
+_INTERRUPTED, _NOBODY_READS = 130, 141
+"""128 and the number of the signal, SIGINT and SIGPIPE, as shells have it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command, and returns the exit status.
+
+    Args:
+        arguments: what follows the name of the program; None for that of this process.
+
+    Raises:
+        SystemExit: wrong usage, or `--help`.
+    """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes once more when it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _NOBODY_READS
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # Names of files may be any bytes.
+    given = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], None] = given.run
+    with _messages_on_standard_error():
+        try:
+            run(given)
+        except BrokenPipeError:
+            raise
+        except _EXPECTED as error:
+            print(f"millstream: {_sentence(error)}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="millstream", description="Looks at files of records, converts and indexes them."
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    inspect = _command(commands, "inspect", _inspect, "show what files hold: records, sizes, the first record")
+    index = _command(commands, "index", _index, "find the places of the records ahead, and keep them")
+    for command in (inspect, index):
+        _add_paths(command, "paths", "PATH")
+    return parser
+
+
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.")
+    command.set_defaults(run=run)
+    return command
+
+
+def _add_paths(command: argparse.ArgumentParser, name: str, shown: str) -> None:
+    command.add_argument(
+        name, nargs="+", metavar=shown, help="a file, a pattern in quotes, or a file with a range, 'a.tfrecord[0:100]'"
+    )
+    names = [kind.name for kind in FORMATS]
+    command.add_argument(
+        "--format", choices=names, help="the format of all files, where their names and first bytes do not say it"
+    )
+
+
+def _inspect(given: argparse.Namespace) -> None:
+    from millstream.tools.inspection import inspected  # noqa: PLC0415  (each command loads what it needs)
+
+    for number, (kind, paths) in enumerate(given_files(given.paths, given.format).values()):
+        if number:
+            print()
+        for line in inspected(kind, paths):
+            print(line)
+
+
+def _index(given: argparse.Namespace) -> None:
+    from millstream.tools.indexing import indexed  # noqa: PLC0415
+
+    for kind, paths in given_files(given.paths, given.format).values():
+        for line in indexed(kind, paths):
+            print(line)
+
+
+@contextlib.contextmanager
+def _messages_on_standard_error() -> Iterator[None]:
+    """Shows warnings, and what the library logs, as lines on the standard error."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"millstream: {message}", file=sys.stderr)
+
+    logger, handler = logging.getLogger("millstream"), logging.StreamHandler()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _sentence(error: BaseException) -> str:
+    """Returns what an error says, in one sentence."""
+    if isinstance(error, OSError) and error.strerror:
+        name = f": {os.fsdecode(error.filename)!r}" if error.filename else ""
+        return f"{error.strerror}{name}"
+    return str(error) or type(error).__name__

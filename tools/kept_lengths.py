@@ -1,0 +1,62 @@
+"""Lengths of records, kept between runs: an array of int64 in a `.npy` file that nothing can be mistaken for.
+
+A mark, 32 hexadecimal digits, says what the lengths are of. It is part of the file's name, so what has another mark
+lies elsewhere, and is never in the way. The lengths of `data/a.txt` and those that follow it are in
+`data/.a.txt.lengths-MARK.npy`. Where nothing can be written beside the data, or they lie in no file, the lengths are in
+the cache folder: `$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`.
+
+Guarantees:
+    - A file appears under its name whole. Nobody maps it, so a later one may take its place at any time.
+    - What lies at its name and is not an array of so many lengths is as good as absent.
+"""
+
+import contextlib
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.sources.offset_index import cache_folder
+from millstream.tools.new_files import new_file
+
+_MAX_NAME = 60
+"""How much of a file's name is in the name of its lengths, so that this is not too long."""
+
+
+def find_lengths(path: str | None, mark: str, count: int) -> NDArray[np.int64] | None:
+    """Returns the lengths that are kept, or None if there are none.
+
+    Args:
+        path: the first file of the records; None if there is none.
+        mark: what the lengths are of.
+        count: how many there must be.
+    """
+    for place in _places(path, mark):
+        try:
+            lengths = np.load(place, allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            continue  # Absent, not to be read, or not whole.
+        if lengths.dtype == np.int64 and lengths.shape == (count,) and lengths.min(initial=0) >= 0:
+            whole: NDArray[np.int64] = lengths
+            return whole
+    return None
+
+
+def store_lengths(path: str | None, mark: str, lengths: NDArray[np.int64]) -> str | None:
+    """Keeps lengths where that is possible, and returns the file's path, or None if no folder takes it."""
+    for place in _places(path, mark):
+        with contextlib.suppress(OSError):
+            if place.startswith(cache_folder()):
+                os.makedirs(cache_folder(), mode=0o700, exist_ok=True)  # noqa: PTH103
+            with new_file(place) as file:
+                np.save(file, lengths)
+            return place
+    return None
+
+
+def _places(path: str | None, mark: str) -> list[str]:
+    """Returns where the lengths may lie, the best place first."""
+    folder, name = os.path.split(path or "")
+    beside = [os.path.join(folder, f".{name}.lengths-{mark}.npy")] if path else []  # noqa: PTH118
+    # The mark says it all: in the cache, the name is for people.
+    return [*beside, os.path.join(cache_folder(), f"{name[:_MAX_NAME] or 'records'}.lengths-{mark}.npy")]  # noqa: PTH118

@@ -1,0 +1,61 @@
+"""Best fit: each document goes into the row in which it leaves the least space."""
+
+import bisect
+from collections.abc import Iterable, Sequence
+from typing import final
+
+from millstream.transforms.bins import BinPack, Bins
+
+
+@final
+class BestFitBins(Bins):
+    """Chooses the fullest row with room; of equals, the first.
+
+    The rows that take more are kept sorted by their space over all features, as one number each: space * rows + row.
+    """
+
+    def __init__(self, count: int, lengths: Sequence[int], most: int | None) -> None:
+        super().__init__(count, lengths, most)
+        self._sorted = [sum(lengths) * count + row for row in range(count)]
+
+    def _put(self, sizes: Iterable[int]) -> None:
+        (free,) = self._free
+        for size in sizes:
+            place = bisect.bisect_left(self._sorted, size * len(self._lengths) * self._count)
+            if place == len(self._sorted):
+                return
+            free[self._choose(place, size * len(self._lengths))] -= size
+
+    def _put_unlike(self, sizes: Iterable[tuple[int, ...]]) -> None:
+        for needs in sizes:
+            place = bisect.bisect_left(self._sorted, sum(needs) * self._count)
+            # Enough space over all features is not yet enough in each.
+            while place < len(self._sorted) and not self._fits(self._sorted[place] % self._count, needs):
+                place += 1
+            if place == len(self._sorted):
+                return
+            row = self._choose(place, sum(needs))
+            for free, need in zip(self._free, needs, strict=True):
+                free[row] -= need
+
+    def _fits(self, row: int, needs: tuple[int, ...]) -> bool:
+        return all(free[row] >= need for free, need in zip(self._free, needs, strict=True))
+
+    def _choose(self, place: int, need: int) -> int:
+        """Takes space of the row at a place of the sorted ones, and returns the row."""
+        space, row = divmod(self._sorted.pop(place), self._count)
+        self._chosen.append(row)
+        self._seats[row] -= 1
+        if self._seats[row]:
+            bisect.insort(self._sorted, (space - need) * self._count + row)
+        return row
+
+
+@final
+class BestFitPack(BinPack):
+    """Packs documents into rows as they come, each into the row in which it leaves the least space.
+
+    All else is as in `FirstFitPack`, arguments and errors too. Rows are fuller by some tenths of a percent.
+    """
+
+    bins = BestFitBins

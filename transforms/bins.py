@@ -1,0 +1,176 @@
+"""Whole documents put into rows as they come: what first fit and best fit have in common."""
+
+import abc
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.columnar import Allocate
+from millstream.randomness import SEED_LIMIT, generator
+from millstream.transforms.grouping import GroupingOperation, Identity, OpenGroup, Pieces, Prepared, lengths_of
+from millstream.transforms.rows import Document, RowFormat
+
+OVERFLOWS = ("error", "truncate", "split", "drop")
+"""What may become of a document that is longer than a row."""
+
+
+class Bins(OpenGroup):
+    """Rows that are being filled: each document goes into one of them, until one comes that fits into none.
+
+    Args:
+        count: how many rows.
+        lengths: how many tokens a row takes, for each feature.
+        most: how many documents a row takes; None for any number.
+    """
+
+    def __init__(self, count: int, lengths: Sequence[int], most: int | None) -> None:
+        self._count = count
+        self._lengths = lengths
+        self._seats = [sys.maxsize if most is None else most] * count
+        # While all features of every document are equally long, the first stands for all.
+        self._are_alike = len(set(lengths)) == 1
+        self._free = [[length] * count for length in lengths[: 1 if self._are_alike else None]]
+        self._chosen: list[int] = []
+        self._is_full = False
+
+    def take(self, sizes: NDArray[np.int64]) -> int:
+        """Puts documents into rows, up to the first that fits into none."""
+        if self._is_full:
+            return 0
+        before = len(self._chosen)
+        if self._are_alike and not (sizes == sizes[0]).all():
+            self._are_alike = False
+            self._free = [list(self._free[0]) for _ in self._lengths]
+        if self._are_alike:
+            self._put(sizes[0].tolist())
+        else:
+            self._put_unlike(zip(*sizes.tolist(), strict=True))
+        taken = len(self._chosen) - before
+        self._is_full = taken < sizes.shape[1]
+        return taken
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a document has come that fits into no row."""
+        return self._is_full
+
+    def decided(self) -> NDArray[np.int64]:
+        """Returns the row of each document, shape (1, documents)."""
+        return np.array([self._chosen], dtype=np.int64)
+
+    @abc.abstractmethod
+    def _put(self, sizes: Iterable[int]) -> None:
+        """Chooses the rows of documents whose features are equally long, up to the first that fits into none."""
+
+    @abc.abstractmethod
+    def _put_unlike(self, sizes: Iterable[tuple[int, ...]]) -> None:
+        """Does the same for documents whose features differ in length."""
+
+
+class BinPack(GroupingOperation):
+    """The operation; its subclasses say which row a document goes into."""
+
+    bins: ClassVar[type[Bins]]
+
+    @named_arguments()
+    def __init__(
+        self,
+        length_struct: Mapping[str, int],
+        *,
+        num_packing_bins: SupportsIndex,
+        seed: SupportsIndex = 0,
+        shuffle_bins: bool = True,
+        meta_features: Collection[str] = (),
+        padding_struct: Mapping[str, Any] | None = None,
+        max_sequences_per_bin: SupportsIndex | None = None,
+        overflow: str = "error",
+    ) -> None:
+        self._rows = RowFormat(length_struct, meta_features, padding_struct)
+        self.num_packing_bins = as_integer(num_packing_bins, "num_packing_bins", minimum=1)
+        self.seed = as_seed(seed)
+        self.shuffle_bins = as_flag(shuffle_bins, "shuffle_bins")
+        self.max_sequences_per_bin = (
+            None
+            if max_sequences_per_bin is None
+            else as_integer(max_sequences_per_bin, "max_sequences_per_bin", minimum=1)
+        )
+        if overflow not in OVERFLOWS:
+            raise ValueError(f"overflow must be one of {', '.join(map(repr, OVERFLOWS))}, got {overflow!r}.")
+        self.overflow = overflow
+        self.splits = overflow == "split"
+
+    @property
+    def length_struct(self) -> dict[str, int]:
+        """How long a row is, for each feature."""
+        return self._rows.length_struct
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._rows}, num_packing_bins={self.num_packing_bins})"
+
+    def prepare(self, values: Sequence[Any]) -> Prepared:
+        """Returns the features of the documents that go into rows, and how many tokens each feature has.
+
+        Raises:
+            ValueError: a document lacks a feature, or is too long and must not be.
+        """
+        columns = self._rows.columns(values)
+        sizes = lengths_of(columns)
+        documents: list[Document] = list(zip(*columns, strict=True))
+        is_long = sizes > np.array(self._rows.lengths)[:, np.newaxis]
+        if not is_long.any() and sizes.any(axis=0).all():
+            return Prepared(documents, sizes)
+        if is_long.any() and self.overflow == "error":
+            feature, number = np.argwhere(is_long)[0].tolist()
+            name, length = list(self._rows.length_struct.items())[feature]
+            raise ValueError(
+                f"A document has {sizes[feature, number]} {name!r}, but a row takes {length}: choose "
+                "overflow='truncate', 'split' or 'drop', or a longer row."
+            )
+        kept = [self._cut(document) for document in documents]
+        values = [piece for pieces in kept for piece in pieces]
+        counts = list(map(len, kept))
+        return Prepared(values, lengths_of(zip(*values, strict=True)) if values else sizes[:, :0], counts)
+
+    def begin(self, skip: int = 0) -> Bins:
+        """Returns empty rows."""
+        del skip
+        return self.bins(self.num_packing_bins, self._rows.lengths, self.max_sequences_per_bin)
+
+    def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
+        """Returns which documents are in which row."""
+        rows = Pieces.by_number(numbers[-1])
+        if not self.shuffle_bins:
+            return rows
+        rng = generator(self.seed, identity.position, identity.index)
+        return rows.permuted(rng.permutation(len(rows.starts) - 1))
+
+    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
+        """Returns the rows."""
+        return self._rows.lay_out(values, pieces, allocate)
+
+    def _cut(self, document: Document) -> list[Document]:
+        """Returns what goes into rows of a document."""
+        if not any(map(len, document)):
+            return []
+        lengths = self._rows.lengths
+        counts = [-(-len(array) // length) for array, length in zip(document, lengths, strict=True)]
+        if max(counts) <= 1:
+            return [document]
+        if self.overflow == "drop":
+            return []
+        return [
+            tuple(array[piece * length : (piece + 1) * length] for array, length in zip(document, lengths, strict=True))
+            for piece in range(max(counts) if self.overflow == "split" else 1)
+        ]
+
+
+def as_seed(seed: object) -> int:
+    """Returns a seed as an int; refuses what is none."""
+    number = as_integer(seed, "seed", minimum=0)
+    if number >= SEED_LIMIT:
+        raise ValueError(f"seed must be below 2**64, got {number}.")
+    return number

@@ -1,0 +1,109 @@
+"""A dict of values as a serialised `tf.train.Example`, without TensorFlow: what `decode_examples` reads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.example_features import KINDS
+from millstream.protobuf_wire import BYTES
+
+_VARINT_BYTES = 10
+
+_KINDS_OF_DTYPES = {"b": "int64", "i": "int64", "u": "int64", "f": "float32"}
+
+
+def encode_example(features: Mapping[str, Any]) -> bytes:
+    """Returns a serialised `tf.train.Example`, which TensorFlow and `decode_examples` read.
+
+        writer.write(millstream.encode_example({"image": png, "label": 3, "tokens": np.arange(5)}))
+
+    Args:
+        features: the values by name. Integers, truth values and arrays or lists of them are stored as int64; floats as
+            float32, whatever width they have; `bytes` and `str` (in UTF-8), or lists of them, as bytes. An array of
+            several dimensions is flattened: `FixedLengthFeature(shape, ...)` gives it its shape again. A feature that
+            is None is left out.
+
+    Raises:
+        TypeError: a value that is none of these, such as a dict.
+        ValueError: an integer that has more than 64 bits.
+    """
+    entries = [
+        _field(1, _field(1, name.encode()) + _field(2, _feature(name, value)))
+        for name, value in features.items()
+        if value is not None
+    ]
+    return _field(1, b"".join(entries))
+
+
+def _feature(name: str, value: Any) -> bytes:
+    """Returns a Feature: one of three kinds of lists."""
+    if isinstance(value, bytes | str):
+        kind, content = "bytes", _field(1, _as_bytes(value))
+    else:
+        kind, content = _list(name, value)
+    return _field(KINDS[kind][0], content)
+
+
+def _list(name: str, value: Any) -> tuple[str, bytes]:
+    """Returns the kind of a value that is not text or bytes, and the list of its values."""
+    items = value.reshape(-1).tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "SUO" else value
+    if isinstance(items, list | tuple) and items and all(isinstance(item, bytes | str) for item in items):
+        return "bytes", b"".join(_field(1, _as_bytes(item)) for item in items)
+    try:
+        array = np.asarray(items)
+    except ValueError:  # Lists of different lengths.
+        array = np.array(None)
+    if array.size == 0 and isinstance(value, list | tuple):
+        return "int64", b""
+    kind = _KINDS_OF_DTYPES.get(array.dtype.kind)
+    if kind is None:
+        if array.dtype.kind == "O" and all(isinstance(item, int) for item in array.reshape(-1).tolist()):
+            raise ValueError(f"Feature {name!r} has an integer of more than 64 bits, which an Example cannot hold.")
+        raise TypeError(
+            f"Feature {name!r} must be bytes, str, a number, or an array or list of these, got {type(value).__name__}: "
+            "an Example holds nothing else."
+        )
+    if kind == "float32":
+        packed = array.astype("<f4").tobytes()
+    else:
+        if array.dtype.kind == "u" and array.size and int(array.max()) >= 1 << 63:
+            raise ValueError(f"Feature {name!r} has {array.max()}, but an Example holds integers below 2**63.")
+        packed = _varints(array.reshape(-1).astype(np.int64))
+    return kind, _field(1, packed) if packed else b""
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Returns a field that holds bytes."""
+    return bytes([number << 3 | BYTES]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value >= 0x80:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _varints(values: NDArray[np.int64]) -> bytes:
+    """Returns the varints of some integers, one after the other; a negative one has ten bytes."""
+    rest = values.view(np.uint64)
+    if not values.size or int(rest.max()) < 0x80:
+        return rest.astype(np.uint8).tobytes()
+    # One row for each integer, seven bits in each column, the lowest first.
+    shifts = np.arange(0, 7 * _VARINT_BYTES, 7, dtype=np.uint64)
+    bits = rest[:, np.newaxis] >> shifts
+    is_there = bits != 0
+    is_there[:, 0] = True
+    goes_on = np.zeros_like(is_there)
+    goes_on[:, :-1] = is_there[:, 1:]
+    table = (bits & np.uint64(0x7F)).astype(np.uint8) | (goes_on.astype(np.uint8) << np.uint8(7))
+    encoded: bytes = table[is_there].tobytes()
+    return encoded
+
+
+def _as_bytes(item: bytes | str) -> bytes:
+    return item.encode() if isinstance(item, str) else item

@@ -1,0 +1,239 @@
+"""Rows laid out from several documents: what all packers have in common."""
+
+import functools
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer
+from millstream.columnar import Allocate
+from millstream.errors import StackError
+from millstream.transforms.grouping import Pieces
+
+Array = NDArray[Any]
+
+Document = tuple[Array, ...]
+"""The features of a document, in the order of the length_struct."""
+
+
+@functools.lru_cache(maxsize=4)
+def _counting(length: int) -> NDArray[np.int32]:
+    """Returns 0, 1, 2, …; not to be written to."""
+    counting = np.arange(length, dtype=np.int32)
+    counting.flags.writeable = False
+    return counting
+
+
+@final
+class RowFormat:
+    """What a row looks like: for each feature its length, and whether segments and positions are told.
+
+    Attributes:
+        length_struct: how long a row is, for each feature.
+        meta_features: the features without segment ids and positions.
+        padding_struct: what fills up each feature; 0 for those that are not named.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind, or names what is no feature.
+    """
+
+    def __init__(
+        self,
+        length_struct: Mapping[str, int],
+        meta_features: Collection[str],
+        padding_struct: Mapping[str, Any] | None,
+    ) -> None:
+        if not isinstance(length_struct, Mapping):
+            raise TypeError(
+                f"length_struct must say how long each feature is, such as {{'tokens': 2048}}, got {length_struct!r}."
+            )
+        if not length_struct:
+            raise ValueError("length_struct must name at least one feature, got none.")
+        self.length_struct = {
+            name: as_integer(length, f"length_struct[{name!r}]", minimum=1) for name, length in length_struct.items()
+        }
+        self.meta_features = self.named("meta_features", meta_features)
+        self.padding_struct = dict(padding_struct or {})
+        self.named("padding_struct", self.padding_struct)
+
+    def __repr__(self) -> str:
+        options = {"meta_features": self.meta_features, "padding_struct": self.padding_struct}
+        return f"{self.length_struct!r}{''.join(f', {name}={value!r}' for name, value in options.items() if value)}"
+
+    @property
+    def lengths(self) -> list[int]:
+        """How long a row is, in the order of the features."""
+        return list(self.length_struct.values())
+
+    def named(self, what: str, names: Collection[str]) -> tuple[str, ...]:
+        """Returns names of features, sorted; refuses what is no feature."""
+        if isinstance(names, str):
+            raise TypeError(f"{what} must be a list of names, got {names!r}: write [{names!r}].")
+        if unknown := [name for name in names if name not in self.length_struct]:
+            raise ValueError(f"{what} names {unknown[0]!r}, which length_struct does not: {list(self.length_struct)}.")
+        return tuple(sorted(names))
+
+    def columns(self, values: Sequence[Any]) -> list[list[Array]]:
+        """Returns the features of some documents: a list of arrays for each feature.
+
+        Raises:
+            ValueError: a document has not got a feature, or one that has no axis of tokens.
+        """
+        kinds = set(map(type, values))
+        if kinds == {np.ndarray} and len(self.length_struct) == 1:
+            found = [values]
+        elif kinds == {dict}:
+            try:
+                found = [list(map(itemgetter(name), values)) for name in self.length_struct]
+            except KeyError:
+                found = [[_feature(value, name) for value in values] for name in self.length_struct]
+        else:
+            found = [[self._feature(value, name) for value in values] for name in self.length_struct]
+        columns = [list(map(np.asarray, column)) for column in found]
+        for name, column in zip(self.length_struct, columns, strict=True):
+            if 0 in {array.ndim for array in column}:
+                raise ValueError(
+                    f"A document must have an array of tokens as {name!r}, got a single value, of shape ()."
+                )
+        return columns
+
+    def lay_out(
+        self,
+        documents: Sequence[Document],
+        pieces: Pieces,
+        allocate: Allocate,
+        first_tokens: Mapping[str, Any] | None = None,
+    ) -> list[dict[str, Array]]:
+        """Returns rows made of documents, or of pieces of them.
+
+        Args:
+            documents: the features of each.
+            pieces: which of them, and what of each, is in which row; no more than a row takes.
+            allocate: gives the memory of the rows.
+            first_tokens: what the first token of each piece is replaced by, for some features.
+
+        Raises:
+            StackError: the documents of a row differ in dtype or shape.
+        """
+        chosen = [documents[number] for number in pieces.elements.tolist()]
+        columns: dict[str, Array] = {}
+        for (name, length), arrays in zip(self.length_struct.items(), zip(*chosen, strict=True), strict=True):
+            parts: Sequence[Array] = arrays
+            if pieces.begins is not None and pieces.ends is not None:
+                bounds = zip(arrays, pieces.begins.tolist(), pieces.ends.tolist(), strict=True)
+                parts = [array[begin:end] for array, begin, end in bounds]
+            layout = _Layout(list(map(len, parts)), pieces.starts, length, allocate)
+            try:
+                tokens = layout.tokens(parts, self.padding_struct.get(name, 0))
+            except (TypeError, ValueError):
+                # NumPy finds every difference itself, but does not say where it is.
+                _refuse_unlike(name, parts, pieces)
+                raise
+            columns[name] = tokens
+            if first_tokens is not None and name in first_tokens:
+                tokens.reshape(-1, *tokens.shape[2:])[layout.firsts] = first_tokens[name]
+            if name not in self.meta_features:
+                columns[f"{name}_segment_ids"], columns[f"{name}_positions"] = layout.segment_ids(), layout.positions()
+        names = list(columns)
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _feature(self, document: Any, name: str) -> Any:
+        # Arrays first: to find out that one is no mapping takes longer than all else.
+        if not isinstance(document, np.ndarray) and isinstance(document, Mapping):
+            return _feature(document, name)
+        if len(self.length_struct) > 1:
+            raise ValueError(f"Rows of several features need documents that are dicts, got {type(document).__name__}.")
+        return document
+
+
+def _feature(document: Mapping[str, Any], name: str) -> Any:
+    if name not in document:
+        raise ValueError(
+            f"Rows need the feature {name!r}, but the document has {', '.join(map(repr, document)) or 'none'}."
+        )
+    return document[name]
+
+
+@final
+class _Layout:
+    """Where the pieces of one feature lie in some rows, end to end, and the padding after them.
+
+    Args:
+        sizes: how long each piece is.
+        starts: where the pieces of each row begin, and one more.
+        length: how long a row is.
+        allocate: gives the memory of rows.
+    """
+
+    def __init__(self, sizes: list[int], starts: NDArray[np.int64], length: int, allocate: Allocate) -> None:
+        self._starts = starts
+        self._length = length
+        self._allocate = allocate
+        widths = np.diff(starts)
+        self._sizes = np.array(sizes, dtype=np.int64)
+        ends = np.concatenate([[0], np.cumsum(self._sizes)])
+        self._gaps = length - np.diff(ends[starts])
+        # Of each piece, where it begins in its row, and its number there.
+        self._begins = ends[:-1] - np.repeat(ends[starts[:-1]], widths)
+        self._numbers = np.arange(1, len(sizes) + 1) - np.repeat(starts[:-1], widths)
+
+    @property
+    def firsts(self) -> NDArray[np.int64]:
+        """Where the pieces begin that are not empty, in all rows laid end to end."""
+        rows = np.repeat(np.arange(len(self._gaps)), np.diff(self._starts))
+        firsts: NDArray[np.int64] = (rows * self._length + self._begins)[self._sizes > 0]
+        return firsts
+
+    def tokens(self, parts: Sequence[Array], padding: Any) -> Array:
+        """Returns the pieces laid out, of shape (rows, length, …), filled up with padding."""
+        first = parts[0]
+        gap = np.full((int(self._gaps.max(initial=0)), *first.shape[1:]), padding, dtype=first.dtype)
+        rows = self._rows(first.dtype, first.shape[1:])
+        laid: list[Array] = []
+        for (start, stop), missing in zip(itertools.pairwise(self._starts.tolist()), self._gaps.tolist(), strict=True):
+            laid += parts[start:stop]
+            if missing:
+                laid.append(gap[:missing])
+        np.concatenate(laid, axis=0, out=rows.reshape(-1, *first.shape[1:]), casting="no")
+        return rows
+
+    def segment_ids(self) -> NDArray[np.int32]:
+        """Returns the number of the piece in its row, from 1, for each token; 0 for padding. Shape (rows, length)."""
+        rows = self._rows(np.dtype(np.int32))
+        rows[...] = self._spread(self._numbers)
+        return rows
+
+    def positions(self) -> NDArray[np.int32]:
+        """Returns for each token how many of its piece come before it; 0 for padding. Shape (rows, length)."""
+        rows = self._rows(np.dtype(np.int32))
+        np.subtract(_counting(self._length), self._spread(self._begins), out=rows)
+        for row, missing in zip(rows, self._gaps.tolist(), strict=True):
+            if missing:
+                row[-missing:] = 0
+        return rows
+
+    def _spread(self, of_pieces: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Returns a number of each piece for each of its tokens, and 0 for padding."""
+        numbers = np.insert(of_pieces, self._starts[1:], 0).astype(np.int32)
+        return np.repeat(numbers, np.insert(self._sizes, self._starts[1:], self._gaps)).reshape(-1, self._length)
+
+    def _rows(self, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Array:
+        whole = (len(self._gaps), self._length, *shape)
+        return np.empty(whole, dtype) if dtype.hasobject else self._allocate(whole, dtype)
+
+
+def _refuse_unlike(name: str, parts: Sequence[Array], pieces: Pieces) -> None:
+    """Raises for the first document that differs from the first one of all."""
+    first = parts[0]
+    for row, part in enumerate(parts):
+        if part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
+            raise StackError(
+                f"The documents of a row must be alike, but {name!r} of one has dtype {first.dtype} and shape "
+                f"{first.shape}, of another one {part.dtype} and {part.shape}.",
+                f"[{name!r}]",
+                (int(pieces.elements[0]), int(pieces.elements[row])),
+            )
