@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from millstream.sources.bagz import BagzDataSource
     from millstream.sources.concatenated import ConcatenatedDataSource
     from millstream.sources.csv_rows import CsvDataSource
+    from millstream.sources.hugging_face import HuggingFaceDataSource
+    from millstream.sources.image_folder import ImageFolderDataSource
     from millstream.sources.json_lines import JsonLinesDataSource
     from millstream.sources.megatron import MegatronDataSource
     from millstream.sources.parquet import ParquetDataSource
@@ -25,6 +27,8 @@ else:
             "BagzDataSource": "millstream.sources.bagz",
             "ConcatenatedDataSource": "millstream.sources.concatenated",
             "CsvDataSource": "millstream.sources.csv_rows",
+            "HuggingFaceDataSource": "millstream.sources.hugging_face",
+            "ImageFolderDataSource": "millstream.sources.image_folder",
             "JsonLinesDataSource": "millstream.sources.json_lines",
             "MegatronDataSource": "millstream.sources.megatron",
             "ParquetDataSource": "millstream.sources.parquet",
@@ -40,6 +44,8 @@ __all__ = [
     "ConcatenatedDataSource",
     "CsvDataSource",
     "DataSource",
+    "HuggingFaceDataSource",
+    "ImageFolderDataSource",
     "InMemoryDataSource",
     "JsonLinesDataSource",
     "MegatronDataSource",

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millstream.checks import named_arguments
 from millstream.closing import Closing
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, put_back
-from millstream.sources.lookalikes import check_source
+from millstream.sources.lookalikes import batched_read_of, check_source
 
 _SHOWN_WORDS = 160
 """The most characters with which a fingerprint says what the parts are; more of it is a checksum."""
@@ -158,9 +158,9 @@ def _is_held(source: Any) -> bool:
 
 def _reader(source: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:
     """Returns the function that reads records of a source: in one call where it can."""
-    read_many = getattr(source, "__getitems__", None)
+    read_many = batched_read_of(source)
     if read_many is None:
         return lambda keys: [source[key] for key in keys.tolist()]
     if getattr(source, "takes_key_arrays", False) is True:
-        return read_many  # type: ignore[no-any-return]  # the protocol says so
+        return read_many
     return lambda keys: read_many(keys.tolist())

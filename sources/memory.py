@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, SupportsIndex, cast, final
+from typing import Any, ClassVar, Protocol, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
-from millstream.sources.lookalikes import advice_for, is_numbered
+from millstream.sources.lookalikes import advice_for, batched_read_of, is_numbered
 
 FINGERPRINT_RECORDS = 16
 """How many records, evenly spread, a fingerprint looks at."""
@@ -132,8 +132,8 @@ class InMemoryDataSource:
         if self._is_columns:
             records = _ColumnRecords(self._records, keys)
             return records if self._stacks else list(records)
-        if hasattr(self._records, "__getitems__"):
-            return cast("Sequence[Any]", self._records.__getitems__(keys.tolist()))
+        if (read_many := batched_read_of(self._records)) is not None:
+            return read_many(keys.tolist())
         return items_at(self._records, keys.tolist())
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class InMemoryDataSource:
             count = min(FINGERPRINT_RECORDS, self._num_records)
             crc = 0
             for key in np.linspace(0, self._num_records - 1, count, dtype=np.int64).tolist():
-                crc = _update_crc(crc, self[key])
+                crc = updated_crc(crc, self[key])
             self._fingerprint = " ".join([*words, f"crc32={crc:08x}"])
         return self._fingerprint
 
@@ -250,16 +250,16 @@ def _rows(columns: Any, count: int) -> list[Any]:
     return tree.all_rebuilt(columns, rows)
 
 
-def _update_crc(crc: int, value: Any) -> int:
+def updated_crc(crc: int, value: Any) -> int:
     """Returns the CRC-32 continued over a value, the same in every process (no ids, no hashes, no pickle memo)."""
     crc = zlib.crc32(type(value).__qualname__.encode(), crc)
     if isinstance(value, dict):
         for name, member in value.items():
-            crc = _update_crc(_update_crc(crc, name), member)
+            crc = updated_crc(updated_crc(crc, name), member)
     elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
         crc = zlib.crc32(f"{len(value)} members".encode(), crc)
         for member in value:
-            crc = _update_crc(crc, member)
+            crc = updated_crc(crc, member)
     elif isinstance(value, np.ndarray | np.generic):
         crc = zlib.crc32(f"{value.dtype} {value.shape}".encode(), crc)
         crc = zlib.crc32(value.tobytes(), crc)

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from millstream.example_features import KINDS
+from millstream.protobuf_wire import WireData, WireError, fields_of
 from millstream.transforms import VariableLengthFeature, decode_examples
-from millstream.transforms.example_features import KINDS
-from millstream.transforms.protobuf_wire import WireData, WireError, fields_of
 
 _MAX_ROWS = 32
 _MAX_VALUE = 60

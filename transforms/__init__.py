@@ -16,9 +16,9 @@ MapWithIndexTransform = MapWithIndex
 RandomMapTransform = RandomMap
 
 if TYPE_CHECKING:
+    from millstream.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
     from millstream.transforms.best_fit import BestFitPack
     from millstream.transforms.example_encoding import encode_example
-    from millstream.transforms.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
     from millstream.transforms.examples import decode_examples
     from millstream.transforms.first_fit import FirstFitPack
 else:
@@ -27,9 +27,9 @@ else:
         {
             "BestFitPack": "millstream.transforms.best_fit",
             "FirstFitPack": "millstream.transforms.first_fit",
-            "FixedLengthFeature": "millstream.transforms.example_features",
-            "RaggedColumn": "millstream.transforms.example_features",
-            "VariableLengthFeature": "millstream.transforms.example_features",
+            "FixedLengthFeature": "millstream.example_features",
+            "RaggedColumn": "millstream.example_features",
+            "VariableLengthFeature": "millstream.example_features",
             "decode_examples": "millstream.transforms.examples",
             "encode_example": "millstream.transforms.example_encoding",
         },

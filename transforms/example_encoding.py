@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.transforms.example_features import KINDS
-from millstream.transforms.protobuf_wire import BYTES
+from millstream.example_features import KINDS
+from millstream.protobuf_wire import BYTES
 
 _VARINT_BYTES = 10
 

@@ -10,6 +10,7 @@ from millstream.loader.pipeline.elements import Elements, Origins, describe_orig
 from millstream.loader.pipeline.steps import annotated, collect
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords, items_at
+from millstream.sources.lookalikes import batched_read_of
 
 
 def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
@@ -18,7 +19,7 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     stand_in: Any = source
     kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
     where = f"reading from {kind.__name__}"
-    read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
+    read_many = batched_read_of(source)
     read_one: Callable[[int], Any] = source.__getitem__
     if kind is not type(source):
         # Each reader gets a dict or list of its own from it already.

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,8 @@ from millstream.sources import (
     BagzDataSource,
     ConcatenatedDataSource,
     CsvDataSource,
+    HuggingFaceDataSource,
+    ImageFolderDataSource,
     InMemoryDataSource,
     JsonLinesDataSource,
     MegatronDataSource,
@@ -96,9 +99,22 @@ def parquet(folder: Path) -> ParquetDataSource:
     return ParquetDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
 
 
+def image_folder(folder: Path) -> ImageFolderDataSource:
+    """Files of two classes."""
+    for number in range(NUM_RECORDS):
+        path = folder / "images" / str(number % 2) / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"record %d" % number)
+    return ImageFolderDataSource(folder / "images")
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "CSV": csv_rows,
+    "Hugging Face": lambda _: HuggingFaceDataSource(
+        datasets.Dataset.from_dict({"n": range(NUM_RECORDS), "list": [[n] * (n % 3) for n in range(NUM_RECORDS)]})
+    ),
+    "images": image_folder,
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "Bagz": bagz,
     "Megatron": megatron,

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream
-from millstream import FixedLengthFeature, VariableLengthFeature, decode_examples
-from millstream.transforms import protobuf_wire
+from millstream import FixedLengthFeature, VariableLengthFeature, decode_examples, protobuf_wire
 
 INTS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 300), max_size=6)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=6)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
-from millstream.transforms.protobuf_wire import BYTES, FOUR_BYTES, VARINT
+from millstream.protobuf_wire import BYTES, FOUR_BYTES, VARINT
 
 KINDS: dict[str, tuple[int, int]] = {"bytes": (1, BYTES), "float32": (2, FOUR_BYTES), "int64": (3, VARINT)}
 """By dtype: the number of its list in a Feature, and the wire type of a value that is not packed."""

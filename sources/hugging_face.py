@@ -1,0 +1,179 @@
+"""Records of Hugging Face datasets, taken from the buffers of their Arrow tables."""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
+
+import numpy as np
+
+from millstream.sources.arrow_memory import Column, Rows
+from millstream.sources.arrow_structures import Decoded, dicts, records_of
+from millstream.sources.arrow_tables import ArrowTable
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.memory import FINGERPRINT_RECORDS, updated_crc
+
+
+@final
+class HuggingFaceDataSource:
+    """The records of a `datasets.Dataset`, as dicts, taken from its Arrow tables.
+
+        dataset = datasets.load_dataset("mnist", split="train")
+        loader = millstream.load(millstream.HuggingFaceDataSource(dataset), shuffle=True, seed=0, batch_size=256)
+
+    A dataset is a source by itself, too: its records are then what `dataset[key]` gives, in its format. Here they are
+    the dicts of `ParquetDataSource`, whose documentation says what each type becomes: numbers keep the width of their
+    column, lists of numbers are NumPy arrays, nulls None. That is quicker, and where Batch comes first, columns become
+    arrays without records in between. Images, audio and other features with a `decode_example` of their own are what
+    that makes of them (an image is a `PIL.Image`), and `datasets.Array2D` to `Array5D` are arrays of their shape.
+
+    What `select`, `shuffle`, `filter` and `map` have made of the dataset is what is read, and so are the columns of
+    `with_format(columns=...)`; the type of a format does not count.
+
+    The dataset's files are mapped into memory by `datasets`: do not shorten or overwrite them while they are read. A
+    dataset that is mapped is sent to workers as the names of its files; one that is in memory is sent whole.
+
+    Args:
+        dataset: a `datasets.Dataset`, with at least one record and column. It is kept.
+
+    Raises:
+        TypeError: something else, such as a `DatasetDict`, an `IterableDataset`, or a dataset with `with_transform`.
+        ValueError: there are no records, or no columns.
+    """
+
+    takes_key_arrays: ClassVar[bool] = True
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._names = _checked_columns(dataset)
+        self._num_records = len(dataset)
+        if not self._num_records:
+            raise ValueError("A source must hold at least one record, got a dataset of none.")
+        self._tables: _Tables | None = None
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
+        record: dict[str, Any] = self.__getitems__([checked_record_key(record_key, self._num_records)])[0]
+        return record
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
+        """Returns the records of the keys, in their order; keys may repeat."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        if not len(keys):
+            return []
+        return records_of(self._opened().columns, self._rows(keys))
+
+    def __repr__(self) -> str:
+        names = ", ".join(self._names[:8]) + (", …" if len(self._names) > 8 else "")
+        return f"HuggingFaceDataSource({self._num_records:,} records with {names[:150]})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_tables": None}
+
+    def fingerprint(self) -> str:
+        """Returns the number of records, the columns, and a CRC over up to 16 records, spread evenly.
+
+        Images and the like count as they are stored.
+        """
+        columns = self._opened().stored
+        keys = np.linspace(0, self._num_records - 1, min(FINGERPRINT_RECORDS, self._num_records), dtype=np.int64)
+        crc = 0
+        for record in dicts(columns, self._rows(keys)):
+            crc = updated_crc(crc, record)
+        words = zlib.crc32(repr([(name, column.words) for name, column in columns.items()]).encode())
+        return f"HuggingFace records={self._num_records} columns={len(columns)}:{words:08x} crc32={crc:08x}"
+
+    def _rows(self, keys: Any) -> Rows:
+        """Returns the rows of record keys in the table."""
+        tables = self._opened()
+        if tables.indices is not None:
+            (column,) = tables.indices.columns.values()
+            keys = column.batch(tables.indices.rows(keys), np.empty).astype(np.int64)
+        return tables.data.rows(keys)
+
+    def _opened(self) -> "_Tables":
+        """Returns the tables of the dataset, as this process sees them; two threads may make them at once."""
+        if self._tables is None:
+            data = ArrowTable(self._dataset.data.table, self._names)
+            indices = self._dataset._indices  # noqa: SLF001  (there is no other way to know them)
+            table = None if indices is None else ArrowTable(indices.table, [indices.table.column_names[0]])
+            columns = dict(data.columns)
+            for name, column in data.columns.items():
+                decode = _decoder(self._dataset.features[name])
+                if decode is not None:
+                    columns[name] = Decoded(column, decode, f"decoded {column.words}")
+            self._tables = _Tables(data, table, data.columns, columns)
+        return self._tables
+
+
+class _Tables(NamedTuple):
+    """The tables of a dataset.
+
+    Attributes:
+        data: its rows.
+        indices: which of them the dataset has, in its order; None for all.
+        stored: the columns as they are stored.
+        columns: the columns of the records.
+    """
+
+    data: ArrowTable
+    indices: ArrowTable | None
+    stored: Mapping[str, Column]
+    columns: Mapping[str, Column]
+
+
+def _checked_columns(dataset: Any) -> list[str]:
+    """Returns the names of the columns that the records have; refuses what is not a dataset."""
+    kinds = {kind.__name__ for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] == "datasets"}
+    if "Dataset" not in kinds:
+        advice = ""
+        if "DatasetDict" in kinds:
+            advice = f" Choose one of its splits: {', '.join(map(repr, dataset))}."
+        elif "IterableDataset" in kinds:
+            advice = " It cannot be read at random: load it without streaming=True."
+        raise TypeError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}.{advice}")
+    if dataset.format["type"] == "custom":
+        raise TypeError(
+            "The dataset has a transform (with_transform or set_transform), which makes its records. Give the dataset "
+            "itself to the DataLoader, or write the transform as a Map, and pass dataset.with_format(None)."
+        )
+    names = list(dataset.format["columns"])
+    if not names:
+        raise ValueError("A dataset must have at least one column, got one of none.")
+    return names
+
+
+def _decoder(feature: Any) -> Callable[[Any], Any] | None:
+    """Returns what decodes the stored values of a feature, or None if they are its values."""
+    if hasattr(feature, "decode_example") and getattr(feature, "decode", True):
+        decode_example: Callable[[Any], Any] = feature.decode_example
+        return decode_example
+    if isinstance(feature, dict):
+        decoders = {name: decode for name, member in feature.items() if (decode := _decoder(member)) is not None}
+        return _MembersDecoder(decoders) if decoders else None
+    inner = feature[0] if isinstance(feature, list | tuple) and feature else getattr(feature, "feature", None)
+    decode_inner = None if inner is None else _decoder(inner)
+    return None if decode_inner is None else _ListDecoder(decode_inner)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _MembersDecoder:
+    """Decodes some members of dicts."""
+
+    decoders: Mapping[str, Callable[[Any], Any]]
+
+    def __call__(self, value: dict[str, Any]) -> dict[str, Any]:
+        decoded = {name: None if value[name] is None else decode(value[name]) for name, decode in self.decoders.items()}
+        return value | decoded
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ListDecoder:
+    """Decodes each member of lists."""
+
+    decode: Callable[[Any], Any]
+
+    def __call__(self, value: Sequence[Any]) -> list[Any]:
+        return [None if member is None else self.decode(member) for member in value]

@@ -1,0 +1,228 @@
+"""Hugging Face datasets: as a source of columns, and as they are."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream
+from millstream.columnar import ColumnarRecords
+from millstream.sources import ConcatenatedDataSource, HuggingFaceDataSource, InMemoryDataSource
+from millstream.transforms.stack import stack
+
+pytestmark = pytest.mark.third_party
+
+ROWS = 50
+
+
+def columns(start: int = 0) -> dict[str, Any]:
+    """Returns columns of the usual kinds."""
+    numbers = range(start, start + ROWS)
+    return {
+        "id": list(numbers),
+        "text": [f"row {number} é" for number in numbers],
+        "tokens": [[number] * 20 for number in numbers],
+        "ragged": [[number] * (number % 4) for number in numbers],
+        "flag": [number % 3 == 0 for number in numbers],
+        "maybe": [None if number % 5 == 0 else number / 2 for number in numbers],
+    }
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> datasets.Dataset:
+    """A dataset in files that are mapped, in record batches of seven rows."""
+    made = datasets.Dataset.from_dict(columns())
+    return made.map(lambda row: row, cache_file_name=str(tmp_path / "mapped.arrow"), writer_batch_size=7)
+
+
+def plain(value: Any) -> Any:
+    """Returns a record with Python's own numbers and lists."""
+    if isinstance(value, dict):
+        return {name: plain(member) for name, member in value.items()}
+    if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim):
+        return [plain(member) for member in value]
+    return value.item() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def every(source: Any) -> list[Any]:
+    """Returns all records, by one read, in Python's own numbers."""
+    return [plain(record) for record in source.__getitems__(range(len(source)))]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda dataset: dataset,
+        lambda dataset: dataset.shuffle(seed=1),
+        lambda dataset: dataset.shuffle(seed=1).select(range(3, 40, 2)),
+        lambda dataset: dataset.select([5, 3, 3, 0]),
+        lambda dataset: dataset.select(range(10, 20)),
+        lambda dataset: dataset.filter(lambda row: row["id"] % 2 == 0, keep_in_memory=True),
+        lambda dataset: dataset.remove_columns(["text"]),
+        lambda dataset: dataset.with_format("numpy", columns=["tokens", "id"]),
+        lambda dataset: datasets.concatenate_datasets([dataset, datasets.Dataset.from_dict(columns(100))]),
+        lambda dataset: dataset.cast_column("id", datasets.Value("int16")),
+        lambda dataset: datasets.Dataset.from_dict(dataset.to_dict()).select([9, 2]),
+    ],
+    ids=[
+        "plain",
+        "shuffled",
+        "selected",
+        "repeated",
+        "range",
+        "filtered",
+        "removed",
+        "columns",
+        "two",
+        "cast",
+        "memory",
+    ],
+)
+def test_the_records_are_those_of_the_dataset(dataset: datasets.Dataset, change: Any) -> None:
+    """In its order, whatever was done to it, alone and many at once; only that numbers and lists are NumPy's."""
+    changed = change(dataset)
+    expected = [{name: row[name] for name in changed.format["columns"]} for row in changed.with_format(None).to_list()]
+    source = HuggingFaceDataSource(changed)
+
+    assert every(source) == expected
+    assert [plain(source[key]) for key in range(len(source))] == expected
+    assert len(source) == len(changed)
+    copy = pickle.loads(pickle.dumps(source))
+    assert (every(copy), copy.fingerprint()) == (expected, source.fingerprint())
+
+
+@settings(max_examples=30)
+@given(keys=st.lists(st.integers(0, 2 * ROWS - 1), min_size=1, max_size=40))
+def test_any_keys_make_the_batch_of_their_records(keys: list[int]) -> None:
+    """From tables of several chunks, with columns straight into the batch."""
+    both = datasets.concatenate_datasets([datasets.Dataset.from_dict(columns(start)) for start in (0, ROWS)])
+    source = HuggingFaceDataSource(both.remove_columns(["ragged", "maybe"]))
+    records = source.__getitems__(np.array(keys))
+
+    assert isinstance(records, ColumnarRecords)
+    batch, expected = records.stack(np.empty), stack([source[key] for key in keys])
+    assert {name: (column.dtype, column.tolist()) for name, column in batch.items()} == {
+        name: (column.dtype, column.tolist()) for name, column in expected.items()
+    }
+    assert batch["id"].tolist() == keys
+
+
+def test_numbers_keep_the_width_of_their_column() -> None:
+    """And truth values, times and arrays of one shape come as NumPy has them."""
+    features = datasets.Features(
+        {
+            "small": datasets.Value("uint8"),
+            "flag": datasets.Value("bool"),
+            "when": datasets.Value("timestamp[s]"),
+            "label": datasets.ClassLabel(names=["no", "yes"]),
+            "image": datasets.Array2D((2, 3), "float32"),
+            "fixed": datasets.Sequence(datasets.Value("int16"), length=2),
+        }
+    )
+    image = np.arange(6, dtype=np.float32).reshape(2, 3)
+    rows = {"small": [7], "flag": [True], "when": [60], "label": [1], "image": [image], "fixed": [[1, 2]]}
+    record = HuggingFaceDataSource(datasets.Dataset.from_dict(rows, features=features))[0]
+
+    assert {name: np.asarray(value).dtype.str for name, value in record.items()} == {
+        "small": "|u1",
+        "flag": "|b1",
+        "when": "<M8[s]",
+        "label": "<i8",
+        "image": "<f4",
+        "fixed": "<i2",
+    }
+    assert record["image"].tolist() == image.tolist()
+
+
+def test_images_are_decoded_by_their_feature() -> None:
+    """Also in lists and in dicts; one that is not there is None; an undecoded one is what is stored."""
+    red = PIL.Image.new("RGB", (3, 2), "red")
+    features = datasets.Features(
+        {"image": datasets.Image(), "all": datasets.Sequence(datasets.Image()), "in": {"image": datasets.Image()}}
+    )
+    rows = {"image": [red, None], "all": [[red, red], []], "in": [{"image": red}, {"image": None}]}
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    first, second = HuggingFaceDataSource(dataset).__getitems__([0, 1])
+
+    assert [first["image"].getpixel((2, 1)), first["in"]["image"].size] == [(255, 0, 0), (3, 2)]
+    assert [image.size for image in first["all"]] == [(3, 2), (3, 2)]
+    assert second == {"image": None, "all": [], "in": {"image": None}}
+    stored = HuggingFaceDataSource(dataset.cast_column("image", datasets.Image(decode=False)))[0]["image"]
+    assert stored["bytes"].startswith(b"\x89PNG")
+
+
+def test_the_fingerprint_is_that_of_the_content(dataset: datasets.Dataset, tmp_path: Path) -> None:
+    """It is the same for a copy elsewhere, and another for other rows, columns and orders."""
+    dataset.save_to_disk(str(tmp_path / "saved"))
+    saved = datasets.load_from_disk(str(tmp_path / "saved"))
+    same = HuggingFaceDataSource(saved).fingerprint()
+    others = [dataset.select(range(49)), dataset.remove_columns(["flag"]), dataset.shuffle(seed=0)]
+
+    assert same == HuggingFaceDataSource(dataset).fingerprint()
+    assert len({same, *(HuggingFaceDataSource(other).fingerprint() for other in others)}) == 4
+
+
+def test_workers_and_threads_make_the_same_batches(dataset: datasets.Dataset) -> None:
+    """The dataset goes over as the names of its files."""
+    source = HuggingFaceDataSource(dataset.remove_columns(["ragged", "maybe"]))
+    assert len(pickle.dumps(source)) < 10_000
+
+    def ids(worker_count: int) -> list[list[int]]:
+        with millstream.load(
+            source, shuffle=True, seed=0, num_epochs=1, batch_size=8, worker_count=worker_count
+        ) as loader:
+            return [batch["id"].tolist() for batch in loader]
+
+    assert ids(0) == ids(1)
+
+
+def test_what_is_not_a_dataset_is_refused_with_advice(dataset: datasets.Dataset) -> None:
+    """Each lookalike gets the words for it."""
+    with pytest.raises(TypeError, match="got list"):
+        HuggingFaceDataSource([1])
+    with pytest.raises(TypeError, match="Choose one of its splits: 'train'"):
+        HuggingFaceDataSource(datasets.DatasetDict({"train": dataset}))
+    with pytest.raises(TypeError, match="without streaming=True"):
+        HuggingFaceDataSource(dataset.to_iterable_dataset())
+    with pytest.raises(TypeError, match="has a transform"):
+        HuggingFaceDataSource(dataset.with_transform(lambda batch: batch))
+    with pytest.raises(ValueError, match="at least one record"):
+        HuggingFaceDataSource(dataset.select([]))
+
+
+FORMATS = [None, "numpy", "arrow", "pandas"]
+
+
+def words(record: Any) -> Any:
+    """Returns a record, or a table of one row, in a form that compares."""
+    if isinstance(record, pa.Table):
+        return record.to_pylist()
+    return record.to_dict("list") if hasattr(record, "to_dict") else plain(record)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("place", ["alone", "held", "concatenated"])
+def test_a_dataset_of_any_format_is_a_source_by_itself(dataset: datasets.Dataset, kind: str | None, place: str) -> None:
+    """A record is what `dataset[key]` gives, also where many are read at once."""
+    dataset = dataset.remove_columns(["maybe", "ragged", "tokens"]).with_format(kind)
+    source: Any = dataset
+    if place != "alone":
+        source = InMemoryDataSource(dataset) if place == "held" else ConcatenatedDataSource([dataset])
+    sampler = millstream.IndexSampler(ROWS, shuffle=True, seed=0, num_epochs=1)
+    loader = millstream.DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=[lambda record: [record]],
+        shard_options=millstream.NoSharding(),
+    )
+    keys = sampler.record_keys(0, ROWS).tolist()
+
+    assert [words(record) for (record,) in loader] == [words(dataset[key]) for key in keys]
+    assert words(dataset[keys[0]]) is not None
