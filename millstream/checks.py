@@ -31,6 +31,11 @@ def as_integer(value: object, name: str, minimum: int | None = None) -> int:
     return integer
 
 
+def as_integer_or_none(value: object, name: str, minimum: int = 1) -> int | None:
+    """Returns a plain int as `as_integer` does, or None for None: for limits that there may not be."""
+    return None if value is None else as_integer(value, name, minimum)
+
+
 def as_flag(value: object, name: str) -> bool:
     """Returns a plain bool, of Python's or NumPy's.
 

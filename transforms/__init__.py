@@ -18,26 +18,42 @@ RandomMapTransform = RandomMap
 if TYPE_CHECKING:
     from millstream.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
     from millstream.transforms.best_fit import BestFitPack
+    from millstream.transforms.buckets import BucketBatch
+    from millstream.transforms.concat_then_split import BOSHandling, ConcatThenSplit
     from millstream.transforms.example_encoding import encode_example
     from millstream.transforms.examples import decode_examples
     from millstream.transforms.first_fit import FirstFitPack
+    from millstream.transforms.pad_to import PadTo
+    from millstream.transforms.rebatch import Rebatch
+    from millstream.transforms.token_budget import TokenBudgetBatch
+    from millstream.transforms.window_shuffle import WindowShuffle
 else:
     __getattr__, __dir__ = late_names.hooks(
         __name__,
         {
+            "BOSHandling": "millstream.transforms.concat_then_split",
             "BestFitPack": "millstream.transforms.best_fit",
+            "BucketBatch": "millstream.transforms.buckets",
+            "ConcatThenSplit": "millstream.transforms.concat_then_split",
             "FirstFitPack": "millstream.transforms.first_fit",
             "FixedLengthFeature": "millstream.example_features",
+            "PadTo": "millstream.transforms.pad_to",
             "RaggedColumn": "millstream.example_features",
+            "Rebatch": "millstream.transforms.rebatch",
+            "TokenBudgetBatch": "millstream.transforms.token_budget",
             "VariableLengthFeature": "millstream.example_features",
+            "WindowShuffle": "millstream.transforms.window_shuffle",
             "decode_examples": "millstream.transforms.examples",
             "encode_example": "millstream.transforms.example_encoding",
         },
     )
 
 __all__ = [
+    "BOSHandling",
     "Batch",
     "BestFitPack",
+    "BucketBatch",
+    "ConcatThenSplit",
     "Filter",
     "FilterTransform",
     "FirstFitPack",
@@ -50,12 +66,16 @@ __all__ = [
     "MapWithIndexTransform",
     "OnlyFor",
     "Pack",
+    "PadTo",
     "PaddedBatch",
     "RaggedColumn",
     "RandomMap",
     "RandomMapTransform",
+    "Rebatch",
+    "TokenBudgetBatch",
     "Transformation",
     "VariableLengthFeature",
+    "WindowShuffle",
     "decode_examples",
     "encode_example",
 ]

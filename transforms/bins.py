@@ -8,10 +8,9 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arguments
 from millstream.columnar import Allocate
-from millstream.randomness import SEED_LIMIT, generator
-from millstream.transforms.grouping import GroupingOperation, Identity, OpenGroup, Pieces, Prepared, lengths_of
+from millstream.transforms.grouping import GroupingOperation, Identity, OpenGroup, Pieces, Prepared, as_seed, lengths_of
 from millstream.transforms.rows import Document, RowFormat
 
 OVERFLOWS = ("error", "truncate", "split", "drop")
@@ -93,11 +92,7 @@ class BinPack(GroupingOperation):
         self.num_packing_bins = as_integer(num_packing_bins, "num_packing_bins", minimum=1)
         self.seed = as_seed(seed)
         self.shuffle_bins = as_flag(shuffle_bins, "shuffle_bins")
-        self.max_sequences_per_bin = (
-            None
-            if max_sequences_per_bin is None
-            else as_integer(max_sequences_per_bin, "max_sequences_per_bin", minimum=1)
-        )
+        self.max_sequences_per_bin = as_integer_or_none(max_sequences_per_bin, "max_sequences_per_bin")
         if overflow not in OVERFLOWS:
             raise ValueError(f"overflow must be one of {', '.join(map(repr, OVERFLOWS))}, got {overflow!r}.")
         self.overflow = overflow
@@ -145,8 +140,7 @@ class BinPack(GroupingOperation):
         rows = Pieces.by_number(numbers[-1])
         if not self.shuffle_bins:
             return rows
-        rng = generator(self.seed, identity.position, identity.index)
-        return rows.permuted(rng.permutation(len(rows.starts) - 1))
+        return rows.permuted(identity.generator(self.seed).permutation(len(rows.starts) - 1))
 
     def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
         """Returns the rows."""
@@ -166,11 +160,3 @@ class BinPack(GroupingOperation):
             tuple(array[piece * length : (piece + 1) * length] for array, length in zip(document, lengths, strict=True))
             for piece in range(max(counts) if self.overflow == "split" else 1)
         ]
-
-
-def as_seed(seed: object) -> int:
-    """Returns a seed as an int; refuses what is none."""
-    number = as_integer(seed, "seed", minimum=0)
-    if number >= SEED_LIMIT:
-        raise ValueError(f"seed must be below 2**64, got {number}.")
-    return number

@@ -23,7 +23,9 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.checks import as_integer
 from millstream.columnar import Allocate
+from millstream.randomness import SEED_LIMIT, generator
 from millstream.transforms.transformation import Transformation
 
 MOST_PIECES = 1 << 20
@@ -200,6 +202,10 @@ class Identity:
     position: int
     index: int
 
+    def generator(self, seed: int) -> "np.random.Generator":
+        """Returns the generator of the group under a seed."""
+        return generator(seed, self.position, self.index)
+
 
 class GroupingOperation(Transformation, Grouping):
     """An operation whose outputs are made of groups of elements as they come.
@@ -242,6 +248,14 @@ class GroupingOperation(Transformation, Grouping):
         Raises:
             StackError: elements of one output do not go together; `rows` says which elements of the group.
         """
+
+
+def as_seed(seed: object) -> int:
+    """Returns a seed as an int; refuses what is none."""
+    number = as_integer(seed, "seed", minimum=0)
+    if number >= SEED_LIMIT:
+        raise ValueError(f"seed must be below 2**64, got {number}.")
+    return number
 
 
 def lengths_of(columns: Iterable[Sequence[Any]]) -> NDArray[np.int64]:

@@ -96,9 +96,7 @@ class RowFormat:
         columns = [list(map(np.asarray, column)) for column in found]
         for name, column in zip(self.length_struct, columns, strict=True):
             if 0 in {array.ndim for array in column}:
-                raise ValueError(
-                    f"A document must have an array of tokens as {name!r}, got a single value, of shape ()."
-                )
+                raise ValueError(f"The feature {name!r} must be an array with an axis of tokens, got one of shape ().")
         return columns
 
     def lay_out(
@@ -146,15 +144,13 @@ class RowFormat:
         if not isinstance(document, np.ndarray) and isinstance(document, Mapping):
             return _feature(document, name)
         if len(self.length_struct) > 1:
-            raise ValueError(f"Rows of several features need documents that are dicts, got {type(document).__name__}.")
+            raise ValueError(f"Several features need elements that are dicts, got {type(document).__name__}.")
         return document
 
 
 def _feature(document: Mapping[str, Any], name: str) -> Any:
     if name not in document:
-        raise ValueError(
-            f"Rows need the feature {name!r}, but the document has {', '.join(map(repr, document)) or 'none'}."
-        )
+        raise ValueError(f"The feature {name!r} is missing: there are {', '.join(map(repr, document)) or 'none'}.")
     return document[name]
 
 

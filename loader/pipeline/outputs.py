@@ -81,7 +81,7 @@ class GroupOutputs(Outputs):
     """Outputs of a later stage, made of one group."""
 
     def __init__(
-        self, elements: Elements, first: int, num_records: int, span: tuple[Cursor, Cursor], unit: int = 1
+        self, elements: Elements, first: int, num_records: int, span: tuple[Cursor, Cursor], unit: int | None = None
     ) -> None:
         super().__init__(elements, first, num_records)
         self._start, self._end = span
@@ -92,4 +92,6 @@ class GroupOutputs(Outputs):
         if row + 1 == len(self.values) and self.error is None:
             return self._end
         *outer, used = self._start.skip
-        return Cursor(self._start.block, (*outer, used + (row + 1) * self._unit), self._end.is_final)
+        # Of what is cut into units, each but the last is whole whether the order ends there or not.
+        is_final = self._end.is_final if self._unit is None else self._start.is_final
+        return Cursor(self._start.block, (*outer, used + (row + 1) * (self._unit or 1)), is_final)

@@ -52,7 +52,7 @@ class GroupCall:
         start: the position before the first output, or before those that were used up earlier.
         end: the position after the last output.
         skip: how many outputs are used up.
-        unit: how far an output takes the position within the group.
+        unit: how far an output takes the position within the group; None where outputs are counted.
         outputs: what came of it.
     """
 
@@ -61,7 +61,7 @@ class GroupCall:
     start: Cursor
     end: Cursor
     skip: int
-    unit: int = 1
+    unit: int | None = None
     outputs: Outputs | None = None
 
     @property
@@ -295,7 +295,7 @@ class Schedule:
 
     def _enqueue(self, stage: int, group: Elements, start: Cursor, end: Cursor) -> None:
         grouping = self._plan.stages[stage].grouping
-        unit = 1 if grouping is None else grouping.unit or 1
+        unit = None if grouping is None else grouping.unit
         call = GroupCall(stage, group, start, end, self._take_skip(stage), unit)
         self._pending[stage].append(call)
         self._untaken[stage].append(call)

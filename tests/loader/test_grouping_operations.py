@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ from worker_pools import workers_of
 from millstream import (
     Batch,
     BestFitPack,
+    BOSHandling,
+    BucketBatch,
     CheckpointError,
+    ConcatThenSplit,
     DataLoader,
     DataLoaderIterator,
     FilterTransform,
@@ -29,9 +32,13 @@ from millstream import (
     MapTransform,
     RandomMapTransform,
     ReadOptions,
+    Rebatch,
     ShardOptions,
+    StackError,
+    TokenBudgetBatch,
+    WindowShuffle,
 )
-from millstream.transforms import Transformation
+from millstream.transforms import Transformation, concat_then_split
 
 ROW = 12
 
@@ -57,6 +64,18 @@ class Document(MapTransform):
 
 
 @dataclasses.dataclass(frozen=True)
+class Rows(MapTransform):
+    """Turns a number into a batch of up to `longest` rows."""
+
+    longest: int
+
+    def map(self, element: int) -> dict[str, Any]:
+        """Returns the batch."""
+        count = element * 7 % (self.longest + 1)
+        return {"x": np.full(count, element), "y": np.arange(2 * count, dtype=np.float32).reshape(count, 2)}
+
+
+@dataclasses.dataclass(frozen=True)
 class Halves(FlatMapTransform):
     """Splits a document in two, and the shortest into none."""
 
@@ -64,8 +83,10 @@ class Halves(FlatMapTransform):
 
     def flat_map(self, element: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """Returns the parts."""
-        middle = len(element["a"]) // 2
-        parts = ({name: element[name][half] for name in "ab"} for half in (slice(middle), slice(middle, None)))
+        arrays = {name: array for name, array in element.items() if isinstance(array, np.ndarray)}
+        middle = len(next(iter(arrays.values()))) // 2
+        halves = (slice(middle), slice(middle, None))
+        parts = ({name: array[half] for name, array in arrays.items()} for half in halves)
         return list(parts) if middle else []
 
 
@@ -78,8 +99,8 @@ class Label(RandomMapTransform):
 
 
 def is_even(element: dict[str, Any]) -> bool:
-    """Says whether a document has an even number of tokens."""
-    return len(element["a"]) % 2 == 0
+    """Says whether a document or batch has an even number of tokens or rows."""
+    return len(next(iter(element.values()))) % 2 == 0
 
 
 BINS = st.fixed_dictionaries(
@@ -90,6 +111,14 @@ BINS = st.fixed_dictionaries(
         "max_sequences_per_bin": st.none() | st.integers(1, 3),
     }
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_groups() -> Iterator[None]:
+    """Groups of some rows have few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(concat_then_split, "GROUP_TOKENS", 3 * ROW)
+        yield
 
 
 Drawn = tuple[Transformation, Transformation]
@@ -113,6 +142,51 @@ def packers(kind: type[Transformation]) -> st.SearchStrategy[Drawn]:
 OPERATIONS: dict[str, st.SearchStrategy[Drawn]] = {
     "FirstFitPack": packers(FirstFitPack),
     "BestFitPack": packers(BestFitPack),
+    "ConcatThenSplit": st.builds(
+        lambda longest, options: (Document(longest), ConcatThenSplit(**options)),
+        st.sampled_from([3, ROW, 4 * ROW]),
+        st.sampled_from(
+            [
+                {"length_struct": {"a": ROW}},
+                {"length_struct": {"b": 7, "a": 7}},
+                {
+                    "length_struct": {"a": ROW, "b": ROW},
+                    "bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
+                    "bos_features": ["a"],
+                    "bos_token_id": -1,
+                },
+            ]
+        ),
+    ),
+    "WindowShuffle": st.builds(
+        lambda *options: (Document(), WindowShuffle(*options)), st.integers(1, 9), st.integers(0, 3)
+    ),
+    "TokenBudgetBatch": st.builds(
+        lambda budget, features, most, differ: (
+            Document(ROW, differ),
+            TokenBudgetBatch(budget, features, max_batch_size=most, padding_struct={"a": -1}),
+        ),
+        st.integers(ROW, 4 * ROW),
+        st.just(["b", "a"]),
+        st.none() | st.integers(1, 5),
+        st.booleans(),
+    ),
+    "BucketBatch": st.builds(
+        lambda boundaries, sizes, window, differ: (
+            Document(ROW, differ),
+            BucketBatch(boundaries, sizes, ["a", "b"], window_size=window, padding_struct={"b": 7}),
+        ),
+        st.sampled_from([[3, 7, ROW], [2, 6, 2 * ROW]]),
+        st.lists(st.integers(1, 4), min_size=3, max_size=3),
+        st.integers(1, 20),
+        st.booleans(),
+    ),
+    "Rebatch": st.builds(
+        lambda longest, *options: (Rows(longest), Rebatch(*options)),
+        st.sampled_from([3, 25]),
+        st.integers(1, 9),
+        st.booleans(),
+    ),
 }
 """A pipeline of each operation that groups elements as they come: elements that it takes, and the operation."""
 
@@ -203,6 +277,16 @@ def endless(operations: list[Transformation], **options: Any) -> DataLoader:
 EXAMPLES: dict[str, list[Transformation]] = {
     "FirstFitPack": [Document(), FirstFitPack({"a": ROW, "b": ROW}, num_packing_bins=4), Batch(3)],
     "BestFitPack": [Document(), BestFitPack({"a": ROW}, num_packing_bins=4), Label(), Batch(3)],
+    "ConcatThenSplit": [Document(3 * ROW), ConcatThenSplit({"a": ROW, "b": ROW}), Label(), Batch(3)],
+    "WindowShuffle": [
+        Document(3 * ROW),
+        FirstFitPack({"a": ROW}, num_packing_bins=4, overflow="split"),
+        WindowShuffle(7, seed=1),
+        Batch(3),
+    ],
+    "TokenBudgetBatch": [Document(), TokenBudgetBatch(4 * ROW, ["a", "b"]), Label()],
+    "BucketBatch": [Document(), BucketBatch([4, 8, ROW], [4, 3, 2], ["a", "b"], window_size=20)],
+    "Rebatch": [Rows(9), Rebatch(4), Label()],
 }
 """One pipeline of each."""
 
@@ -299,8 +383,8 @@ def test_documents_of_rows_that_are_not_alike_are_named(tmp_path: Path) -> None:
     ("document", "message"),
     [
         ({"a": np.arange(ROW + 1)}, "A document has 13 'a', but a row takes 12: choose overflow="),
-        ({"b": np.arange(3)}, "need the feature 'a', but the document has 'b'"),
-        ({"a": np.int64(3)}, r"'a', got a single value, of shape \(\)"),
+        ({"b": np.arange(3)}, "The feature 'a' is missing: there are 'b'"),
+        ({"a": np.int64(3)}, r"The feature 'a' must be an array .* got one of shape \(\)"),
     ],
 )
 def test_a_document_that_does_not_fit_is_named(document: Any, message: str) -> None:
@@ -335,3 +419,69 @@ def test_bad_arguments_of_bins_are_errors(
     """When the operation is made."""
     with pytest.raises(error, match=message):
         kind(**{"length_struct": {"a": ROW}, "num_packing_bins": 3, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"length_struct": {"a": 3, "b": 4}}, ValueError, "must give all features one length"),
+        ({"bos_handling": 2}, TypeError, "bos_handling must be one of BOSHandling.DO_NOTHING"),
+        ({"bos_token_id": 1}, ValueError, "got DO_NOTHING"),
+        ({"bos_features": ["a"]}, ValueError, "got DO_NOTHING"),
+        ({"bos_features": ["c"]}, ValueError, "bos_features names 'c'"),
+        ({"bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS}, ValueError, "needs a bos_token_id"),
+        (
+            {
+                "bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
+                "bos_token_id": 1,
+                "bos_features": ["a"],
+                "meta_features": ["a"],
+            },
+            ValueError,
+            "'a' is one of bos_features and of meta_features",
+        ),
+    ],
+)
+def test_bad_arguments_of_concat_then_split_are_errors(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """When the operation is made."""
+    with pytest.raises(error, match=message):
+        ConcatThenSplit(**{"length_struct": {"a": ROW}, **options})
+
+
+def test_a_bos_that_replaces_nothing_is_a_warning() -> None:
+    """As in Grain, it does nothing; but that is hardly what was meant."""
+    with pytest.warns(UserWarning, match=r"replaces nothing, as in Grain.*bos_features=\['a'\]"):
+        ConcatThenSplit({"a": 3}, bos_handling=BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, bos_token_id=1)
+
+
+@pytest.mark.parametrize(
+    ("operation", "element", "message"),
+    [
+        (ConcatThenSplit({"a": 3, "b": 3}), {"a": np.ones(2), "b": np.ones(1)}, "equally long.*{'a': 2, 'b': 1}"),
+        (Rebatch(3), {"a": np.ones(2), "b": np.ones(1)}, "equally many rows, got"),
+        (Rebatch(3), {"a": np.ones(2), "b": np.int64(1)}, r"there are none at \['b'\]"),
+        (Rebatch(3), {}, "there are none"),
+    ],
+)
+def test_an_element_that_cannot_be_cut_is_named(operation: Transformation, element: Any, message: str) -> None:
+    """At its turn, with the record key."""
+    source = [{"a": np.ones(3), "b": np.ones(3)}, element]
+    loader = DataLoader(data_source=source, sampler=IndexSampler(2, num_epochs=1), operations=[operation])
+    iterator = iter(loader)
+    assert len(next(iterator)["a"]) == 3
+    with pytest.raises(ValueError, match=message) as caught:
+        next(iterator)
+    assert any("operation 0" in note and "record key 1" in note for note in caught.value.__notes__)
+
+
+def test_batches_that_differ_do_not_become_one() -> None:
+    """The dtypes are told, and both record keys; what comes before is delivered."""
+    source = [{"a": np.ones(3)}, {"a": np.ones(2)}, {"a": np.ones(3, np.float32)}]
+    loader = DataLoader(data_source=source, sampler=IndexSampler(3, num_epochs=1), operations=[Rebatch(2)])
+    iterator = iter(loader)
+    assert [len(next(iterator)["a"]) for _ in range(2)] == [2, 2]
+    with pytest.raises(StackError, match=r"alike at \['a'\], got .*float64.* and .*float32") as caught:
+        next(iterator)
+    assert any("record keys of these elements: 1, 2" in note for note in caught.value.__notes__)

@@ -211,7 +211,7 @@ def test_an_error_in_a_document_comes_at_its_row(threads: int) -> None:
     [
         (lambda document: document[:-1], "record key .* has .* 'tokens', but the sampler's lengths say"),
         (lambda document: document.sum(), r"of shape \(\)"),
-        (lambda document: {"ids": document}, "need the feature 'tokens', but the document has 'ids'"),
+        (lambda document: {"ids": document}, "The feature 'tokens' is missing: there are 'ids'"),
         (lambda document: document.astype(np.int32 if document[0] % 200 == 1 else np.int64), "must be alike"),
     ],
 )

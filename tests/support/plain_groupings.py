@@ -3,13 +3,23 @@
 Each takes and gives elements as the oracle does: position, index, value. A document is a dict of lists or arrays.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from millstream.randomness import generator
-from millstream.transforms import BestFitPack, FirstFitPack, Transformation
+from millstream.transforms import (
+    BestFitPack,
+    BucketBatch,
+    ConcatThenSplit,
+    FirstFitPack,
+    Rebatch,
+    TokenBudgetBatch,
+    Transformation,
+    WindowShuffle,
+)
 from millstream.transforms.grouping import MOST_PIECES
 
 Element = tuple[int, int, Any]
@@ -87,8 +97,127 @@ def bin_packed(operation: FirstFitPack | BestFitPack, elements: Iterable[Element
     yield from given_out(bins)
 
 
+def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Iterator[Element]:
+    """Yields rows of all tokens laid end to end."""
+    lengths = operation.length_struct
+    (length,) = set(lengths.values())
+    row: list[dict[str, Any]] = []
+    position = index = room = 0
+
+    def begun(document: dict[str, Any]) -> dict[str, Any]:
+        replaced = {name: np.array(tokens) for name, tokens in document.items()}
+        for name in operation.bos_features:
+            replaced[name][0] = operation.bos_token_id
+        return replaced
+
+    for document_position, document_index, document in elements:
+        rest, used = {name: np.asarray(document[name]) for name in lengths}, 0
+        while len(rest[next(iter(lengths))]):
+            if not row:
+                position, index, room = document_position, document_index * MOST_PIECES + used // length, length
+            row.append(begun({name: tokens[:room] for name, tokens in rest.items()}))
+            taken = len(row[-1][next(iter(lengths))])
+            rest, used, room = {name: tokens[room:] for name, tokens in rest.items()}, used + taken, room - taken
+            if not room:
+                yield position, index, laid_out(lengths, row)
+                row = []
+    if row:
+        yield position, index, laid_out(lengths, row)
+
+
+def rebatched(operation: Rebatch, elements: Iterable[Element]) -> Iterator[Element]:
+    """Yields batches of all rows, one after the other."""
+    size = operation.batch_size
+    rows = [
+        (position, index * MOST_PIECES + row // size, {name: array[row] for name, array in batch.items()})
+        for position, index, batch in elements
+        for row in range(len(batch["x"]))
+    ]
+    for start in range(0, len(rows), size):
+        some = rows[start : start + size]
+        if len(some) == size or not operation.drop_remainder:
+            yield *some[0][:2], {name: np.array([row[name] for _, _, row in some]) for name in some[0][2]}
+
+
+def windows(elements: Iterable[Element], size: int) -> Iterator[list[Element]]:
+    """Yields elements in lists of a size, the last one perhaps shorter."""
+    stream = iter(elements)
+    while window := list(itertools.islice(stream, size)):
+        yield window
+
+
+def shuffled(operation: WindowShuffle, elements: Iterable[Element]) -> Iterator[Element]:
+    """Yields each window in its order."""
+    for window in windows(elements, operation.window_size):
+        position, index, _ = window[0]
+        for number in generator(operation.seed, position, index).permutation(len(window)):
+            yield window[number]
+
+
+def longest(operation: TokenBudgetBatch | BucketBatch, element: Element) -> int:
+    """Returns the length of the longest of the features that are padded."""
+    return max(len(element[2][name]) for name in operation.features.names)
+
+
+def padded_batch(operation: TokenBudgetBatch | BucketBatch, batch: list[Element], length: int) -> Element:
+    """Returns a batch of elements padded to a length, where the first of them was."""
+    padding = operation.features.padding_struct
+    rows = [
+        {
+            name: np.pad(value, (0, length - len(value)), constant_values=padding.get(name, 0))
+            if name in operation.features.names
+            else value
+            for name, value in element.items()
+        }
+        for _, _, element in batch
+    ]
+    return *batch[0][:2], {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def budgeted(operation: TokenBudgetBatch, elements: Iterable[Element]) -> Iterator[Element]:
+    """Yields batches that are full before the element comes that does not fit."""
+    batch: list[Element] = []
+
+    def made() -> Element:
+        return padded_batch(operation, batch, max(longest(operation, one) for one in batch))
+
+    for element in elements:
+        lengths = [longest(operation, one) for one in [*batch, element]]
+        if max(lengths) * len(lengths) > operation.budget or len(batch) == operation.max_batch_size:
+            yield made()
+            batch = []
+        batch.append(element)
+    if batch:
+        yield made()
+
+
+def bucketed(operation: BucketBatch, elements: Iterable[Element]) -> Iterator[Element]:
+    """Yields the batches of each window as they become complete, then what is left."""
+    buckets = list(zip(operation.boundaries, operation.batch_sizes, strict=True))
+    for window in windows(elements, operation.window_size):
+        batches: list[list[int]] = []
+        left: list[int] = []
+        shortest = -1
+        for boundary, size in buckets:
+            inside = [row for row, one in enumerate(window) if shortest < longest(operation, one) <= boundary]
+            left, shortest = sorted(left + inside), boundary
+            while len(left) >= size:
+                batches.append(left[:size])
+                left = left[size:]
+        for batch in [*sorted(batches, key=max), *([left] if left else [])]:
+            chosen = [window[row] for row in batch]
+            possible = [each for each in buckets if each[0] >= max(longest(operation, one) for one in chosen)]
+            exact = [each for each in possible if each[1] == len(batch)]
+            yield padded_batch(operation, chosen, (exact or possible)[0][0])
+
+
 PLAIN: dict[type[Transformation], Callable[[Any, Iterable[Element]], Iterator[Element]]] = {
     FirstFitPack: bin_packed,
     BestFitPack: bin_packed,
+    ConcatThenSplit: concatenated,
+    Rebatch: rebatched,
+    WindowShuffle: shuffled,
+    TokenBudgetBatch: budgeted,
+    BucketBatch: bucketed,
 }
 """What each of the operations does."""

@@ -13,7 +13,19 @@ from numpy.typing import NDArray
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.schedule import Regrouping
-from millstream.transforms import Batch, BestFitPack, Filter, FirstFitPack, Map
+from millstream.transforms import (
+    Batch,
+    BestFitPack,
+    BucketBatch,
+    ConcatThenSplit,
+    Filter,
+    FirstFitPack,
+    Map,
+    Rebatch,
+    TokenBudgetBatch,
+    WindowShuffle,
+    concat_then_split,
+)
 from millstream.transforms.grouping import Grouping, GroupingOperation
 
 Sizes = NDArray[np.int64]
@@ -63,10 +75,36 @@ CASES: dict[str, st.SearchStrategy[Case]] = {
     "Batch": st.builds(Case, st.builds(Batch, st.integers(1, 9), st.booleans()), columns(*[])),
     "FirstFitPack": bins(FirstFitPack),
     "BestFitPack": bins(BestFitPack),
+    "ConcatThenSplit": st.builds(
+        lambda length, sizes: Case(ConcatThenSplit({"a": length}), sizes),
+        st.integers(1, 12),
+        columns(st.integers(1, 40)),
+    ),
+    "WindowShuffle": st.builds(Case, st.builds(WindowShuffle, st.integers(1, 9)), columns(*[])),
+    "TokenBudgetBatch": st.builds(
+        lambda budget, most, sizes: Case(TokenBudgetBatch(budget, "a", max_batch_size=most), sizes),
+        st.integers(10, 40),
+        st.none() | st.integers(1, 4),
+        columns(st.integers(0, 10)),
+    ),
+    "BucketBatch": st.builds(
+        lambda window, sizes: Case(BucketBatch([4, 9], [3, 2], "a", window_size=window), sizes),
+        st.integers(1, 30),
+        columns(st.integers(0, 9)),
+    ),
+    "Rebatch": st.builds(Case, st.builds(Rebatch, st.integers(1, 9), st.booleans()), columns(st.integers(1, 20))),
 }
 """Every operation that groups elements as they come, with any options."""
 
 EVERY_GROUPING = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_groups() -> Iterator[None]:
+    """Groups of some rows have few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(concat_then_split, "GROUP_TOKENS", 24)
+        yield
 
 
 class Numbers(Outputs):

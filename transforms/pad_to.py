@@ -1,0 +1,110 @@
+"""Features padded to a length, one element at a time or all those of a batch."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import named_arguments
+from millstream.columnar import Allocate
+from millstream.transforms.base import Map
+from millstream.transforms.rows import RowFormat
+from millstream.transforms.stack import stack
+
+
+@final
+class PadTo(Map):
+    """Pads features to a length: the end of each array is filled up, in its first axis.
+
+    An element is a dict; features that are not named stay as they are. Batches are padded by the operations that make
+    them: `TokenBudgetBatch` and `BucketBatch`.
+
+    Args:
+        length_struct: how long each feature becomes.
+        padding_struct: what fills up each feature; 0 for those that are not named.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind, or names what is no feature. While reading, a
+            ValueError where an element lacks a feature or has a longer one.
+    """
+
+    @named_arguments()
+    def __init__(self, length_struct: Mapping[str, int], padding_struct: Mapping[str, Any] | None = None) -> None:
+        self._rows = RowFormat(length_struct, (), padding_struct)
+
+    def __repr__(self) -> str:
+        return f"PadTo({self._rows})"
+
+    def map(self, element: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the element with its features padded."""
+        columns = self._rows.columns([dict(element)])
+        arrays = {name: array for name, (array,) in zip(self._rows.length_struct, columns, strict=True)}
+        for name, length in self._rows.length_struct.items():
+            if len(arrays[name]) > length:
+                raise ValueError(f"An element has {len(arrays[name])} {name!r}, which are to be padded to {length}.")
+        return dict(element) | padded(arrays, self._rows.length_struct, self._rows.padding_struct)
+
+
+def padded(
+    arrays: Mapping[str, NDArray[Any]], lengths: Mapping[str, int], padding: Mapping[str, Any]
+) -> dict[str, NDArray[Any]]:
+    """Returns arrays that have at least these lengths, filled up at the end."""
+    full = {}
+    for name, array in arrays.items():
+        full[name] = np.full((max(lengths[name], len(array)), *array.shape[1:]), padding.get(name, 0), array.dtype)
+        full[name][: len(array)] = array
+    return full
+
+
+@final
+class PaddedFeatures:
+    """The features of elements that are as long as they are, until they are batched: one or several.
+
+    Attributes:
+        names: the features.
+        padding_struct: what fills up each; 0 for those that are not named.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind, or names what is no feature.
+    """
+
+    def __init__(self, features: str | Collection[str], padding_struct: Mapping[str, Any] | None) -> None:
+        self.names = (features,) if isinstance(features, str) else tuple(features)
+        if not all(isinstance(name, str) for name in self.names):
+            raise TypeError(f"feature must be the name of a feature, or a list of names, got {features!r}.")
+        self._rows = RowFormat(dict.fromkeys(self.names, 1), (), padding_struct)
+        self.padding_struct = self._rows.padding_struct
+
+    def __repr__(self) -> str:
+        shown = repr(self.names[0]) if len(self.names) == 1 else repr(list(self.names))
+        return shown + (f", padding_struct={self.padding_struct!r}" if self.padding_struct else "")
+
+    def lengths(self, elements: Sequence[Any]) -> NDArray[np.int64]:
+        """Returns the length of each element's longest feature, shape (1, elements).
+
+        Raises:
+            ValueError: an element is not a dict, or lacks a feature.
+        """
+        for element in elements:
+            if not isinstance(element, Mapping):
+                raise ValueError(f"Elements must be dicts with {list(self.names)}, got {type(element).__name__}.")  # noqa: TRY004  (data, not an argument)
+        columns = self._rows.columns([dict(element) for element in elements])
+        sizes = np.array([list(map(len, column)) for column in columns], dtype=np.int64)
+        longest: NDArray[np.int64] = sizes.max(axis=0, keepdims=True)
+        return longest
+
+    def batch(self, elements: Sequence[Mapping[str, Any]], length: int, allocate: Allocate) -> Any:
+        """Returns the batch of some elements, their features padded to a length.
+
+        Raises:
+            StackError: elements differ in structure, shape or dtype.
+        """
+        lengths = dict.fromkeys(self.names, length)
+        return stack(
+            [
+                {**element, **padded({n: np.asarray(element[n]) for n in self.names}, lengths, self.padding_struct)}
+                for element in elements
+            ],
+            allocate,
+        )
