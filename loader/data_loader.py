@@ -153,7 +153,7 @@ class DataLoader(Closing):
         """Returns the number of batches that this shard yields.
 
         Raises:
-            TypeError: it is not known: the sampler is endless, or a Filter or FlatMap decides while reading.
+            TypeError: it is not known: the sampler is endless, or an operation decides while reading.
         """
         return count_outputs(self._plan, "DataLoader")
 
@@ -175,11 +175,11 @@ class DataLoader(Closing):
 
         Raises:
             IndexError: there is no such batch.
-            TypeError: the pipeline has a Filter or FlatMap, which decides while reading.
+            TypeError: an operation decides while reading: a Filter or FlatMap, or one that groups as elements come.
         """
         if not self._plan.one_to_one:
             raise TypeError(
-                "record_keys(step) is known for 1:1 pipelines only: a Filter or FlatMap decides while reading."
+                f"record_keys(step) is known for 1:1 pipelines only: {self._plan.deciding}, decides while reading."
             )
         step = as_integer(step, "step")
         if not self._plan.block_limit:

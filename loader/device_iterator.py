@@ -99,7 +99,7 @@ class DeviceIterator(ResumableIterator):
         """Returns how many batches are left to be delivered.
 
         Raises:
-            TypeError: it is not known: the sampler is endless, or a Filter or FlatMap decides while reading.
+            TypeError: it is not known: the sampler is endless, or an operation decides while reading.
         """
         return self._iterator.batches_after(self.step)
 

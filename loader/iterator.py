@@ -90,7 +90,7 @@ class DataLoaderIterator(ResumableIterator):
     def epoch(self) -> int | None:
         """The epoch that the next batch begins in, from 0; None where the sampler has no epochs.
 
-        At the end of the stream it is the number of epochs. With a Filter or FlatMap, it is the epoch of the first
+        At the end of the stream it is the number of epochs. Where the pipeline is not 1:1, it is the epoch of the first
         record that is not used up.
         """
         return epoch_of(self._plan, self._position().block)
@@ -99,7 +99,7 @@ class DataLoaderIterator(ResumableIterator):
         """Returns how many batches follow the first `step` batches of the stream.
 
         Raises:
-            TypeError: it is not known: the sampler is endless, or a Filter or FlatMap decides while reading.
+            TypeError: it is not known: the sampler is endless, or an operation decides while reading.
         """
         return count_outputs(self._plan, "iterator") - step
 
@@ -107,7 +107,7 @@ class DataLoaderIterator(ResumableIterator):
         """Returns how many batches are left: what `tqdm(iterator)` counts to, after a resume too.
 
         Raises:
-            TypeError: it is not known: the sampler is endless, or a Filter or FlatMap decides while reading.
+            TypeError: it is not known: the sampler is endless, or an operation decides while reading.
         """
         return self.batches_after(self._step)
 
@@ -178,7 +178,7 @@ class DataLoaderIterator(ResumableIterator):
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches.
 
-        Costs nothing for a 1:1 pipeline. With a Filter or FlatMap the batches in between must be made to be counted.
+        Costs nothing for a 1:1 pipeline. In others, the batches in between must be made to be counted.
 
         Args:
             step: 0 … the number of batches in the stream.

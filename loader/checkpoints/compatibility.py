@@ -92,7 +92,7 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
     if then.one_to_one and now.one_to_one:
         yield from _unequal("global_batch", "global_batch", then.global_batch, now.global_batch)
     else:
-        reason = ", and a pipeline with a Filter or FlatMap resumes only on the shard that saved it"
+        reason = ", and a pipeline that is not 1:1 resumes only on the shard that saved it"
         for name in ("shard_index", "shard_count", "global_batch"):
             yield from _unequal(None, name, getattr(then, name), getattr(now, name), reason)
         # With nothing to skip, any pipeline can begin at the saved position: that is the user's choice of operations.

@@ -1,5 +1,6 @@
 """What a DataLoader accepts: each mistake is an error, or a warning, at construction."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,7 +138,7 @@ def check_ends(
     operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler, shard: ShardOptions
 ) -> None:
     """Warns where shards may yield different numbers of batches whatever is dropped or padded at the end."""
-    number = _first_that_changes_the_count(operations)
+    number = next((number for number, operation in enumerate(operations) if not operation.keeps_count), None)
     if number is not None and shard.shard_count > 1 and sampler.length is not None:
         warn(
             f"operations[{number}], {described(operations[number])}, drops or adds elements on each of the "
@@ -149,7 +150,7 @@ def check_ends(
 
 def warn_checkpoints_need_same_shards(operations: Sequence[Transformation], shard: ShardOptions) -> None:
     """Logs, before training starts, where checkpoints can be resumed only with as many shards as there are now."""
-    number = _first_that_changes_the_count(operations)
+    number = first_deciding(operations)
     if number is not None and shard.shard_count > 1:
         import logging  # noqa: PLC0415  (takes long to import)
 
@@ -163,5 +164,7 @@ def warn_checkpoints_need_same_shards(operations: Sequence[Transformation], shar
         )
 
 
-def _first_that_changes_the_count(operations: Sequence[Transformation]) -> int | None:
-    return next((number for number, operation in enumerate(operations) if not operation.keeps_count), None)
+def first_deciding(operations: Sequence[Transformation]) -> int | None:
+    """Returns the number of the first operation that is not 1:1: it drops, splits or regroups; None without one."""
+    decides = (not operation.keeps_count or operation.regroups for operation in operations)
+    return next(itertools.compress(itertools.count(), decides), None)

@@ -18,6 +18,7 @@ import numpy as np
 
 from millstream.columnar import Allocate
 from millstream.interruptions import cannot_wait
+from millstream.loader.pipeline.arguments import first_deciding
 from millstream.loader.pipeline.elements import Elements, Origins, describe_records
 from millstream.loader.pipeline.first_look import FirstLook
 from millstream.loader.pipeline.isolation import isolated
@@ -64,7 +65,7 @@ class Plan:
         source, order, operations, shard = pipeline.source, pipeline.order, pipeline.operations, pipeline.shard
         groups = split_stages(operations)
         leading = [operation for operation in groups[0] if isinstance(operation, Batch)]
-        self.one_to_one = len(groups) == 1 and all(operation.keeps_count for operation in operations)
+        self.one_to_one = first_deciding(operations) is None
         self.batched_source = hasattr(source, "__getitems__")
         self.partition = Partition(
             block=_records_per_block(leading, groups),
@@ -83,6 +84,12 @@ class Plan:
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
         self._locator = Locator(order, self.partition, functools.partial(watch, KEYS))
+
+    @functools.cached_property
+    def deciding(self) -> str:
+        """What to call the first operation that decides while reading which outputs there are; "" in 1:1 pipelines."""
+        number = first_deciding(self.pipeline.operations)
+        return "" if number is None else self.pipeline.labels[number]
 
     @functools.cached_property
     def blocks_per_epoch(self) -> int:

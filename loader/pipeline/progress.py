@@ -10,7 +10,7 @@ def count_outputs(plan: Plan, owner: str) -> int:
         TypeError: it is not known; the error says that `owner` has no `len()`, and why.
     """
     if not plan.one_to_one:
-        raise TypeError(f"This {owner} has no len(): its Filter or FlatMap decides while reading.")
+        raise TypeError(f"This {owner} has no len(): {plan.deciding}, decides while reading.")
     if plan.num_blocks is None:
         raise TypeError(f"This {owner} has no len(): its sampler is endless. Give the sampler num_epochs.")
     return plan.num_blocks
