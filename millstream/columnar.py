@@ -20,7 +20,10 @@ class ColumnarRecords(Sequence[Any]):
 
     @abc.abstractmethod
     def stack(self, allocate: Allocate) -> Any:
-        """Returns what stacking the records gives, its arrays in memory from `allocate`."""
+        """Returns what stacking the records gives, its arrays in memory from `allocate`.
+
+        None says that this is not known here: then the records themselves are stacked.
+        """
 
 
 def stack_texts(texts: list[str], allocate: Allocate) -> NDArray[Any]:

@@ -59,8 +59,8 @@ def stack(elements: Sequence[Any], allocate: Allocate = np.empty) -> Any:
         raise StackError("A batch needs at least one element, got none.")
     if type(elements) is list:
         return _stack(elements, "", allocate)
-    if isinstance(elements, ColumnarRecords):
-        return elements.stack(allocate)
+    if isinstance(elements, ColumnarRecords) and (batch := elements.stack(allocate)) is not None:
+        return batch
     return _stack(list(elements), "", allocate)
 
 

@@ -2,14 +2,18 @@
 
 import itertools
 import pickle
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
+from millstream import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource, tree
+from millstream.columnar import ColumnarRecords
+from millstream.errors import StackError
+from millstream.transforms.stack import stack
 
 
 class Counted:
@@ -132,3 +136,59 @@ def test_closing_closes_the_parts() -> None:
     with ConcatenatedDataSource([part, [1]]):
         pass
     assert part.closed == 1
+
+
+class Pair(NamedTuple):
+    """Two columns by name."""
+
+    x: Any
+    y: Any
+
+
+COLUMNS: list[Callable[[int], Any]] = [
+    lambda n: {"x": np.arange(n), "y": np.ones((n, 2), np.float32)},
+    lambda n: {"y": np.ones((n, 2), np.float32), "x": np.arange(n)},
+    lambda n: {"x": np.arange(n), "y": np.ones((n, 3), np.float32)},
+    lambda n: {"x": np.arange(n, dtype=np.int32), "y": np.ones((n, 2), np.float32)},
+    lambda n: (np.arange(n), np.zeros(n)),
+    lambda n: Pair(np.arange(n), np.zeros(n)),
+    lambda n: {"x": [np.arange(n)], "y": np.ones((n, 2), np.float32)},
+    lambda n: {"x": np.array([f"{k:03}" for k in range(n)])},
+    lambda n: np.arange(3 * n).reshape(n, 3),
+]
+"""Columns of n rows: alike, alike but for the order of their names, and unlike."""
+
+
+def outcome(records: Sequence[Any]) -> Any:
+    """Returns the batch of records in a form that can be compared, or the error's text."""
+    try:
+        batch = stack(records)
+    except StackError as error:
+        return str(error)
+    return [(path, leaf.dtype, leaf.tolist()) for path, leaf in tree.leaves(batch)], repr(batch)
+
+
+@given(data=st.data(), kinds=st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=4), alike=st.booleans())
+def test_columns_are_stacked_as_their_records_are(
+    data: st.DataObject, kinds: list[Callable[[int], Any]], alike: bool
+) -> None:
+    """A batch of columns of several sources is that of their records, and so is the error where they do not stack."""
+    parts = [(kinds[0] if alike else kind)(data.draw(st.integers(1, 5))) for kind in kinds]
+    source = ConcatenatedDataSource([InMemoryDataSource(columns) for columns in parts])
+    keys = data.draw(st.lists(st.integers(0, len(source) - 1), min_size=1, max_size=12))
+    records = source.__getitems__(keys)
+
+    assert outcome(records) == outcome([source[key] for key in keys])
+    assert outcome(records[2:]) == outcome([source[key] for key in keys[2:]])
+
+
+def test_alike_columns_are_not_taken_apart() -> None:
+    """The batch of a mixture of columns comes from one read of each source, without a record in between."""
+    source = ConcatenatedDataSource([InMemoryDataSource({"x": np.arange(4)}), InMemoryDataSource({"x": np.arange(9)})])
+
+    records = source.__getitems__([12, 0, 3, 4])
+    assert isinstance(records, ColumnarRecords)
+    batch = records.stack(np.empty)
+
+    assert batch["x"].tolist() == [8, 0, 3, 0]
+    assert "_records" not in vars(records)
