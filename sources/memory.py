@@ -1,6 +1,7 @@
 """Sources whose records are computed, or already in memory."""
 
 import dataclasses
+import functools
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -178,13 +179,14 @@ class _ColumnRecords(ColumnarRecords):
 
     def stack(self, allocate: Allocate) -> Any:
         """Returns the batch: the columns' structure, arrays of shape (n, …), by one fancy index each."""
+        return tree.map_leaves(functools.partial(_taken_into, allocate, self._keys), self._columns)
 
-        def take(column: NDArray[Any]) -> NDArray[Any]:
-            batch = allocate((len(self._keys), *column.shape[1:]), column.dtype)
-            # The keys are checked: with any other mode than "raise", NumPy writes to `out` without a second copy.
-            return np.take(column, self._keys, axis=0, out=batch, mode="clip")
 
-        return tree.map_leaves(take, self._columns)
+# Not inside of `stack`: there the annotations would be evaluated for each batch.
+def _taken_into(allocate: Allocate, keys: NDArray[np.int64], column: NDArray[Any]) -> NDArray[Any]:
+    batch = allocate((len(keys), *column.shape[1:]), column.dtype)
+    # The keys are checked: with any other mode than "raise", NumPy writes to `out` without a second copy.
+    return np.take(column, keys, axis=0, out=batch, mode="clip")
 
 
 def _take(columns: Any, keys: Any) -> Any:
