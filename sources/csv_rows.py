@@ -28,7 +28,7 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
     quotes that are doubled. Lines end with a newline, with or without a carriage return before it. The first row of
     each file has the names of its columns. Blank lines are passed over.
 
-    To read a row at random, its place must be known: the files are gone through once, at some GB/s, and the places are
+    To read a row at random, its place must be known: the files are gone through once, and the places are
     kept in `.NAME.csv-index.npy` beside each file NAME (8 bytes a row), or in the cache folder where that cannot be
     written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is gone through again.
 
