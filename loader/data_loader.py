@@ -2,13 +2,13 @@
 
 import functools
 import weakref
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
+from millstream.closing import Closing
 from millstream.descriptions import described
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
@@ -38,7 +38,7 @@ REPR_LENGTH = 200
 
 
 @final
-class DataLoader:
+class DataLoader(Closing):
     """An iterable over the batches of a pipeline: the same batches every time, on any machine.
 
     The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and
@@ -139,14 +139,6 @@ class DataLoader:
                 iterator.close_with_loader()
         if self._pools is not None:
             self._pools.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""

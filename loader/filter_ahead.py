@@ -8,11 +8,12 @@ from numpy.typing import NDArray
 from millstream.checks import named_arguments
 from millstream.descriptions import described
 from millstream.loader.data_loader import DataLoader
-from millstream.loader.pipeline.arguments import Operations, check_operations, check_source
+from millstream.loader.pipeline.arguments import Operations, check_operations
 from millstream.loader.threads.options import ReadOptions
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
 from millstream.sources import DataSource
+from millstream.sources.lookalikes import check_source
 from millstream.transforms import Batch, Filter, Map, MapWithIndex
 
 KEYS_PER_BATCH = 256
@@ -48,7 +49,7 @@ def surviving_keys(
             what a RandomMap or MapWithIndex gets is decided by the position in training.
         Exception: whatever an operation or the source raises, with notes that say where.
     """
-    check_source(data_source)
+    check_source(data_source, "data_source")
     checked = check_operations(operations)
     for number, operation in enumerate(checked):
         if not isinstance(operation, (Map, Filter)):

@@ -7,12 +7,13 @@ from millstream import samplers, sources
 from millstream.checks import as_integer, named_arguments
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.habits import LOAD_HABITS, LOAD_NEEDS_NAMES
-from millstream.loader.pipeline.arguments import Operations, check_list, check_source
+from millstream.loader.pipeline.arguments import Operations, check_list
 from millstream.loader.threads.options import ReadOptions
 from millstream.randomness import SEED_LIMIT
 from millstream.samplers import IndexSampler, Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
+from millstream.sources.lookalikes import check_source
 from millstream.transforms import Batch
 
 
@@ -58,7 +59,7 @@ def load(
         TypeError, ValueError: as `DataLoader`.
     """
     if weights is None:
-        check_source(source)  # type: ignore[arg-type]  # which refuses a mapping
+        check_source(source, "data_source")  # which refuses a mapping
     check_list(transformations, "transformations")
     if batch_fn is not None and batch_size is None:
         raise ValueError("batch_fn makes batches, but batch_size=None asks for none: give batch_size as well.")

@@ -60,6 +60,13 @@ def items_at(items: _Items[T_co], keys: Sequence[int]) -> Sequence[T_co]:
     return operator.itemgetter(*keys)(items) if len(keys) > 1 else [items[key] for key in keys]
 
 
+def put_back(records: Sequence[T_co], order: NDArray[np.intp]) -> list[T_co]:
+    """Returns records in the order in which they were asked for, having been read in another one: that of `order`."""
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return list(items_at(records, places.tolist()))
+
+
 _LOOKED_AT = 256
 """How many records, or a few more, decide whether a sequence holds any that are copied."""
 
@@ -87,7 +94,7 @@ class HeldRecords(Generic[T_co]):
 
     def __getitem__(self, key: int) -> T_co:
         record = self.records[key]
-        return _unshared(record) if self._copies else record
+        return own(record) if self._copies else record
 
     def __getitems__(self, keys: Sequence[int]) -> Sequence[T_co]:
         """Returns the records of the keys, in their order."""
@@ -96,14 +103,14 @@ class HeldRecords(Generic[T_co]):
             return records
         kinds = set(map(type, records))
         # Of one kind, as nearly always, they are copied by a loop in C.
-        return list(map(_COPY if kinds in ({dict}, {list}) else _unshared, records))
+        return list(map(_COPY if kinds in ({dict}, {list}) else own, records))
 
 
 _COPY: Callable[[Any], Any] = operator.methodcaller("copy")
 
 
-def _unshared(record: Any) -> Any:
-    """Returns a copy of a dict or list; anything else as it is."""
+def own(record: Any) -> Any:
+    """Returns a copy of a dict or list, which the reader may change; anything else as it is."""
     return record.copy() if type(record) is dict or type(record) is list else record
 
 

@@ -2,15 +2,15 @@
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, ClassVar, Self, SupportsIndex, final
+from typing import Any, ClassVar, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import named_arguments
-from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
-from millstream.sources.lookalikes import advice_for
+from millstream.closing import Closing
+from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, put_back
+from millstream.sources.lookalikes import check_source
 
 _SHOWN_WORDS = 160
 """The most characters with which a fingerprint says what the parts are; more of it is a checksum."""
@@ -19,7 +19,7 @@ _KEY_LIMIT = 1 << 63
 
 
 @final
-class ConcatenatedDataSource:
+class ConcatenatedDataSource(Closing):
     """The records of several sources, laid end to end: first all of the first one, then those of the second, and so on.
 
     A batch costs one read of each source that it touches: its `__getitems__` is used where it has one. `locate` says
@@ -48,7 +48,9 @@ class ConcatenatedDataSource:
         self.names: tuple[Any, ...] = tuple(self.parts)
         if not self.parts:
             raise ValueError("sources must have at least one source, got none.")
-        lengths = [_checked_length(name, source) for name, source in self.parts.items()]
+        for name, source in self.parts.items():
+            check_source(source, f"Source {name!r}")
+        lengths = [len(source) for source in self.parts.values()]
         if sum(lengths) > _KEY_LIMIT:
             raise ValueError(f"Sources laid end to end can have 2**63 records at most, got {sum(lengths)}.")
         self.lengths = np.array(lengths, dtype=np.int64)
@@ -80,22 +82,12 @@ class ConcatenatedDataSource:
             if count:
                 start = len(records)
                 records += self._read(part, own_keys[start : start + count])
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        return list(items_at(records, places.tolist()))
+        return put_back(records, order)
 
     def __repr__(self) -> str:
         kinds = dict.fromkeys(type(source).__name__ for source in self.parts.values())
         named = ", ".join(list(kinds)[:4]) + (", …" if len(kinds) > 4 else "")
         return f"ConcatenatedDataSource({self._num_records:,} records in {len(self.parts)} sources: {named})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in {"_held", "_readers"}}
@@ -158,17 +150,6 @@ class ConcatenatedDataSource:
                 f"asked for {len(keys)} records and gave {len(records)}."
             )
         return records
-
-
-def _checked_length(name: Any, source: Any) -> int:
-    """Returns how many records a source has; refuses what is not one."""
-    if advice := advice_for(source):
-        raise TypeError(f"Source {name!r} must be a source of records, got {type(source).__name__}: {advice}")
-    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-        raise TypeError(f"Source {name!r} must have len(source) and source[key], got {type(source).__name__}.")
-    if not len(source):
-        raise ValueError(f"Source {name!r} must have at least one record, got an empty {type(source).__name__}.")
-    return len(source)
 
 
 def _is_held(source: Any) -> bool:

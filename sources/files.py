@@ -17,13 +17,13 @@ import errno
 import itertools
 import os
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, SupportsIndex, TypeVar
 
 import numpy as np
 
+from millstream.closing import Closing
 from millstream.errors import DataSourceError
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, items_at
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, put_back
 from millstream.sources.open_files import OpenFiles, descriptor_share
 from millstream.sources.paths import RECORD_LIMIT, FileIdentity, resolve_paths
 from millstream.sources.stored_files import identify
@@ -68,7 +68,7 @@ class RecordFile(OpenFile, Protocol[RecordT]):
         ...
 
 
-class Files(abc.ABC, Generic[FileT]):
+class Files(Closing, Generic[FileT]):
     """The records of files laid end to end: the base of all sources that read files, whatever reading one takes.
 
     Args:
@@ -129,14 +129,6 @@ class Files(abc.ABC, Generic[FileT]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._num_records:,} records in {self._named_files()})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_open_files"} | {
@@ -280,9 +272,7 @@ class FileRecords(Files[RecordFile[RecordT]]):
             (self._paths[files[start]], positions[start:stop], keys[start:stop])
             for start, stop in itertools.pairwise([0, *stops])
         )
-        places = np.empty_like(order)
-        places[order] = np.arange(len(order))
-        return list(items_at(records, places.tolist()))
+        return put_back(records, order)
 
     def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
         """Returns the records at the positions of some files, one file after the other; with keys for errors."""

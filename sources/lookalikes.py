@@ -5,6 +5,7 @@ Tables of other libraries are known by the module of their class: nothing is imp
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 
 def advice_for(value: object) -> str | None:
@@ -49,3 +50,21 @@ def _columns(table: str, names: str) -> str:
 def is_numbered(mapping: Mapping[object, object]) -> bool:
     """Returns whether the keys of a mapping are record keys, by the first and the last of them."""
     return not mapping or (0 in mapping and len(mapping) - 1 in mapping)
+
+
+def check_source(source: Any, name: str) -> None:
+    """Refuses what is not a source, and a source without records.
+
+    Args:
+        source: what should be one.
+        name: what to call it in errors.
+    """
+    if advice := advice_for(source):
+        raise TypeError(f"{name} must be a source of records, got {type(source).__name__}: {advice}")
+    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+        raise TypeError(
+            f"{name} must have len(source) and source[key], got {type(source).__name__}. "
+            "A list of records is a source; so is any class with __len__ and __getitem__."
+        )
+    if len(source) == 0:
+        raise ValueError(f"{name} must have at least one record, got an empty {type(source).__name__}.")

@@ -11,7 +11,7 @@ from millstream.checks import named_arguments
 from millstream.descriptions import described
 from millstream.loader import DataLoader, ReadOptions
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
-from millstream.loader.pipeline.arguments import Operations, check_operations, check_source
+from millstream.loader.pipeline.arguments import Operations, check_operations
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
 from millstream.sources import (
@@ -22,6 +22,7 @@ from millstream.sources import (
     RangeDataSource,
 )
 from millstream.sources.files import Files
+from millstream.sources.lookalikes import check_source
 from millstream.sources.progress import Progress
 from millstream.tools.kept_lengths import find_lengths, store_lengths
 from millstream.transforms import Batch, Map, Transformation
@@ -80,7 +81,7 @@ def lengths_of(
         ValueError: an element has not the feature, or says that it has less than no tokens.
         Exception: whatever an operation or the source raises, with notes that say where.
     """
-    check_source(data_source)
+    check_source(data_source, "data_source")
     maps = _checked_maps(operations)
     if feature is not None and not isinstance(feature, str):
         raise TypeError(f"feature must be the name of an entry, or None, got {feature!r} of {type(feature).__name__}.")

@@ -3,11 +3,12 @@
 import abc
 import threading
 from collections.abc import Awaitable, Collection
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from millstream.closing import Closing
 
-class ResumableIterator(abc.ABC):
+
+class ResumableIterator(Closing):
     """Yields batches, and knows its position among them: just after the last batch that it delivered."""
 
     @property
@@ -46,10 +47,6 @@ class ResumableIterator(abc.ABC):
     @abc.abstractmethod
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Stops working ahead and frees what was made. Idempotent."""
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Saves the position as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
@@ -97,14 +94,6 @@ class ResumableIterator(abc.ABC):
             f"A {type(self).__name__} cannot be copied or pickled: its threads and processes work for one consumer. "
             "For another iterator at the same position: other = iter(loader); other.set_state(iterator.get_state())."
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def check_unused(in_use: threading.Lock) -> None:

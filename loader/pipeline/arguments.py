@@ -17,7 +17,6 @@ from millstream.samplers.base import (
 )
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
-from millstream.sources.lookalikes import advice_for
 from millstream.transforms import Batch, RandomMap, Transformation
 from millstream.transforms.base import as_transformation
 from millstream.warn import warn
@@ -30,19 +29,6 @@ def source_name(source: DataSource[Any]) -> str:
     if type(source) is range or type(source).__module__.startswith("millstream."):
         return described(source)
     return f"{type(source).__name__} of {len(source)} records"
-
-
-def check_source(source: DataSource[Any]) -> None:
-    """Refuses what is not a source, and a source without records."""
-    if advice := advice_for(source):
-        raise TypeError(f"data_source must be a source of records, got {type(source).__name__}: {advice}")
-    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-        raise TypeError(
-            f"data_source must have len(source) and source[key], got {type(source).__name__}. "
-            "A list of records is a source; so is any class with __len__ and __getitem__."
-        )
-    if len(source) == 0:
-        raise ValueError(f"data_source must have at least one record, got an empty {type(source).__name__}.")
 
 
 def check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:

@@ -13,7 +13,6 @@ from millstream.loader.pipeline.arguments import (
     check_padding,
     check_randomness,
     check_sampler,
-    check_source,
     resolve_shard,
     warn_checkpoints_need_same_shards,
 )
@@ -23,6 +22,7 @@ from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, is_mixed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
+from millstream.sources.lookalikes import check_source
 from millstream.transforms import Transformation
 
 
@@ -59,7 +59,7 @@ class Pipeline:
         Raises:
             TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
         """
-        check_source(source)
+        check_source(source, "data_source")
         order = check_sampler(sampler, source)
         checked = tuple(check_operations(operations))
         shard = resolve_shard(shard_options, sampler)

@@ -21,7 +21,7 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
     read_one: Callable[[int], Any] = source.__getitem__
     if kind is not type(source):
-        # It makes each record anew: there is nothing to copy.
+        # Each reader gets a dict or list of its own from it already.
         read_many = functools.partial(items_at, stand_in)
     elif kind in {list, tuple}:
         held = HeldRecords(cast("Sequence[Any]", source))

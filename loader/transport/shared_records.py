@@ -24,6 +24,7 @@ from millstream.loader.transport.array_pickles import Reduced
 from millstream.loader.transport.class_table import ClassTable, class_of_number
 from millstream.loader.transport.mapped_arrays import MappedFiles
 from millstream.loader.transport.value_pickler import ValuePickler
+from millstream.sources.base import own
 
 SMALLEST_BYTES = 1 << 24
 """Lists of fewer bytes stay lists: that much memory for each worker does not matter."""
@@ -95,7 +96,7 @@ class SharedRecords:
         if not 0 <= number < len(self):
             raise IndexError(f"{self.stands_in_for.__name__} index out of range")
         if (made := self._made.get(number)) is not None:
-            return made.copy() if type(made) is dict or type(made) is list else made
+            return own(made)
         recipe = self._recipe
         record = self._memory[recipe.ends[number] : recipe.ends[number + 1]]
         if recipe.record_kind is bytes:
