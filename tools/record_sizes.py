@@ -55,11 +55,10 @@ def _kept_sizes(source: Any) -> NDArray[np.int64] | None:
 
 
 def in_bytes(size: float) -> str:
-    """Returns a number of bytes in words, with three digits at least where there are more."""
-    if size < 1000:
-        return f"{size:.0f} B"
-    power = min(int(np.log10(size) // 3), len(_UNITS) - 1)
-    return f"{size / 1000**power:,.3g} {_UNITS[power]}"
+    """Returns a number of bytes in words, with three digits."""
+    rounded = float(f"{size:.2e}")
+    power = int(np.log10(max(1.0, rounded)) // 3)
+    return f"{rounded / 1000**power:.3g} {_UNITS[power]}"
 
 
 def histogram(sizes: NDArray[np.int64]) -> Iterator[str]:
