@@ -108,7 +108,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
         warnings.warn(
             f"{path!r} was written with group_size:{self._group_sizes[path]}: to read one record, the whole group that "
             "it is in is read and decoded, which makes random access slow. Write the files again with "
-            "ArrayRecordWriter(path, 'group_size:1').",
+            "ArrayRecordWriter(path, 'group_size:1'), or by `python -m millstream convert`.",
             stacklevel=_frames_of_millstream() + 1,
         )
 

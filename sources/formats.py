@@ -11,6 +11,7 @@ from typing import Any, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
+from millstream.sources.urls import is_url, without_query
 
 _SHARD = re.compile(r"-\d+-of-\d+$")
 """What follows the extension in names such as `mnist-train.array_record-00000-of-00001`."""
@@ -87,6 +88,7 @@ FORMATS = (
     FileFormat("webdataset", (".tar",), "WebDatasetDataSource", _is_tar),
     FileFormat("bagz", (".bag", ".bagz"), "BagzDataSource"),
     FileFormat("megatron", (), "MegatronDataSource", _is_megatron),
+    FileFormat("parquet", (".parquet", ".pq"), "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")),
     FileFormat("csv", (".csv",), "CsvDataSource"),
     FileFormat("jsonl", (".jsonl", ".ndjson"), "JsonLinesDataSource", _is_json_lines),
     FileFormat("text", (".txt", ".text"), "TextLineDataSource", _is_text),
@@ -101,15 +103,19 @@ def format_of_name(path: str) -> FileFormat | None:
 
 
 def format_of_file(path: str) -> FileFormat:
-    """Returns the format of a file, by its name, else by its first bytes.
+    """Returns the format of a file, by its name, else by its first bytes; of an object in a store, by its name.
 
     Raises:
         OSError: it cannot be opened or read.
         DataSourceError: it is of no format that is known, or is compressed as a whole.
     """
+    by_name = format_of_name(without_query(path) if is_url(path) else path)
+    if is_url(path) and by_name is not None:
+        return by_name
+    if is_url(path):
+        raise _unknown(path, "its name")
     with open(path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
         start = file.read(HEAD_BYTES)
-    by_name = format_of_name(path)
     if (compression := compression_of(start)) is not None and not (by_name is not None and by_name.name == "bagz"):
         raise compressed_error(path, compression)
     if by_name is not None:
@@ -117,7 +123,11 @@ def format_of_file(path: str) -> FileFormat:
     for kind in FORMATS:
         if kind.begins is not None and kind.begins(path, start):
             return kind
-    raise DataSourceError(
-        f"{path!r} is of no format that is known by its name or its first bytes. Say which one it is, of "
+    raise _unknown(path, "its name or its first bytes")
+
+
+def _unknown(path: str, what: str) -> DataSourceError:
+    return DataSourceError(
+        f"{path!r} is of no format that is known by {what}. Say which one it is, of "
         f"{', '.join(kind.name for kind in FORMATS)}."
     )

@@ -9,6 +9,7 @@ A TFRecord file is a row of records, each of which is (tensorflow.org/tutorials/
 """
 
 import dataclasses
+import functools
 import struct
 from collections.abc import Iterator
 from typing import Any, ClassVar, final
@@ -20,6 +21,7 @@ from millstream.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
 from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_rows
+from millstream.sources.dali_index import dali_offsets
 from millstream.sources.scan import Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 
@@ -44,6 +46,7 @@ class TFRecordDataSource(SpanRecords[bytes]):
     To read a record at random, its place must be known: the files are gone through once, and the places
     are kept in `.NAME.tfrecord-index.npy` beside each file NAME (8 bytes a record), or in the cache folder where that
     cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is gone through again.
+    Where the index of NVIDIA DALI's `tfrecord2idx` lies beside a file, `NAME.idx`, it says the places.
 
     `millstream.decode_examples` turns batches of `tf.train.Example` into arrays.
 
@@ -83,6 +86,10 @@ class _TFRecordFormat(SpanFormat[bytes]):
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         self._refuse_compressed(scan)
+        if (known := dali_offsets(scan, functools.partial(_sizes_at, scan))) is not None:
+            yield known
+            scan.report(scan.size)
+            return
         place, count, read_headers = 0, 0, _headers_of_block
         while place < scan.size:
             headers, found, end = read_headers(scan, place)
@@ -124,6 +131,13 @@ def is_tfrecord(start: bytes) -> bool:
     """Returns whether a file begins with the header of a record: a length with its checksum."""
     header = start[:_HEADER_BYTES]
     return len(header) == _HEADER_BYTES and bool((_stored_crcs(header) == masked_crc32c([header[:8]])).all())
+
+
+def _sizes_at(scan: Scan, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns how long the records at some places are, with header and trailer, or -1 where none begins."""
+    headers = [scan.read(place, _HEADER_BYTES) for place in places.tolist()]
+    sizes = [int.from_bytes(head[:8], "little") + _FRAME_BYTES if is_tfrecord(head) else -1 for head in headers]
+    return np.array(sizes, np.int64)
 
 
 def _headers_of_block(scan: Scan, place: int) -> tuple[bytes, NDArray[np.int64], int]:

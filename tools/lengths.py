@@ -21,7 +21,7 @@ from millstream.sources import (
     MegatronDataSource,
     RangeDataSource,
 )
-from millstream.sources.files import FileRecords
+from millstream.sources.files import Files
 from millstream.sources.lookalikes import check_source
 from millstream.sources.progress import Progress
 from millstream.tools.kept_lengths import find_lengths, store_lengths
@@ -210,6 +210,6 @@ def _is_told_apart(source: Any, files: dict[str, tuple[int, int]]) -> bool:
     """Returns whether a fingerprint knows a source from each other one; adds its files with their size and time."""
     if isinstance(source, ConcatenatedDataSource):
         return all(_is_told_apart(part, files) for part in source.parts.values())
-    if isinstance(source, FileRecords):
+    if isinstance(source, Files):
         files |= {path: (identity.size, identity.modified) for path, identity in source.files.items()}
     return not isinstance(source, _IN_MEMORY)

@@ -38,7 +38,8 @@ def json_text(record: Any) -> bytes:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        return value.astype("O") if isinstance(value, np.generic) and value.dtype.kind in "mM" else value.tolist()
+        # Times that are finer than those of `datetime` would come out as numbers.
+        return (value.astype(str) if value.dtype.kind == "M" else value).tolist()
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
     raise TypeError(f"it holds a value of type {type(value).__name__}, which JSON does not have")

@@ -28,6 +28,8 @@ def sizes_of(source: Any) -> tuple[NDArray[np.int64], bool] | None:
         return source.span_sizes(), True
     if (kept := _kept_sizes(source)) is not None:
         return kept, True
+    if not isinstance(source[0], bytes | str):
+        return None
     keys = np.unique(np.linspace(0, len(source) - 1, _SAMPLE, dtype=np.int64))
     records = source.__getitems__(keys.tolist())
     if not all(isinstance(record, bytes | str) for record in records):
@@ -53,11 +55,10 @@ def _kept_sizes(source: Any) -> NDArray[np.int64] | None:
 
 
 def in_bytes(size: float) -> str:
-    """Returns a number of bytes in words, with three digits at least where there are more."""
-    if size < 1000:
-        return f"{size:.0f} B"
-    power = min(int(np.log10(size) // 3), len(_UNITS) - 1)
-    return f"{size / 1000**power:,.3g} {_UNITS[power]}"
+    """Returns a number of bytes in words, with three digits."""
+    rounded = float(f"{size:.2e}")
+    power = int(np.log10(max(1.0, rounded)) // 3)
+    return f"{rounded / 1000**power:.3g} {_UNITS[power]}"
 
 
 def histogram(sizes: NDArray[np.int64]) -> Iterator[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from commands import COMMAND, run
@@ -35,6 +37,7 @@ def data(tmp_path: Path) -> Path:
     (folder / "a.txt").write_bytes(b"\n".join(RECORDS))
     (folder / "a.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in range(100)))
     (folder / "a.csv").write_text("number\n" + "".join(f"{number}\n" for number in range(100)))
+    pq.write_table(pa.table({"number": range(100)}), folder / "a.parquet", row_group_size=30)
     writer = ArrayRecordWriter(str(folder / "a.array_record"), "group_size:1")
     for record in RECORDS:
         writer.write(record)
@@ -48,6 +51,7 @@ NAMES = {
     "a.bagz": "bagz",
     "a.csv": "csv",
     "a.jsonl": "jsonl",
+    "a.parquet": "parquet",
     "a.tar": "webdataset",
     "a.tfrecord": "tfrecord",
     "a.txt": "text",
@@ -67,6 +71,14 @@ def test_inspect_knows_every_format(data: Path, name: str) -> None:
     assert lines[2].startswith("  files     1, ")
     assert lines[3] == "  records   100"
     assert reported == ""
+
+
+def test_inspect_shows_units(data: Path) -> None:
+    """What must be read whole to read one record; rows have no sizes, since none is read to find them."""
+    printed, _ = run("inspect", "a.parquet", folder=data)
+
+    assert "  units     4 that are read whole, of 30 records (median), 30 at most\n" in printed
+    assert "  sizes" not in printed
 
 
 @pytest.mark.parametrize("name", sorted(NAMES.keys() - {"a.bag", "a.bagz", "a.csv", "a_document", "a_document.bin"}))
@@ -131,7 +143,8 @@ def test_index_makes_the_indices_that_sources_use(data: Path) -> None:
     for _ in range(2):
         printed, _ = run("index", *sorted(data.glob("a*")), folder=data)
         assert printed.count("indexed") == 7
-        assert "array_record: 100 records in 1 file, which need no index" in printed
+        for name in ("array_record", "parquet"):
+            assert f"{name}: 100 records in 1 file, which need no index" in printed
     kept = {path.name for path in data.glob(".*-index.npy")}
     assert kept == {
         ".a.bag.bagz-index.npy",

@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from commands import COMMAND, run
-from record_files import every_record, write_megatron, write_tar, write_tfrecord
+from object_server import ObjectServer
+from record_files import every_record, tfrecord_bytes, write_megatron, write_tar, write_tfrecord
 
 import millstream
-from millstream import ArrayRecordDataSource, BagzDataSource, FixedLengthFeature, decode_examples
+from millstream import (
+    ArrayRecordDataSource,
+    BagzDataSource,
+    FixedLengthFeature,
+    VariableLengthFeature,
+    decode_examples,
+)
 
 RECORDS = [b"record %d " % number * (number % 7) for number in range(1000)]
 
@@ -98,6 +107,26 @@ def test_rows_become_json_and_lines_stay_text(tmp_path: Path) -> None:
 
     assert records_in(tmp_path / "csv.array_record") == ['{"name":"ä","text":"two\\nlines"}'.encode()]
     assert records_in(tmp_path / "txt.array_record") == ["ä b".encode(), b"c"]
+
+
+def test_rows_of_parquet_become_json_or_examples(tmp_path: Path) -> None:
+    """Numbers of NumPy, times and nulls are JSON; rows with arrays or bytes are Examples."""
+    days = pa.array([0, 1], pa.timestamp("ns"))
+    plain = pa.table({"id": pa.array([1, 2], pa.int8()), "day": days, "x": [0.5, None], "yes": [True, False]})
+    pq.write_table(plain, tmp_path / "a.parquet")
+    pq.write_table(pa.table({"tokens": [[1, 2], [3]], "text": ["a", None]}), tmp_path / "b.parquet")
+    for name in ("a", "b"):
+        run("convert", f"{name}.parquet", f"{name}.bag", "--jobs=2", "--shards=1", folder=tmp_path)
+    columns = decode_examples(
+        {"tokens": VariableLengthFeature(np.int64), "text": FixedLengthFeature((), bytes, default=b"-")}
+    ).map(records_in(tmp_path / "b.bag"))
+
+    assert [json.loads(record) for record in records_in(tmp_path / "a.bag")] == [
+        {"id": 1, "day": "1970-01-01T00:00:00.000000000", "x": 0.5, "yes": True},
+        {"id": 2, "day": "1970-01-01T00:00:00.000000001", "x": None, "yes": False},
+    ]
+    assert columns["tokens"].values.tolist() == [1, 2, 3]
+    assert columns["text"].tolist() == [b"a", b"-"]
 
 
 def test_samples_become_examples(tmp_path: Path) -> None:
@@ -275,3 +304,18 @@ def test_what_was_converted_is_read_as_any_other(tmp_path: Path) -> None:
     with ArrayRecordDataSource(f"{tmp_path}/b-*.array_record") as source:
         loader = millstream.load(source, shuffle=True, seed=0, num_epochs=1)
         assert sorted(loader) == sorted(RECORDS)
+
+
+def test_objects_in_stores_are_converted(tmp_path: Path, store: ObjectServer) -> None:
+    """Their format is found by their names; `inspect` knows them, too."""
+    store.objects["bucket/a.tfrecord"] = tfrecord_bytes(RECORDS)
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    url = f"{store.url}/bucket/a"
+    printed, _ = run("inspect", f"{url}.tfrecord", folder=tmp_path)
+    assert "  records   1,000" in printed
+    run("convert", f"{url}.tfrecord", "a.bag", "--jobs=2", "--shards=2", folder=tmp_path)
+    assert records_in(*sorted(tmp_path.glob("a-*.bag"))) == RECORDS
+    _, reported = run("convert", url, "b.bag", folder=tmp_path, status=1)
+    assert f"'{url}' is of no format that is known by its name. Say which" in reported
+    run("convert", url, "b.bag", "--format=tfrecord", folder=tmp_path)
+    assert records_in(tmp_path / "b.bag") == RECORDS

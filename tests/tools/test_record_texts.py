@@ -1,0 +1,171 @@
+"""What records become as bytes, and how they and their sizes are shown: functions against plain Python."""
+
+import datetime as dt
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from example_messages import example_message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.errors import DataSourceError
+from millstream.tools.record_encoding import encoded, encoding_for
+from millstream.tools.record_sizes import histogram, in_bytes
+from millstream.tools.record_writers import compression_level
+from millstream.tools.shown_records import shown_record
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda values: st.lists(values, max_size=4) | st.dictionaries(st.text(), values, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(JSON, min_size=1, max_size=5))
+def test_json_is_read_as_what_it_was(records: list[Any]) -> None:
+    """Every JSON value, on one line of UTF-8."""
+    texts = encoded(records, range(len(records)), "json")
+
+    assert [json.loads(text.decode()) for text in texts] == records
+    assert all(b"\n" not in text for text in texts)
+
+
+def test_values_of_numpy_and_times_are_json() -> None:
+    """Arrays as lists, scalars as numbers, times as ISO 8601 has them."""
+    record = {
+        "array": np.arange(4, dtype=np.uint8).reshape(2, 2),
+        "number": np.float32(0.5),
+        "flag": np.bool_(True),
+        "day": dt.date(2026, 1, 2),
+        "time": np.datetime64("2026-01-02T03:04:05.000000006"),
+        "times": np.array(["2026-01-02"], "M8[D]"),
+    }
+    (text,) = encoded([record], [0], "json")
+    assert json.loads(text) == {
+        "array": [[0, 1], [2, 3]],
+        "number": 0.5,
+        "flag": True,
+        "day": "2026-01-02",
+        "time": "2026-01-02T03:04:05.000000006",
+        "times": ["2026-01-02"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("record", "encoding"),
+    [
+        (b"a", "raw"),
+        ("a", "raw"),
+        (np.zeros(3), "raw"),
+        ({"a": b"", "b": 1}, "example"),
+        ({"a": np.zeros(3)}, "example"),
+        ({"a": 1, "b": "x"}, "json"),
+        ([1, 2], "json"),
+        (3, "json"),
+    ],
+)
+def test_the_first_record_chooses_an_encoding_that_it_has(record: Any, encoding: str) -> None:
+    """And that it can be written with."""
+    assert encoding_for(record) == encoding
+    assert len(encoded([record], [0], encoding)) == 1
+
+
+def test_halves_of_characters_are_an_error() -> None:
+    """They have no UTF-8."""
+    with pytest.raises(DataSourceError, match=r"Record 1 cannot be written with --encode=json: .*surrogates"):
+        encoded(["a", "\ud800"], [0, 1], "json")
+
+
+@pytest.mark.parametrize("encoding", ["raw", "json", "example"])
+def test_the_record_that_cannot_be_written_is_named(encoding: str) -> None:
+    """By its key, with what is wrong."""
+    good: Any = {"raw": b"", "json": 1, "example": {}}[encoding]
+    with pytest.raises(DataSourceError, match=rf"Record 12 cannot be written with --encode={encoding}: .*object"):
+        encoded([good, good, {"a": object()} if encoding == "example" else object()], [10, 11, 12], encoding)
+
+
+def test_raw_arrays_are_little_endian() -> None:
+    """Whatever order their bytes have, and wherever they lie in memory."""
+    array = np.arange(12, dtype=">u2").reshape(3, 4)
+    assert encoded([array.T], [0], "raw") == [array.T.astype("<u2").tobytes()]
+
+
+@given(st.lists(st.integers(0, 2**45), min_size=1, max_size=200))
+def test_histograms_count_every_record_once(sizes: list[int]) -> None:
+    """In at most twelve lines of bounded length; none where all are about as large."""
+    lines = list(histogram(np.array(sizes)))
+
+    assert len(lines) <= 12
+    assert all(len(line) <= 80 for line in lines)
+    assert not lines or sum(int(line.split()[-1].replace(",", "")) for line in lines) == len(sizes)
+    assert not lines or max(line.count("#") for line in lines) == 40
+    assert lines or max(sizes) <= 2 * max(1, min(sizes))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (7, "7 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1536, "1.54 kB"),
+        (999_499, "999 kB"),
+        (999_999, "1 MB"),
+        (123_456_789, "123 MB"),
+        (2**63, "9.22 EB"),
+    ],
+)
+def test_bytes_in_words(size: int, text: str) -> None:
+    """Three digits, in powers of a thousand."""
+    assert in_bytes(size) == text
+
+
+@given(
+    st.recursive(
+        JSON | st.binary(max_size=300) | st.just(np.arange(1000)) | st.just(np.float16(1)),
+        lambda values: st.dictionaries(st.text(), values, max_size=50),
+        max_leaves=60,
+    )
+)
+def test_records_are_shown_in_bounded_space(record: Any) -> None:
+    """Whatever they hold: lines without line ends, and not many of them."""
+    lines = list(shown_record(record))
+
+    assert 1 <= len(lines) <= 34
+    assert all(len(line.splitlines()) <= 1 for line in map(ascii, lines))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_can_be_shown(record: bytes) -> None:
+    """Those that are nearly an Example, too."""
+    whole = example_message({"a": ("int64", [1, 300]), "b": ("bytes", [b"x"])})
+    assert "a tf.train.Example" in next(shown_record(whole))
+    for cut in (record, whole[: len(record)], record + whole, whole + record):
+        assert list(shown_record(cut))
+
+
+@pytest.mark.parametrize(
+    ("extension", "compression", "level"),
+    [
+        (".array_record", None, None),
+        (".array_record", "none", None),
+        (".array_record", "zstd", 3),
+        (".array_record", "zstd:22", 22),
+        (".bag", None, None),
+        (".bagz", None, 3),
+        (".bagz", "zstd:1", 1),
+    ],
+)
+def test_levels_of_compression(extension: str, compression: str | None, level: int | None) -> None:
+    """Each format has a default of its own."""
+    assert compression_level(extension, compression) == level
+
+
+@pytest.mark.parametrize("compression", ["zstd:", "zstd:0", "zstd:x", "none:1", "", "gzip", "zstd:-1"])
+def test_compressions_that_are_none(compression: str) -> None:
+    """They are refused with what there is."""
+    with pytest.raises(ValueError, match=r"must be (none, zstd|between 1 and 22)"):
+        compression_level(".array_record", compression)
