@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         MegatronDataSource,
         ParquetDataSource,
         TextLineDataSource,
+        TfdsDataSource,
         TFRecordDataSource,
         WebDatasetDataSource,
     )
@@ -129,6 +130,7 @@ __all__ = [
     "StackError",
     "TFRecordDataSource",
     "TextLineDataSource",
+    "TfdsDataSource",
     "VariableLengthFeature",
     "WebDatasetDataSource",
     "WorkerDiedError",
