@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         MegatronDataSource,
         ParquetDataSource,
         TextLineDataSource,
+        TfdsDataSource,
         TFRecordDataSource,
         WebDatasetDataSource,
     )
@@ -141,6 +142,7 @@ __all__ = [
     "StackError",
     "TFRecordDataSource",
     "TextLineDataSource",
+    "TfdsDataSource",
     "TokenBudgetBatch",
     "VariableLengthFeature",
     "WebDatasetDataSource",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from millstream.sources.megatron import MegatronDataSource
     from millstream.sources.parquet import ParquetDataSource
     from millstream.sources.text_lines import TextLineDataSource
+    from millstream.sources.tfds import TfdsDataSource
     from millstream.sources.tfrecord import TFRecordDataSource
     from millstream.sources.webdataset import WebDatasetDataSource
 else:
@@ -34,6 +35,7 @@ else:
             "ParquetDataSource": "millstream.sources.parquet",
             "TFRecordDataSource": "millstream.sources.tfrecord",
             "TextLineDataSource": "millstream.sources.text_lines",
+            "TfdsDataSource": "millstream.sources.tfds",
             "WebDatasetDataSource": "millstream.sources.webdataset",
         },
     )
@@ -53,5 +55,6 @@ __all__ = [
     "RangeDataSource",
     "TFRecordDataSource",
     "TextLineDataSource",
+    "TfdsDataSource",
     "WebDatasetDataSource",
 ]

@@ -142,6 +142,12 @@ class Files(Closing, Generic[FileT]):
         if closed:
             self._open_files.close()
 
+    def locate(self, record_key: SupportsIndex) -> tuple[str, int]:
+        """Returns the file that a record is in, and its number there, from 0."""
+        key = checked_record_key(record_key, self._num_records)
+        part = bisect.bisect_right(self._ends, key)
+        return self._parts[part].path, key + self._shifts[part]
+
     def close(self) -> None:
         """Closes all files. Reading then raises ValueError. May be called again."""
         self._open_files.close()

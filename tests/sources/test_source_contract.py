@@ -1,6 +1,7 @@
 """What holds for every source: keys, batched reads, pickling, fingerprints, words."""
 
 import functools
+import json
 import os
 import pickle
 import warnings
@@ -31,9 +32,11 @@ from millstream.sources import (
     ParquetDataSource,
     RangeDataSource,
     TextLineDataSource,
+    TfdsDataSource,
     TFRecordDataSource,
     WebDatasetDataSource,
 )
+from millstream.transforms import encode_example
 
 NUM_RECORDS = 37
 
@@ -108,6 +111,19 @@ def image_folder(folder: Path) -> ImageFolderDataSource:
     return ImageFolderDataSource(folder / "images")
 
 
+def tfds(folder: Path) -> TfdsDataSource:
+    """A dataset as TensorFlow Datasets prepares it, of two files."""
+    label = {"classLabel": {"numClasses": "40"}}
+    features = {"featuresDict": {"features": {"label": label, "text": {"text": {}}}}}
+    splits = [{"name": "train", "shardLengths": ["20", "17"]}]
+    (folder / "features.json").write_text(json.dumps(features))
+    (folder / "dataset_info.json").write_text(json.dumps({"name": "toy", "splits": splits}))
+    for number, numbers in enumerate((range(20), range(20, 37))):
+        examples = [encode_example({"label": n, "text": f"record {n}"}) for n in numbers]
+        write_tfrecord(folder / f"toy-train.tfrecord-0000{number}-of-00002", examples)
+    return TfdsDataSource(folder, "train")
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "CSV": csv_rows,
@@ -119,6 +135,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "Bagz": bagz,
     "Megatron": megatron,
     "Parquet": parquet,
+    "TFDS": tfds,
     "TFRecord": tfrecord,
     "WebDataset": webdataset,
     "text": functools.partial(of_lines, TextLineDataSource),
@@ -139,7 +156,7 @@ OF_SPANS = ["Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"
 
 REMOTE = [pytest.param(f"remote {name}", marks=pytest.mark.third_party) for name in OF_SPANS]
 
-OF_FILES = ["ArrayRecord", "Parquet", *OF_SPANS, *REMOTE]
+OF_FILES = ["ArrayRecord", "Parquet", "TFDS", *OF_SPANS, *REMOTE]
 """Those that can be closed."""
 
 

@@ -1,0 +1,220 @@
+"""Records of TensorFlow Datasets datasets, without TensorFlow and without their library."""
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Self, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.columnar import Allocate, ColumnarRecords
+from millstream.errors import DataSourceError
+from millstream.example_columns import decode_columns
+from millstream.sources.array_record import ArrayRecordDataSource
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.tfds_features import leaves_of
+from millstream.sources.tfds_splits import instructions_of, splits_of
+from millstream.sources.tfrecord import TFRecordDataSource
+
+_SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
+"""What reads the files of each format."""
+
+
+@final
+class TfdsDataSource:
+    """The records of a dataset that TensorFlow Datasets has prepared, as dicts, at random: no TensorFlow is needed.
+
+        source = millstream.TfdsDataSource("~/tensorflow_datasets/mnist/3.0.1", "train[:80%]")
+
+    It reads the dataset's ArrayRecord or TFRecord files, and decodes all Examples of a batch together. (What
+    `tfds.data_source(...)` returns is a source, too; it decodes one by one.)
+
+    A record has the structure of the dataset's features:
+
+    - `Tensor`, `Scalar`, `ClassLabel` and `BBoxFeature`: NumPy scalars, or arrays of their shape and dtype;
+    - `Text`, and tensors of strings: bytes, or arrays of them;
+    - `Image`: the bytes of the PNG or JPEG file. Decode them in an operation, so that workers do it;
+    - `Sequence`: arrays with one dimension more; of a dict, a dict of them;
+    - `FeaturesDict` and `Translation`: dicts.
+
+    Other features (`Audio`, `Video`, `Dataset`, `Optional`, sequences within sequences, tensors with two unknown
+    sizes) are an error. Where Batch comes first and shapes agree, columns become arrays without records in between.
+
+    Args:
+        dataset: the folder of a prepared dataset, which has `dataset_info.json` in it (`~` is expanded), or a builder
+            of `tensorflow_datasets`.
+        split: which records: the name of a split, with a slice behind it if wanted, or several of these joined by `+`:
+            "train", "train[:80%]", "train[100:200]+test", "all".
+
+    Raises:
+        FileNotFoundError, PermissionError, …: the folder, or a file of the split, is not there or cannot be read.
+        DataSourceError: the dataset's description, or a file, is damaged, or is in a format that cannot be read.
+        ValueError: a split that there is not, or that has not as many records; a feature that is not supported.
+        TypeError: a dataset that is neither a path nor a builder, or a split that is not a str.
+
+    Each reading member raises DataSourceError, with the file and the record, for a record that is damaged, and for a
+    file that was truncated, removed or written to since the source was constructed.
+    """
+
+    takes_key_arrays: ClassVar[bool] = True
+
+    def __init__(self, dataset: Any, split: str) -> None:
+        if not isinstance(split, str):
+            raise TypeError(f"split must be a str, such as 'train' or 'train[:80%]', got {type(split).__name__}.")
+        folder = _folder_of(dataset)
+        info = _description(folder, "dataset_info.json")
+        file_format = info.get("fileFormat") or "tfrecord"
+        if file_format not in _SOURCES:
+            raise DataSourceError(
+                f"The files of a dataset must be of the format {' or '.join(_SOURCES)}, but {folder!r} has "
+                f"{file_format}. Prepare it again: builder.download_and_prepare(file_format='array_record')."
+            )
+        self._split = split
+        self._leaves = leaves_of(_description(folder, "features.json"))
+        self._stored = {leaf.name: leaf.stored for leaf in self._leaves}
+        self._source = _SOURCES[file_format](instructions_of(split, splits_of(info, folder, file_format)))
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
+        record: dict[str, Any] = self.__getitems__([checked_record_key(record_key, len(self))])[0]
+        return record
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
+        """Returns the records of the keys, in their order; keys may repeat."""
+        keys = checked_record_keys(record_keys, len(self))
+        examples = list(self._source.__getitems__(keys))
+        if not examples:
+            return []
+        try:
+            columns = self._columns(examples)
+        except ValueError:
+            # Element by element, to say which record it is.
+            for key, example in zip(keys.tolist(), examples, strict=True):
+                self._check(key, example)
+            raise
+        if all(isinstance(column, np.ndarray) for column in columns):
+            return _Records(self._tree(columns), len(keys))
+        return _rows(self._tree(columns))
+
+    def __repr__(self) -> str:
+        return f"TfdsDataSource({self._split!r}, {self._source!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes all files. Reading then raises ValueError. May be called again."""
+        self._source.close()
+
+    def fingerprint(self) -> str:
+        """Returns what the source of the files says of itself, and which features the records have."""
+        words = zlib.crc32(repr(self._leaves).encode("utf-8", "surrogatepass"))
+        return f"TFDS {self._source.fingerprint()} features={len(self._leaves)}:{words:08x}"
+
+    def _columns(self, examples: list[bytes]) -> list[Any]:
+        stored = decode_columns(self._stored, examples)
+        return [leaf.column(stored[leaf.name]) for leaf in self._leaves]
+
+    def _tree(self, columns: Sequence[Any]) -> dict[str, Any]:
+        """Returns the columns in the structure of the features."""
+        tree: dict[str, Any] = {}
+        for leaf, column in zip(self._leaves, columns, strict=True):
+            inner = tree
+            for name in leaf.path[:-1]:
+                inner = inner.setdefault(name, {})
+            inner[leaf.path[-1]] = column
+        return tree
+
+    def _check(self, key: int, example: bytes) -> None:
+        """Raises an error that names the record, if it cannot be decoded."""
+        try:
+            self._columns([example])
+        except ValueError as error:
+            path, position = self._source.locate(key)
+            raise DataSourceError(
+                f"Cannot read record {position} of {path!r} (record key {key}): {error} Restore the file."
+            ) from error
+
+
+@final
+class _Records(ColumnarRecords):
+    """Records as columns: dicts of arrays of shape (n, …), and of such dicts."""
+
+    def __init__(self, columns: dict[str, Any], count: int) -> None:
+        self._columns = columns
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return _Records(_mapped(lambda column: column[index], self._columns), len(range(self._count)[index]))
+        return _mapped(lambda column: column[index], self._columns)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(_rows(self._columns))
+
+    def stack(self, allocate: Allocate) -> dict[str, Any]:
+        """Returns the batch: the columns, in memory of their own."""
+
+        def copied(column: NDArray[Any]) -> NDArray[Any]:
+            batch = np.empty(column.shape, object) if column.dtype.hasobject else allocate(column.shape, column.dtype)
+            batch[...] = column
+            return batch
+
+        return _mapped(copied, self._columns)
+
+
+def _mapped(function: Callable[[Any], Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _mapped(function, column) if isinstance(column, dict) else function(column)
+        for name, column in columns.items()
+    }
+
+
+def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of columns as records."""
+    lists = [_rows(column) if isinstance(column, dict) else list(column) for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+def _folder_of(dataset: Any) -> str:
+    """Returns the folder of a dataset, absolute."""
+    folder = dataset if isinstance(dataset, str | os.PathLike) else getattr(dataset, "data_dir", None)
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(
+            "dataset must be the folder of a prepared dataset, or a builder of tensorflow_datasets, got "
+            f"{type(dataset).__name__}."
+        )
+    name = os.path.expanduser(os.fsdecode(folder))  # noqa: PTH111
+    return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  (an absolute name stays as it is)
+
+
+def _description(folder: str, name: str) -> dict[str, Any]:
+    """Returns one of the JSON files that describe a dataset."""
+    path = os.path.join(folder, name)  # noqa: PTH118
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            content = json.loads(file.read())
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            error.errno,
+            "No prepared dataset of TensorFlow Datasets (its folder is that of a version, such as mnist/3.0.1)",
+            path,
+        ) from None
+    except ValueError as error:
+        raise DataSourceError(f"{path!r} is damaged: {error}. Restore the file.") from error
+    if not isinstance(content, dict):
+        raise DataSourceError(f"{path!r} is damaged: it must hold an object. Restore the file.")
+    return content
