@@ -1,4 +1,4 @@
-"""The benchmarks run: every case of millstream's in a tiny size, with the records that it should deliver."""
+"""The benchmarks run: every case, at a tiny size, and millstream delivers the records that it should."""
 
 import dataclasses
 import itertools
@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome_of(case: str, contender: Contender, task: str) -> Outcome:
-    """Returns what comes of an order carried out in this process."""
+    """Returns the outcome of an order carried out in this process."""
     return carry_out(Order(case, contender, TINY.name, task), lambda: None)
 
 
@@ -57,9 +57,9 @@ def test_every_case_measures_millstream_and_its_bounds(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_breakdown_names_every_stage(workers: int, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, reading, each operation and the rest have their share, also where a filter makes a second stage.
+    """Keys, reading, each operation and the rest have their share, even where a filter makes a second stage.
 
-    Workers run beside the trainer: of its time in `next` their stages are no part.
+    Workers run beside the trainer: their stages are not part of its time in `next`.
     """
     monkeypatch.setattr(data, "FOLDER", files)
     explained = outcome_of("tiny_filter", Contender("millstream", workers=workers), "explain")
@@ -122,7 +122,7 @@ def test_a_contender_that_takes_too_long_is_stopped_and_reported() -> None:
 
 
 def test_ratios_compare_the_best_modes_and_are_above_one_where_we_win() -> None:
-    """The best median of each peer counts, less being better where it is; goals are judged by the same ratios."""
+    """The best median of each peer counts, the lowest where less is better; goals are judged by the same ratios."""
     case = dataclasses.replace(
         CASES["tiny"], goals=(Goal("twice Grain", 2, Pick("grain")), Goal("thrice Grain", 3, Pick("grain")))
     )
@@ -154,7 +154,7 @@ def test_ratios_compare_the_best_modes_and_are_above_one_where_we_win() -> None:
 
 
 def test_results_are_read_back_as_they_were_written() -> None:
-    """What is known of other cases survives a run of a few: the JSON holds all that the report is made of."""
+    """A run of a few cases keeps what is known of the others: the JSON holds all that the report is made of."""
     contenders = CASES["tiny"].contenders
     measured = {
         "tiny": [
@@ -180,7 +180,7 @@ def test_numbers_have_three_digits() -> None:
 
 
 def test_every_peer_has_an_adapter_module() -> None:
-    """Whoever takes part in a case is known, and its adapter is a file of the suite."""
+    """Every peer that takes part in a case is known, and its adapter is a file of the suite."""
     assert {contender.peer for case in CASES.values() for contender in case.contenders} == set(PEERS)
     for peer in PEERS.values():
         assert (BENCHMARKS / Path(*peer.module.split("."))).with_suffix(".py").exists()
