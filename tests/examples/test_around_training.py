@@ -1,4 +1,4 @@
-"""What the demonstrations rest on would notice if a resumed run were not the undisturbed one."""
+"""The checks that the demonstrations rest on notice a resumed run that differs from the undisturbed one."""
 
 import math
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def around() -> Iterator[ModuleType]:
 
 
 def test_records_are_written_once_and_hold_every_digit(around: ModuleType, tmp_path: Path) -> None:
-    """The files hold 1,797 digits, no half file lies about, and a second call changes nothing."""
+    """The files hold 1,797 digits, no half-written file is left, and a second call changes nothing."""
     around.write_digits(tmp_path)
     written = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     around.write_digits(tmp_path)
@@ -40,7 +40,7 @@ def test_records_are_written_once_and_hold_every_digit(around: ModuleType, tmp_p
 
 
 def test_a_killed_run_leaves_no_half_file(around: ModuleType, tmp_path: Path) -> None:
-    """What stops the writing half way leaves nothing under the file's name, and the next run writes it."""
+    """A run killed half-way through writing leaves nothing under the file's name, and the next run writes it."""
 
     def interrupted() -> Iterator[bytes]:
         yield b"one"
@@ -73,7 +73,7 @@ def test_a_resume_that_differs_fails(around: ModuleType, field: str, tolerance: 
 
 
 def test_steps_that_are_missing_too_many_or_not_numbers_fail(around: ModuleType) -> None:
-    """Every step of the undisturbed run must come, no other may, and NaN is equal to nothing."""
+    """Every step of the undisturbed run must be there and no other may be, and NaN is equal to nothing."""
     whole = {number: around.Step(number, 0.5, number, number) for number in range(4)}
     assert around.differences(whole, whole) == []
     assert around.differences(whole, {0: whole[0]}, {2: whole[2]}) == [

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.third_party
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
-    """Starts an example; its lines come when they are printed."""
+    """Starts an example, whose lines can be read as soon as they are printed."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -79,7 +79,7 @@ def byte_language_model() -> Iterator[ModuleType]:
 
 
 def test_pages_hold_python_s_texts_and_windows_their_bytes(byte_language_model: ModuleType) -> None:
-    """Licence, manual and docstrings are there; windows have one length, and leave out less than one of each page."""
+    """Licence, manual and docstrings are there; windows are equally long, and leave out less than one of each page."""
     length, pages = byte_language_model.WINDOW_BYTES, byte_language_model.pages()
     text = b"".join(pages)
     assert len(text) > 1_000_000
