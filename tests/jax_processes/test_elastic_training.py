@@ -1,4 +1,4 @@
-"""Groups of real JAX processes of any size train on the same global batches, and go on where another one stopped."""
+"""Groups of real JAX processes of any size train on the same global batches, and resume where another one stopped."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ STEPS_TOO_FAR = 2
 
 @dataclasses.dataclass(frozen=True)
 class Life:
-    """One group: so many processes with so many devices and loader's workers each, one of them killed or not."""
+    """One group: how many processes, with how many devices and loader workers each, and whether one is killed."""
 
     processes: int
     devices: int
@@ -42,7 +42,7 @@ each_life = pytest.mark.parametrize(
 
 @functools.cache
 def expected() -> list[Any]:
-    """Returns the global batches as one process, and no loader at all, makes them."""
+    """Returns the global batches as one process makes them, without any loader."""
     steps = STEPS_PER_LIFE * len(LIVES) + STEPS_TOO_FAR
     sampler = IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=steps)
     stream = oracle(range(SIZE), sampler, [Noise(), Batch(GLOBAL_BATCH, drop_remainder=True)])
@@ -51,7 +51,7 @@ def expected() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
-    """Returns what the processes of each life say, one life after the other, over one folder of checkpoints."""
+    """Returns what the processes of each life report, one life after another, over one folder of checkpoints."""
     folder = tmp_path_factory.mktemp("elastic")
     said = []
     for number, life in enumerate(LIVES):
@@ -74,12 +74,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
 
 
 def surviving_keys(told: list[list[Any]], number: int) -> list[dict[str, Any]]:
-    """Returns what those processes of a life say that were not killed."""
+    """Returns what the processes of a life that were not killed report."""
     return [process for index, process in enumerate(told[number]) if index != LIVES[number].killed]
 
 
 def expected_weights(steps: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Returns the model that has seen the first so many global batches."""
+    """Returns the model after this many global batches."""
     weights = np.arange(48, dtype=np.int32)
     for batch in expected()[:steps]:
         weights = weights * 31 + batch["noise"].view(np.int32).sum(dtype=np.int32) + batch["number"].sum(dtype=np.int32)
@@ -88,7 +88,7 @@ def expected_weights(steps: int) -> np.ndarray[Any, np.dtype[np.int32]]:
 
 @each_life
 def test_every_group_goes_on_where_the_one_before_saved(told: list[list[Any]], number: int) -> None:
-    """Saved by n processes, in the background and beside a sharded model, a place is that of m processes too."""
+    """A position saved by n processes, in the background and with a sharded model, is valid for m processes too."""
     life = LIVES[number]
     assert [process["begin"] for process in surviving_keys(told, number)] == [number * STEPS_PER_LIFE] * (
         life.processes - (life.killed is not None)
@@ -117,7 +117,7 @@ def test_local_batches_laid_end_to_end_are_the_global_one(told: list[list[Any]],
 
 @each_life
 def test_the_model_has_seen_every_batch_once_and_in_order(told: list[list[Any]], number: int) -> None:
-    """A model restored with the loader, over other devices, goes on as if there had been one group all the time."""
+    """A model restored with the loader, over other devices, continues as if there had been one group all along."""
     if LIVES[number].killed is None:
         steps = (number + 1) * STEPS_PER_LIFE + STEPS_TOO_FAR
         for process in told[number]:
@@ -125,9 +125,9 @@ def test_the_model_has_seen_every_batch_once_and_in_order(told: list[list[Any]],
 
 
 def test_who_survives_a_killed_process_can_close_at_once(told: list[list[Any]]) -> None:
-    """While JAX waits for the lost process, or has raised an error, `close()` ends and leaves no worker.
+    """While JAX waits for the lost process, or has raised an error, `close()` returns and leaves no worker.
 
-    What is left of the killed process, its workers, ends by itself: `run_group` looks for it.
+    The workers of the killed process end by themselves: `run_group` checks that.
     """
     killed = [number for number, life in enumerate(LIVES) if life.killed is not None]
     assert killed

@@ -1,4 +1,4 @@
-"""Real JAX processes evaluate each record exactly once, and end together, however many they are."""
+"""Real JAX processes evaluate each record exactly once, and end together, however many there are."""
 
 import functools
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.third_party, pytest.mark.timeout(240)]
 
 @functools.cache
 def expected(name: str) -> list[Any]:
-    """Returns the padded global batches as one process, and no loader at all, makes them."""
+    """Returns the padded global batches as one process makes them, without any loader."""
     keys = millstream.surviving_keys(range(SIZE), EVALUATIONS[name])
     sampler = IndexSampler(len(keys), keys=keys, num_epochs=1, shuffle=True, seed=SEED)
     return list(oracle(range(SIZE), sampler, [Row(), Batch(GLOBAL_BATCH, pad_remainder=True)]))
@@ -28,7 +28,7 @@ def expected(name: str) -> list[Any]:
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_every_record_is_evaluated_once_on_any_number_of_processes(processes: int, tmp_path: Path) -> None:
-    """Global batches and masks are those of one process; shards without a real row in the last one take part."""
+    """Global batches and masks are those of one process; shards without a real row in the last one still take part."""
     for told in run_group("evaluate", processes, tmp_path / "log"):
         for name, batches in told.items():
             assert equal_streams(batches, expected(name))

@@ -1,4 +1,4 @@
-"""A checkpoint that a group of JAX processes cannot go on from is refused by all of them, and nothing has changed."""
+"""A checkpoint that a group of JAX processes cannot resume from is refused by all of them, and changes nothing."""
 
 import dataclasses
 import shutil
@@ -24,19 +24,19 @@ PROCESSES = 3
 
 
 def cut_short(states: Path) -> None:
-    """Leaves half of one process's state."""
+    """Cuts one process's state in half."""
     file = states / "process_1-of-3.json"
     file.write_bytes(file.read_bytes()[:100])
 
 
 def remove_all(states: Path) -> None:
-    """Leaves no state at all."""
+    """Removes every state."""
     for file in states.glob("*.json"):
         file.unlink()
 
 
 def move(states: Path) -> None:
-    """Lets one process have been a batch further than the others."""
+    """Moves one process's state a batch further than the others."""
     file = states / "process_2-of-3.json"
     state = LoaderState.decode(file.read_bytes())
     moved = dataclasses.replace(state, step=state.step + 1, position=state.position + GLOBAL_BATCH)
@@ -58,11 +58,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a group of three processes has left.
+    """What a group of three processes saved.
 
     Attributes:
         folder: the folders of checkpoints `whole` and `filtered`.
-        filtered: what each process yields behind the checkpoint, in a filtered pipeline restored by itself.
+        filtered: what each process yields after the checkpoint, in a filtered pipeline restored by itself.
     """
 
     folder: Path
@@ -94,7 +94,7 @@ def attempts_at(saved: Saved, folder: Path) -> dict[str, tuple[Path, int, bool]]
 
 
 def assert_all_refused(told: dict[str, tuple[str, bool]]) -> None:
-    """Finds the right reason in every error, and every iterator where it was."""
+    """Asserts that every error gives the right reason, and that every iterator is where it was."""
     reasons = {name: text for name, (_, text) in DAMAGES.items()}
     for name, text in {**reasons, "another seed": "sampler.seed", "another pipeline": "operations[0]"}.items():
         why, is_where_it_was = told[name]
@@ -104,9 +104,9 @@ def assert_all_refused(told: dict[str, tuple[str, bool]]) -> None:
 
 
 def test_all_processes_refuse_what_one_of_them_cannot_read(saved: Saved, tmp_path: Path) -> None:
-    """As many processes as saved: one state is damaged or missing, and none waits for the one that has it.
+    """With as many processes as saved, one damaged or missing state makes all refuse, and none waits for another.
 
-    A place that differs is each process's own: those that saved go on from there.
+    Positions that differ are fine here: each process resumes from the one that it saved.
     """
     attempts = attempts_at(saved, tmp_path) | {
         "places": (damaged(saved, tmp_path / "places", move), SEED, False),
@@ -118,7 +118,7 @@ def test_all_processes_refuse_what_one_of_them_cannot_read(saved: Saved, tmp_pat
 
 
 def test_another_number_of_processes_refuses_the_same(saved: Saved, tmp_path: Path) -> None:
-    """Files missing, damaged or at different places: each is a CheckpointError here too, in a group of one."""
+    """Files missing, damaged or at different positions: each is a CheckpointError here too, in a group of one."""
     attempts = attempts_at(saved, tmp_path) | {
         "places": (damaged(saved, tmp_path / "places", move), SEED, False),
         "filtered": (saved.folder / "filtered", SEED, True),
@@ -132,7 +132,7 @@ def test_another_number_of_processes_refuses_the_same(saved: Saved, tmp_path: Pa
 
 
 def test_a_filtered_pipeline_goes_on_in_as_many_processes(saved: Saved) -> None:
-    """Each process goes on from its own state, with the rest of its own stream."""
+    """Each process resumes from its own state and yields the rest of its own stream."""
     sampler = IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=9)
     for index, batches in enumerate(saved.filtered):
         operations: list[Transformation] = [NotThird(), Noise(), Batch(GLOBAL_BATCH // PROCESSES, drop_remainder=True)]
