@@ -1,4 +1,4 @@
-"""A trainer that is killed again and again, at any moment, sees in the end the very stream of one that never was."""
+"""A trainer that is killed again and again, at any moment, sees in the end the stream of one that never was killed."""
 
 import os
 import random
@@ -37,9 +37,9 @@ class Life:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Kills the trainer, wherever it is: all that it has started ends as well."""
+        """Kills the trainer, whatever it is doing: all that it has started ends as well."""
         self.process.kill()
-        # What it has done since it was last listened to.
+        # What it has printed since it was last read.
         rest = self.process.communicate()[0]
         for line in rest.splitlines():
             if line != "end":
@@ -59,12 +59,12 @@ class Life:
         return self.process.stdout.readline().split()
 
     def train(self, count: int) -> None:
-        """Waits until it has trained on so many batches, or has ended."""
+        """Waits until it has trained on this many batches, or has ended."""
         while len(self.batches) < count and (words := self.next_line()) != ["end"]:
             self.note(words)
 
     def note(self, words: list[str]) -> None:
-        """Takes note of a batch."""
+        """Records a batch."""
         word, batch = words
         assert word == "batch"
         self.batches.append(batch)

@@ -1,4 +1,4 @@
-"""What a DataLoader accepts, what it says of itself, and that every kind of source and sampler gives one stream."""
+"""What a DataLoader accepts, what it says of itself, and that all kinds of sources and samplers give one stream."""
 
 import dataclasses
 import io
@@ -202,7 +202,7 @@ def test_all_that_is_dropped_is_an_empty_stream() -> None:
 
 
 def flattened(values: Sequence[Any]) -> NDArray[np.int64]:
-    """Returns all numbers of some elements: a batch that keeps every record key, however deep its elements are."""
+    """Returns all numbers of some elements: a batch that keeps every record key, however nested its elements are."""
     return np.concatenate([np.ravel(value) for value in values])
 
 
@@ -287,7 +287,7 @@ def test_load_is_the_long_form(
 
 
 def test_repr_shows_what_a_reader_asks_for() -> None:
-    """A loader shows source, sampler, operations and shard, without addresses; an iterator where it stands."""
+    """A loader shows source, sampler, operations and shard, without addresses; an iterator also shows its step."""
     loader = load_with(
         shuffle=True,
         seed=7,
@@ -306,7 +306,7 @@ def test_repr_shows_what_a_reader_asks_for() -> None:
 
 
 class Backwards:
-    """A sampler of the user's own, with what Grain asks of one: the records from the last to the first."""
+    """A custom sampler with what Grain asks of one: the records from the last to the first."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -319,7 +319,7 @@ class Backwards:
 
 
 class BackwardsInRuns:
-    """The same order, answered for whole runs, and nothing else."""
+    """The same order, answered for whole runs only."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -333,7 +333,7 @@ class BackwardsInRuns:
 
 
 class BackwardsAtRandom(Backwards):
-    """The same order, with randomness that the sampler brings itself."""
+    """The same order, with randomness that the sampler provides itself."""
 
     def __getitem__(self, position: int) -> millstream.RecordMetadata:
         rng = np.random.default_rng([99, position])

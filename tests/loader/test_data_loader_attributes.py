@@ -77,7 +77,7 @@ def test_a_data_loader_knows_what_other_loaders_call_it(arguments: dict[str, Any
     ],
 )
 def test_load_knows_what_other_loaders_call_it(arguments: dict[str, Any], words: str) -> None:
-    """The same of `load`."""
+    """The same for `load`."""
     with pytest.raises(TypeError) as caught:
         millstream.load([1], **arguments)
 
@@ -127,7 +127,7 @@ def test_an_unknown_length_is_a_type_error_and_no_more() -> None:
 
 @pytest.mark.parametrize("shard_count", [1, 2])
 def test_the_epoch_is_that_of_the_next_batch(shard_count: int) -> None:
-    """It begins at 0, grows with the first batch that begins in a new epoch, and is their number at the end."""
+    """It begins at 0, grows before each batch that begins in a new epoch, and is the number of epochs at the end."""
     shard = ShardOptions(0, shard_count)
     iterator = iter(load(num_epochs=3, batch_size=shard.local_batch_size(4), shard_options=shard))
     epochs = [iterator.epoch, *(iterator.epoch for _ in iterator)]
@@ -166,7 +166,7 @@ def test_an_iterator_on_the_device_counts_what_it_delivered() -> None:
 
 
 def test_steps_that_do_not_exist_are_told_what_does() -> None:
-    """The error says the rule that holds for this loader, and no number that is not known."""
+    """The error states the rule that holds for this loader, and no number that is not known."""
     empty, filtered, endless = (
         load(batch_size=11, drop_remainder=True),
         load(transformations=[Filter(bool)]),
@@ -186,7 +186,7 @@ def test_steps_that_do_not_exist_are_told_what_does() -> None:
 
 
 class Mix:
-    """A sampler of the user's own, with parameters and a table."""
+    """A custom sampler with parameters and a table."""
 
     def __init__(self, weights: list[float]) -> None:
         self.weights = weights
@@ -202,7 +202,7 @@ class Mix:
 
 
 class Silent:
-    """A source that neither reads nor says anything while it is only looked at."""
+    """A source that must neither be read nor asked for anything while it is merely shown."""
 
     def __len__(self) -> int:
         return 10
@@ -282,7 +282,7 @@ def test_a_long_loader_is_shown_on_several_lines() -> None:
 
 
 def test_a_profile_prints_as_a_table() -> None:
-    """Stage, seconds and share, the pipeline's first and the consumer's below; and it is a dict all the same."""
+    """Stage, seconds and share, the pipeline's first and the consumer's below; and it is still a dict."""
     loader = load(batch_size=4)
     profile = loader.profile()
     assert len(list(loader)) == 3

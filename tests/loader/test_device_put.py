@@ -1,4 +1,4 @@
-"""Batches on the device: the same stream, the same protocol, and never more of them than was said."""
+"""Batches on the device: the same stream, the same protocol, and never more of them than was asked for."""
 
 import contextlib
 import dataclasses
@@ -42,14 +42,14 @@ INLINE = millstream.ReadOptions(num_threads=0)
 
 @pytest.fixture(autouse=True)
 def wide_numbers() -> Iterator[None]:
-    """Lets JAX keep 64 bits: what comes is compared to the last byte."""
+    """Lets JAX keep 64 bits, so that batches can be compared to the last byte."""
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
 
 
 def loader_of(*operations: Any, **options: Any) -> millstream.DataLoader:
-    """Returns a loader of the numbers below 40, shuffled, in batches of 4, made without threads if not told."""
+    """Returns a loader of the numbers below 40, shuffled, in batches of 4, made without threads by default."""
     arguments: dict[str, Any] = {
         "data_source": range(40),
         "sampler": millstream.IndexSampler(40, shuffle=True, num_epochs=1, seed=5),
@@ -122,7 +122,7 @@ class Trainer(RuleBasedStateMachine):
 
     @rule()
     def get_state(self) -> None:
-        """A state is the place of the training loop: a loader's own iterator goes on from there."""
+        """A state is the position of the training loop: a loader's own iterator resumes from there."""
         with iter(self.loader) as plain:
             plain.set_state(self.iterator.get_state())
             assert plain.step == self.step
@@ -133,7 +133,7 @@ class Trainer(RuleBasedStateMachine):
     @precondition(lambda self: self.states)
     @rule(which=st.integers(0, 100), is_fresh=st.booleans())
     def set_state(self, which: int, is_fresh: bool) -> None:
-        """Any earlier state leads back to its place, in this iterator and in a fresh one."""
+        """Any earlier state leads back to its position, in this iterator and in a fresh one."""
         if is_fresh:
             self.iterator.close()
             self.open()
@@ -148,14 +148,14 @@ class Trainer(RuleBasedStateMachine):
 
     @rule()
     def fail_to_go(self) -> None:
-        """A state that cannot be read, or a step that cannot be, leaves the iterator where it is."""
+        """A state that cannot be read, or a step that does not exist, leaves the iterator where it is."""
         with pytest.raises(millstream.CheckpointError):
             self.iterator.set_state(b"{}")
         with pytest.raises(IndexError):
             self.iterator.seek(-1)
 
     def teardown(self) -> None:
-        """At any time: no more is ahead than may be, and the step is that of the training loop."""
+        """At any time, no more is staged than may be, and the step is that of the training loop."""
         if hasattr(self, "iterator"):
             assert self.iterator.step == self.step
             settle(self.iterator)
@@ -202,7 +202,7 @@ def test_no_more_is_staged_than_was_said(steps: list[int], buffer_size: int) -> 
 
 
 def test_an_error_arrives_at_its_turn_and_next_tries_again() -> None:
-    """What comes before an error is delivered, the place is kept, and the batch comes once it can be made."""
+    """What comes before an error is delivered, the position is kept, and the batch comes once it can be made."""
     fails = [ConnectionError("once"), ConnectionError("twice")]
 
     def flaky(batch: Any) -> Any:
@@ -290,7 +290,7 @@ def test_a_padded_batch_keeps_its_mask() -> None:
     ids=["str", "bytes", "strings", "objects", "times"],
 )
 def test_what_jax_has_no_array_of_is_an_error_that_names_it(leaf: Any, said: str) -> None:
-    """A text among the leaves is a TypeError at its turn with the leaf's path; `seek` passes over the batch."""
+    """A string among the leaves is a TypeError at its turn with the leaf's path; `seek` passes over the batch."""
 
     @dataclasses.dataclass
     class Meta:
@@ -312,7 +312,7 @@ def test_what_jax_has_no_array_of_is_an_error_that_names_it(leaf: Any, said: str
 
 @pytest.mark.parametrize("options", [{"worker_count": 2}, {"read_options": millstream.ReadOptions(2)}, {}], ids=str)
 def test_kept_batches_are_never_overwritten(options: dict[str, Any]) -> None:
-    """JAX takes large aligned arrays as they are on the CPU: their memory is not used again while a batch is kept."""
+    """On the CPU, JAX aliases large aligned arrays: their memory is not reused while a batch is kept."""
 
     def enlarge(number: Any) -> Any:
         return np.full((64, 128), number, np.int64)
@@ -332,7 +332,7 @@ def test_kept_batches_are_never_overwritten(options: dict[str, Any]) -> None:
 
 
 def test_an_interrupt_while_waiting_loses_nothing() -> None:
-    """Ctrl-C in `next` is a KeyboardInterrupt at once, and a later `next` goes on with the very batch."""
+    """Ctrl-C in `next` is a KeyboardInterrupt at once, and a later `next` returns the batch that was due."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     goes_on, interrupted = threading.Event(), threading.Event()
 
@@ -393,7 +393,7 @@ class Stuck:
 
 @pytest.fixture
 def short_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the end of an iterator wait less long for user code."""
+    """Makes closing an iterator wait less long for user code."""
     for module in (device_iterator, threaded_calls):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
 
@@ -401,7 +401,7 @@ def short_close(monkeypatch: pytest.MonkeyPatch) -> None:
 def stuck_while(
     reading: millstream.ReadOptions, action: Callable[[millstream.DeviceIterator], None]
 ) -> tuple[millstream.DataLoaderIterator, Stuck]:
-    """Returns the iterator beneath and its source, having done something while a read was stuck."""
+    """Returns the underlying iterator and its source, having done something while a read was stuck."""
     source = Stuck()
     beneath = iter(loader_of(data_source=source, read_options=reading))
     iterator = millstream.device_put(beneath)
@@ -419,7 +419,7 @@ each_reading = pytest.mark.parametrize("reading", [INLINE, millstream.ReadOption
 @pytest.mark.usefixtures("short_close")
 @each_reading
 def test_close_is_bounded_while_a_read_is_stuck(reading: millstream.ReadOptions) -> None:
-    """Closing takes two seconds at most, whatever user code does, and closes the iterator beneath."""
+    """Closing takes two seconds at most, whatever user code does, and closes the underlying iterator."""
     beneath, source = stuck_while(reading, lambda iterator: iterator.close())
     source.goes_on.set()
     with pytest.raises(ValueError, match="closed"):
@@ -429,7 +429,7 @@ def test_close_is_bounded_while_a_read_is_stuck(reading: millstream.ReadOptions)
 @pytest.mark.usefixtures("short_close")
 @each_reading
 def test_next_ends_when_another_thread_closes(reading: millstream.ReadOptions) -> None:
-    """`next` that waits in one thread is an error as soon as another thread has closed the iterator."""
+    """A `next` that waits in one thread raises as soon as another thread has closed the iterator."""
 
     def close_meanwhile(iterator: millstream.DeviceIterator) -> None:
         with in_background(iterator.close), pytest.raises(ValueError, match="closed"):
@@ -442,7 +442,7 @@ def test_next_ends_when_another_thread_closes(reading: millstream.ReadOptions) -
 @pytest.mark.usefixtures("short_close")
 @each_reading
 def test_dropping_it_ends_all(reading: millstream.ReadOptions) -> None:
-    """An iterator that is let go of, even while its thread reads, takes its thread and the iterator beneath along."""
+    """An iterator that is dropped, even while its thread reads, takes its thread and the underlying iterator along."""
     gc.disable()
     try:
         beneath, source = stuck_while(reading, lambda _: None)
@@ -458,7 +458,7 @@ def test_dropping_it_ends_all(reading: millstream.ReadOptions) -> None:
 
 
 def test_leaving_a_loop_lets_go_of_everything() -> None:
-    """`break` from a loop over it is enough: iterators and batches end without a collector."""
+    """`break` from a loop over it is enough: iterators and batches are freed without the garbage collector."""
     beneath = iter(loader_of(lambda batch: batch.astype(np.float16)))
     watched = weakref.ref(beneath)
     gc.collect()
@@ -495,7 +495,7 @@ def test_close_is_final_and_the_state_stays() -> None:
 
 
 def test_it_goes_on_where_the_iterator_is() -> None:
-    """An iterator that is in mid-stream when it is given away goes on from there, on the device."""
+    """An iterator that is handed over in mid-stream continues from there, on the device."""
     beneath = iter(loader_of())
     next(beneath)
     state = beneath.get_state()
@@ -506,7 +506,7 @@ def test_it_goes_on_where_the_iterator_is() -> None:
 
 @pytest.mark.parametrize("interface", ["manager", "v1"])
 def test_it_is_saved_and_restored_by_orbax(interface: str, tmp_path: Path) -> None:
-    """Orbax saves the place of the training loop, whatever is staged, and restores it into either kind of iterator."""
+    """Orbax saves the training loop's position, whatever is staged, and restores it into either kind of iterator."""
     with millstream.device_put(iter(loader_of()), buffer_size=3) as saved:
         for _ in range(4):
             next(saved)

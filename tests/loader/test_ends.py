@@ -43,7 +43,7 @@ def rows_of(batch: Any) -> list[int]:
 
 
 def documented(positions: list[int], batch_size: int, shard_count: int, rule: str) -> list[list[list[int]]]:
-    """Returns, for each shard and each of its batches, the positions in it, as the document has it."""
+    """Returns, for each shard and each of its batches, the positions in it, as the document says."""
     global_batch = batch_size * shard_count
     whole, rest = divmod(len(positions), global_batch)
     share, extra = divmod(rest, shard_count)
@@ -159,7 +159,7 @@ def test_global_padded_batches_do_not_depend_on_the_number_of_shards(
 def test_padded_streams_resume_on_another_number_of_shards(
     size: int, counts: tuple[int, int], data: st.DataObject
 ) -> None:
-    """A state of any shard, taken at any step, goes on with the padded batches of every shard of another number."""
+    """A state of any shard, taken at any step, resumes the padded batches on any other number of shards."""
     before, after = (loaders(range(size), Batch(12 // count, pad_remainder=True), count) for count in counts)
     step = data.draw(st.integers(0, len(before[0])))
     saver = iter(before[data.draw(st.integers(0, counts[0] - 1))])
@@ -186,7 +186,7 @@ def test_columns_are_padded_as_records_are() -> None:
 
 
 def test_a_template_that_fails_is_an_error_at_its_turn() -> None:
-    """A shard without a record in the last global batch processes the last one: what that raises comes then."""
+    """A shard without a record in the last global batch processes the last record, and raises its error there."""
 
     def refuse_last(record: int) -> int:
         if record == 8:
@@ -208,7 +208,7 @@ def test_a_template_that_fails_is_an_error_at_its_turn() -> None:
     "operation", [Filter(lambda number: number % 3 != 0), FlatMap(lambda number: [number] * (number % 3), 2)]
 )
 def test_behind_a_filter_the_last_batch_is_padded(operation: Transformation) -> None:
-    """Batches of what is left have `batch_size` rows too, and every element once; without an element there is none."""
+    """After a Filter, too, batches have `batch_size` rows and hold every element once; no element means no batch."""
     kept = [number for number in range(11) for _ in range(number % 3 if isinstance(operation, FlatMap) else 1)]
     kept = [number for number in kept if number % 3]
     (loader,) = loaders(range(11), Batch(4, pad_remainder=True), 1, operations=[operation])
@@ -221,7 +221,7 @@ def test_behind_a_filter_the_last_batch_is_padded(operation: Transformation) -> 
 
 
 def test_operations_behind_a_padded_batch_see_it_whole() -> None:
-    """A Map behind sees batch and mask of every batch, full ones too; a Filter there drops whole batches."""
+    """A later Map sees batch and mask of every batch, full ones too; a later Filter drops whole batches."""
 
     def count(padded: PaddedBatch) -> tuple[int, int]:
         return len(padded.batch), int(padded.mask.sum())
@@ -237,7 +237,7 @@ def test_operations_behind_a_padded_batch_see_it_whole() -> None:
 def test_shards_that_may_end_apart_are_warned_of(operation: Transformation) -> None:
     """A finite, sharded pipeline with a Filter or FlatMap warns at construction, in the user's line, and says why.
 
-    It says what to do; where that is done, where there is one shard or no end, nothing is said.
+    It says what to do; once that is done, and where there is one shard or no end, there is no warning.
     """
     with pytest.warns(UserWarning, match=r"operations\[1\], .*2 shards .*surviving_keys .*num_epochs=None") as caught:
         loaders(range(9), Batch(2, drop_remainder=True), 2, operations=[abs, operation])

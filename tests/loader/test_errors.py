@@ -102,7 +102,7 @@ def test_a_flat_map_without_an_end_is_refused(reading: millstream.ReadOptions) -
 
 
 class Together:
-    """A source of ten numbers that reads many at once, in one way or another wrongly."""
+    """A source of ten numbers that reads many at once, wrongly in one way or another."""
 
     def __len__(self) -> int:
         return 10
@@ -209,7 +209,7 @@ def test_a_key_beyond_the_source_is_the_sources_error(reading: millstream.ReadOp
 
 
 def test_the_first_of_several_errors_comes(reading: millstream.ReadOptions) -> None:
-    """Where several records fail, their order in the stream decides which error comes, and not who is faster."""
+    """Where several records fail, their order in the stream decides which error comes, and not which read is faster."""
     order = order_of(30)
 
     def fail(element: int) -> int:

@@ -95,7 +95,7 @@ def test_an_exception_that_is_no_error(kind: type[BaseException], operations: tu
     assert error == [kind, ("why",), [note]]
     counts = {way: len(came) for way, (came, *_) in outcomes.items()}
     if kind is KeyboardInterrupt:
-        # Threads leave what is cheap to the consumer's, in which it may be Ctrl-C, and comes at once.
+        # Threads leave cheap calls to the consumer's thread, where it may be Ctrl-C, and comes at once.
         for way in ("inline", "threads"):
             assert counts.pop(way) <= (BAD // 7 if operations else BAD)
     assert set(counts.values()) == {BAD // 7 if operations else BAD}

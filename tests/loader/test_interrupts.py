@@ -30,10 +30,10 @@ class Interruption(BaseException):
 
 @pytest.fixture(autouse=True)
 def alarm_handler() -> Iterator[None]:
-    """Puts back what was there for the timer's signal.
+    """Restores the handler of the timer's signal.
 
-    A handler's exception in the midst of JAX's own callbacks for the collector is JAX's loss. What is told of it is a
-    call of C: pytest's own function would be interrupted as well, and fail the test.
+    An exception that a handler raises within JAX's own callbacks for the garbage collector is lost. It is reported to a
+    function in C: pytest's own would be interrupted as well, and fail the test.
     """
     before, told = signal.getsignal(signal.SIGALRM), sys.unraisablehook
     sys.unraisablehook = collections.deque[Any](maxlen=0).append
@@ -56,7 +56,7 @@ def device_iterator(loader: millstream.DataLoader) -> Any:
 
 
 def interrupt(work: Callable[[], Any], after: float, times: int) -> None:
-    """Does some work, interrupted by so many exceptions in a row, the first of them after some seconds."""
+    """Does some work, interrupted by this many exceptions in a row, the first of them after some seconds."""
     left = 0
 
     def handle(_number: int, _frame: FrameType | None) -> None:
@@ -72,7 +72,7 @@ def interrupt(work: Callable[[], Any], after: float, times: int) -> None:
             signal.setitimer(signal.ITIMER_REAL, after, 2e-5)
             work()
         finally:
-            left = 0  # No call comes before this, and so no signal: what is beyond is not interrupted.
+            left = 0  # No call comes before this, and so no signal: what follows is not interrupted.
     except Interruption:
         pass
     finally:
@@ -165,7 +165,7 @@ def test_what_a_handler_raises_is_raised_at_once_as_it_is(batch_size: int | None
         raise TimeoutError
 
     class Limit:
-        """A handler that is no function."""
+        """A handler that is not a function."""
 
         def __call__(self, *_: object) -> None:
             ring()

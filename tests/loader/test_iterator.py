@@ -1,4 +1,4 @@
-"""An iterator's life: its place, errors, states and its end, with and without threads."""
+"""An iterator's life: its position, errors, states and its end, with and without threads."""
 
 import contextlib
 import copy
@@ -44,7 +44,7 @@ def loader_of(
 
 
 def fields(iterator: millstream.DataLoaderIterator) -> tuple[int, int]:
-    """Returns step and position as the iterator's state tells them."""
+    """Returns step and position as the iterator's state records them."""
     state = json.loads(iterator.get_state())
     return state["step"], state["position"]
 
@@ -106,9 +106,9 @@ def test_an_error_comes_at_its_turn_and_says_where(kind: str, reading: millstrea
 
 
 def test_an_error_within_a_batch_comes_instead_of_it(reading: millstream.ReadOptions) -> None:
-    """A batch is delivered whole or not at all: an error before, in or behind it comes at its turn.
+    """A batch is delivered whole or not at all: an error before, in or after it comes at its turn.
 
-    In and behind a batch, the record named is the batch's first.
+    In and after a batch, the record named is the batch's first.
     """
     order, error = list(loader_of(reading)), OSError(5, "disk")
     for operations, number, record in (
@@ -149,7 +149,7 @@ class Flaky:
 
 
 def test_next_tries_again_after_an_error(reading: millstream.ReadOptions) -> None:
-    """An error leaves the place as it was; a fault that was transient is gone, and the batch that was due comes."""
+    """An error leaves the position as it was; once a transient fault is gone, the batch that was due comes."""
     expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
     iterator = iter(loader_of(reading, Batch(3), source=Flaky(expected[2][1])))
     delivered = [next(iterator).tolist() for _ in range(2)]
@@ -163,7 +163,7 @@ def test_next_tries_again_after_an_error(reading: millstream.ReadOptions) -> Non
 
 
 def test_a_lasting_error_is_raised_again_or_passed_over(reading: millstream.ReadOptions) -> None:
-    """`next` raises the same error as often as it is asked; `seek(step + 1)` goes on behind the bad batch."""
+    """`next` raises the same error as often as it is called; `seek(step + 1)` continues after the bad batch."""
     expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
     iterator = iter(loader_of(reading, Map(fail_at(expected[2][1], LookupError())), Batch(3)))
     delivered = [next(iterator).tolist() for _ in range(2)]
@@ -209,7 +209,7 @@ class StoppingSampler:
 
 
 def stopping_loaders(reading: millstream.ReadOptions) -> Iterator[millstream.DataLoader]:
-    """Yields loaders of which each part of the user's raises StopIteration at some record."""
+    """Yields loaders in each of which one part of the user's code raises StopIteration at some record."""
     for make in FAILING_OPERATIONS.values():
         yield loader_of(reading, make(7, StopIteration()))
     yield loader_of(reading, Batch(3, batch_fn=fail_at(7, StopIteration())))
@@ -279,7 +279,7 @@ def test_a_refused_state_leaves_everything_as_it_was(reading: millstream.ReadOpt
 
 
 def test_a_closed_iterator_says_so(reading: millstream.ReadOptions) -> None:
-    """Closing twice is fine; afterwards whatever needs work to be done is a ValueError, and the state remains."""
+    """Closing twice is fine; afterwards everything that needs work raises ValueError, and the state remains."""
     iterator = iter(loader_of(reading, Batch(3)))
     next(iterator)
     state = iterator.get_state()
@@ -364,7 +364,7 @@ def test_an_exhausted_iterator_stays_exhausted(reading: millstream.ReadOptions) 
 
 
 def test_two_iterators_of_a_loader_are_independent(reading: millstream.ReadOptions) -> None:
-    """Each iterator has a place of its own, whatever the others do."""
+    """Each iterator has a position of its own, whatever the others do."""
     loader = loader_of(reading, RandomMap(lambda element, rng: element + rng.random()), Batch(3))
     expected = [comparable(batch) for batch in loader]
     one, other = iter(loader), iter(loader)
@@ -378,7 +378,7 @@ def test_two_iterators_of_a_loader_are_independent(reading: millstream.ReadOptio
 
 
 def test_seek_has_bounds(reading: millstream.ReadOptions) -> None:
-    """A step beyond the end, below 0 or not whole is an error that leaves the place, 1:1 or not."""
+    """A step beyond the end, below 0 or not whole is an error that keeps the position, 1:1 or not."""
     one_to_one = iter(loader_of(reading, Batch(3)))
     filtered = iter(loader_of(reading, Filter(lambda element: element % 2), Batch(3)))
     for iterator, length in ((one_to_one, 7), (filtered, 4)):
@@ -408,7 +408,7 @@ def test_seek_reaches_as_far_as_positions_do(reading: millstream.ReadOptions) ->
 
 
 def test_counting_to_a_step_reports_errors_in_between() -> None:
-    """Where batches must be made to be counted, an error on the way is raised, and the place is the old one."""
+    """Where batches must be made to be counted, an error on the way is raised, and the position is the old one."""
     iterator = iter(
         loader_of(millstream.ReadOptions(0), Filter(keep_unless(5, LookupError())), source=range(8), num_epochs=1)
     )
@@ -486,7 +486,7 @@ def test_start_prefetch_reads_before_the_first_batch_is_asked_for() -> None:
 def test_stopping_ends_the_wait_of_another_thread(
     stop: Callable[[millstream.DataLoaderIterator], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`next` that waits for threads is an error as soon as another thread has closed or interrupted the iterator."""
+    """A `next` that waits for threads raises as soon as another thread has closed or interrupted the iterator."""
     monkeypatch.setattr(threaded_calls, "CLOSE_SECONDS", 0.1)
     is_read, goes_on = threading.Event(), threading.Event()
 
@@ -613,7 +613,7 @@ def made(element):
 
 
 def edited(line: str, number: int = 1) -> Callable[[int], int]:
-    """Returns a function as a user's edited file would have it."""
+    """Returns a function as a user's edited file would define it."""
     space: dict[str, Any] = {"__name__": "users_module"}
     exec(REPAIRED.format(line=line, number=number), space)
     made: Callable[[int], int] = space["made"]
@@ -678,13 +678,13 @@ def test_a_filter_may_be_put_in_where_the_error_says_so() -> None:
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_an_iterator_cannot_be_copied(reading: millstream.ReadOptions, copied: Any) -> None:
-    """A copy would share what works ahead, and so the batches: the error says how to have another iterator."""
+    """A copy would share what works ahead, and so the batches: the error says how to get another iterator."""
     with iter(loader_of(reading, Batch(3))) as iterator, pytest.raises(TypeError, match="set_state"):
         copied(iterator)
 
 
 def test_threads_that_share_an_iterator_get_each_batch_once_or_an_error(reading: millstream.ReadOptions) -> None:
-    """Four threads draw from one iterator: each batch comes to one of them, or one is told; none waits for ever."""
+    """Four threads draw from one iterator: each batch comes to one of them, or one is told; none waits forever."""
     expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
     got: list[Any] = []
     errors: list[str] = []
@@ -710,7 +710,7 @@ def test_threads_that_share_an_iterator_get_each_batch_once_or_an_error(reading:
 
 
 def test_the_last_positions_of_an_endless_stream_can_be_sought() -> None:
-    """Keys are made ahead, but never for positions that no int64 has."""
+    """Keys are made ahead, but never for positions that do not fit an int64."""
     loader = millstream.load(list(range(10)), shuffle=True, seed=0, batch_size=4)
     last = 2**61 - 1
     assert len(loader.record_keys(last)) == 4
@@ -721,7 +721,7 @@ def test_the_last_positions_of_an_endless_stream_can_be_sought() -> None:
 
 @pytest.mark.parametrize("num_threads", [0, 4])
 def test_one_buffer_for_all_elements_makes_all_rows_the_last(num_threads: int) -> None:
-    """As `Map` says: what an operation returns is its batch's, so that it must not fill it again."""
+    """As `Map` says, what an operation returns belongs to its batch, so that it must not fill it again."""
     buffer = np.zeros(2, np.int64)
 
     def fill(number: int) -> Any:

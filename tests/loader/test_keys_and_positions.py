@@ -38,7 +38,7 @@ class Sorting:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_source_may_write_to_its_keys(way: str) -> None:
-    """The array is the source's own: a second pass, another iterator and `record_keys` are as the first."""
+    """The array is the source's own: a second pass, another iterator and `record_keys` are not affected."""
     loader = millstream.load(Sorting(), shuffle=True, seed=0, num_epochs=1, batch_size=5, **WAYS[way])
     expected = (10 * IndexSampler(100, shuffle=True, seed=0).record_keys(0, 100)).reshape(-1, 5).tolist()
     with iter(loader) as batches:
@@ -51,7 +51,7 @@ def test_a_source_may_write_to_its_keys(way: str) -> None:
 
 
 class Turned(IndexSampler):
-    """Another order, in a subclass of the user's."""
+    """Another order, in a user's subclass."""
 
     def turn(self, positions: Ints) -> Ints:
         """Returns the keys."""
@@ -101,7 +101,7 @@ def test_a_sampler_may_reuse_its_memory(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_sampler_cannot_write_to_its_positions(way: str) -> None:
-    """A sampler that would repeat its first epoch, as randomness is drawn by position, fails at once instead."""
+    """A sampler that writes to its positions, by which randomness is drawn, fails at once: it would repeat draws."""
     with pytest.raises(ValueError, match="read-only"):
         stream(InPlace(1000, num_epochs=2), way)
 

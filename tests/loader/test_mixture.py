@@ -1,4 +1,4 @@
-"""Mixtures through the loader: each component as if it were alone, checkpoints across changed weights, who is named."""
+"""Mixtures through the loader: each component is as if alone, weights may change at a checkpoint, errors name it."""
 
 import itertools
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ SIZES = {"a": 7, "b": 11, "c": 4}
 
 
 def draw(element: Any, rng: np.random.Generator) -> Any:
-    """Adds what the element draws."""
+    """Adds a draw to the element."""
     return (*element, int(rng.integers(10**9)))
 
 
@@ -43,7 +43,7 @@ def number(index: int, element: Any) -> Any:
 
 
 def split(element: Any) -> Iterator[Any]:
-    """Two children of each even record, none of the others."""
+    """Splits each even record into two, and drops the others."""
     return iter([(*element, child) for child in range(2 - 2 * (element[1] % 2))])
 
 
@@ -83,7 +83,7 @@ def take(loader: DataLoader, count: int) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_component_yields_what_it_yields_alone(workers: int) -> None:
-    """The same records, indices and draws, in the same order, also after a Filter and a FlatMap."""
+    """A component has the records, indices and draws that it has alone, in that order, after Filter and FlatMap too."""
     operations: list[Any] = [
         RandomMapTransform(draw),
         MapWithIndexTransform(number),
@@ -109,7 +109,7 @@ FUNCTIONS: dict[str, Any] = {"draw": draw, "number": number, "is_small": is_smal
 
 
 def operation_of(name: str, component: str | None = None) -> Transformation:
-    """One of the functions as an operation; for one component, it asks each element where it is from: the oracle."""
+    """One of the functions as an operation; for one component, as the oracle, it asks each element where it is from."""
 
     def is_own(element: Any) -> bool:
         return component is None or element[0] == component
@@ -137,7 +137,7 @@ def operation_of(name: str, component: str | None = None) -> Transformation:
     component=st.sampled_from(sorted(SIZES)),
 )
 def test_only_for_is_operations_that_ask_each_element(inside: list[str], after: list[str], component: str) -> None:
-    """The same elements in the same order; only that those of others keep their index where own ones are split."""
+    """The elements are those of an operation that asks each one, but other components keep their indices."""
     following = [operation_of(name) for name in after]
     scoped = take(mixed([OnlyFor(component, [operation_of(name) for name in inside]), *following]), 60)
     asking = take(mixed([*(operation_of(name, component) for name in inside), *following]), 60)
@@ -179,7 +179,7 @@ def test_an_error_in_one_component_comes_at_its_turn_and_names_it() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_errors_of_later_stages_name_the_component(workers: int) -> None:
-    """Also where elements have been regrouped, and have come from another process."""
+    """Errors of later stages name the component even where elements were regrouped and came from another process."""
 
     def fails(_: Any) -> Any:
         raise RuntimeError("always")
@@ -202,7 +202,7 @@ def test_record_keys_say_what_a_batch_is_made_of() -> None:
 
 @pytest.mark.parametrize("shards", [2, 3])
 def test_shards_of_a_mixture_are_the_mixture(shards: int) -> None:
-    """The batches of all shards laid end to end, and a state that moves from one number of shards to another."""
+    """The batches of all shards laid end to end are the mixture's, and a state moves to another number of shards."""
     whole = mixed([RandomMapTransform(draw), Batch(6, batch_fn=list)])
     expected = take(whole, 6)
     parts = [
@@ -276,7 +276,7 @@ def test_more_epochs_move_the_end_of_a_component_only() -> None:
 
 
 class Own:
-    """A sampler of one's own, without words and with generators of its own."""
+    """A custom sampler without a fingerprint and with generators of its own."""
 
     num_records = 5
 
@@ -288,7 +288,7 @@ class Own:
 
 
 def test_a_component_of_ones_own_draws_from_its_own_generators() -> None:
-    """Beside one with a seed; what it is counts in a checkpoint."""
+    """A custom sampler draws from its own generators, beside one with a seed, and counts in a checkpoint."""
 
     def loader_of(own: Own) -> DataLoader:
         return DataLoader(
@@ -310,7 +310,7 @@ def test_a_component_of_ones_own_draws_from_its_own_generators() -> None:
 
 
 def test_a_mixture_in_a_mixture_draws_as_it_would_alone() -> None:
-    """The innermost sampler decides."""
+    """In nested mixtures, each record's draws are those of its innermost sampler."""
     inner = MixtureSampler([samplers()["a"], samplers()["b"]], [1, 2])
     inner_source = ConcatenatedDataSource([sources()["a"], sources()["b"]])
     outer = MixtureSampler([samplers()["c"], inner], [1, 3])
@@ -324,7 +324,7 @@ def test_a_mixture_in_a_mixture_draws_as_it_would_alone() -> None:
 
 
 def test_load_mixes_named_sources() -> None:
-    """The short way is an IndexSampler for each, with seeds that differ."""
+    """`load` of named sources is a mixture of one IndexSampler each, with seeds that differ."""
     short = millstream.load(
         sources(),
         weights={"c": 1, "b": 3, "a": 2},
@@ -357,7 +357,7 @@ def test_load_mixes_named_sources() -> None:
     ],
 )
 def test_load_refuses_what_is_no_mixture(arguments: Any, error: type[Exception], message: str) -> None:
-    """Names without weights, weights without names, and names that differ."""
+    """Names without weights, weights without names, and names that differ are errors."""
     source, *weights = arguments
     with pytest.raises(error, match=message):
         millstream.load(source, **({"weights": weights[0]} if weights else {}))
@@ -376,7 +376,7 @@ def test_load_refuses_what_is_no_mixture(arguments: Any, error: type[Exception],
     ],
 )
 def test_parts_that_do_not_fit_are_refused(source: Any, operations: list[Any], message: str) -> None:
-    """When the loader is built."""
+    """Sources, samplers and operations that do not fit each other are an error when the loader is built."""
     components = {**samplers(), "b": IndexSampler(11)}
     with pytest.raises(ValueError, match=message):
         DataLoader(
@@ -387,7 +387,7 @@ def test_parts_that_do_not_fit_are_refused(source: Any, operations: list[Any], m
 
 
 def test_only_for_needs_a_mixture() -> None:
-    """And operations that work element by element."""
+    """`OnlyFor` is refused where nothing is mixed, and for operations that do not work element by element."""
     with pytest.raises(ValueError, match="mixes nothing"):
         DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[OnlyFor("a", seen)])
     with pytest.raises(TypeError, match="element by element"):
@@ -401,7 +401,7 @@ def test_only_for_needs_a_mixture() -> None:
 
 
 def test_only_for_counts_in_a_checkpoint() -> None:
-    """Which component, and what is done with it."""
+    """A checkpoint fits only the same component and the same operation on it."""
 
     def iterator_of(component: str, scale: int) -> Any:
         return iter(mixed([OnlyFor(component, lambda element: (*element, scale))]))

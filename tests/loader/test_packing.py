@@ -29,7 +29,7 @@ ROW = 24
 
 
 def lengths_of(count: int) -> np.ndarray[Any, Any]:
-    """Between 0 and 40 tokens a document."""
+    """Returns between 0 and 40 tokens a document."""
     return np.random.default_rng(count).integers(0, 41, count)
 
 
@@ -55,7 +55,7 @@ def plain_rows(sampler: PackingSampler, source: list[np.ndarray[Any, Any]], star
 
 
 def assert_same(row: Any, expected: Any) -> None:
-    """Names and contents."""
+    """Asserts equal names and contents."""
     assert list(row) == list(expected)
     for name, array in expected.items():
         assert np.array_equal(row[name], array), name
@@ -79,7 +79,7 @@ def loader_of(count: int = 60, batch: int = 3, operations: list[Any] | None = No
 )
 @pytest.mark.parametrize("overflow", ["truncate", "split", "drop"])
 def test_rows_are_laid_out_as_planned(options: Any, overflow: str) -> None:
-    """Every batch of two epochs, whoever makes it."""
+    """Every batch of two epochs is the one planned, whichever executor makes it."""
     with loader_of(num_epochs=2, overflow=overflow, **options) as loader:
         sampler = loader.sampler
         assert isinstance(sampler, PackingSampler)
@@ -96,7 +96,7 @@ def test_rows_are_laid_out_as_planned(options: Any, overflow: str) -> None:
 @settings(max_examples=25)
 @given(shards=st.sampled_from([1, 2, 3, 6]), pads=st.booleans(), step=st.integers(0, 5))
 def test_any_number_of_shards_makes_the_same_global_batches(shards: int, pads: bool, step: int) -> None:
-    """And resumes where another number of shards has stopped; each knows its documents, also of a short last batch."""
+    """Any number of shards makes the same global batches, resumes from any other's state, and knows its documents."""
 
     def part(index: int, count: int) -> DataLoader:
         return loader_of(
@@ -125,7 +125,7 @@ def test_any_number_of_shards_makes_the_same_global_batches(shards: int, pads: b
 
 
 def test_operations_before_see_documents_and_those_after_see_rows() -> None:
-    """Each with indices and draws of its own, also where rows are not batched."""
+    """Operations see documents before Pack and rows after it, each with their own indices and draws, batched or not."""
 
     def index_of(index: int, document: Any) -> Any:
         return {"tokens": document, "index": np.full(len(document), index), "other": "text"}
@@ -164,7 +164,7 @@ def test_operations_before_see_documents_and_those_after_see_rows() -> None:
 
 
 def test_rows_of_several_axes_and_of_lists() -> None:
-    """What comes after the first axis stays; lists are arrays."""
+    """Axes after the first are kept, and lists become arrays."""
     lengths = [2, 1]
     source = [{"x": np.ones((2, 3), np.float32), "y": [1, 2]}, {"x": np.zeros((1, 3), np.float32), "y": [3]}]
     sampler = PackingSampler(lengths, 4, shuffle=False)
@@ -178,7 +178,7 @@ def test_rows_of_several_axes_and_of_lists() -> None:
 
 @pytest.mark.parametrize("threads", [0, 4])
 def test_an_error_in_a_document_comes_at_its_row(threads: int) -> None:
-    """All rows before it are delivered; what is read of its own row is not taken for one."""
+    """All rows before it are delivered; what was read of its own row is not mistaken for a row."""
     sampler = PackingSampler(lengths_of(60), ROW, overflow="drop", seed=3)
     keys = sampler.pieces(0, len(sampler)).record_keys
     starts = sampler.pieces(0, len(sampler)).row_starts
@@ -216,7 +216,7 @@ def test_an_error_in_a_document_comes_at_its_row(threads: int) -> None:
     ],
 )
 def test_documents_that_do_not_fit_are_errors(operation: Any, message: str) -> None:
-    """With the record key; nothing is cut or filled up quietly."""
+    """A document that is not as planned is an error with its record key; nothing is silently cut or padded."""
     loader = loader_of(operations=[operation, Pack({"tokens": ROW}), Batch(20)])
     with pytest.raises(ValueError, match=message):
         list(loader)
@@ -233,13 +233,13 @@ def test_documents_that_do_not_fit_are_errors(operation: Any, message: str) -> N
     ],
 )
 def test_what_does_not_go_with_rows_is_refused(operations: list[Any], message: str) -> None:
-    """When the loader is built."""
+    """Operations that cannot work on rows are an error when the loader is built."""
     with pytest.raises(ValueError, match=message):
         loader_of(operations=operations)
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
-    """Pack without rows, lengths of other documents, rows in a mixture."""
+    """Pack without rows, lengths of other documents, and rows in a mixture are errors when they are built."""
     with pytest.raises(ValueError, match="it must be a PackingSampler"):
         DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[Pack({"tokens": 3})])
     with pytest.raises(ValueError, match="lengths are of 2 documents, but data_source has 3"):
@@ -260,7 +260,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     ],
 )
 def test_what_is_no_pack_is_refused(arguments: Any, options: Any, error: type[Exception], message: str) -> None:
-    """When it is built."""
+    """Wrong arguments of Pack are errors when it is built."""
     with pytest.raises(error, match=message):
         Pack(*arguments, **options)
 
@@ -278,7 +278,7 @@ def test_rows_count_in_a_checkpoint() -> None:
 
 
 def test_rows_far_away_are_refused_where_indices_would_overflow() -> None:
-    """Not wrapped around to negative indices."""
+    """Where document indices would exceed int64, a row is an error and does not wrap around to negative ones."""
     sampler = PackingSampler([5, 5], ROW, num_epochs=None)
     loader = DataLoader(
         data_source=[np.arange(5)] * 2,

@@ -52,7 +52,7 @@ def loader_of(source: Any, *operations: Any, workers: int, threads: int) -> mill
 
 
 def slowest_stage(source: Any, operations: Any, slow: str, workers: int, threads: int) -> str:
-    """Returns where one pass took longest, having seen that what is slow took as long as it must."""
+    """Returns the stage in which one pass took longest, having checked that it took as long as it must."""
     loader = loader_of(source, *operations, workers=workers, threads=threads)
     with iter(loader) as batches:
         assert sum(1 for _ in batches) > 0

@@ -1,4 +1,4 @@
-"""Going on at a late step is no more work than beginning: what is read and what is computed is counted."""
+"""Resuming at a late step is no more work than starting: what is read and what is computed is counted."""
 
 import dataclasses
 import operator
@@ -85,7 +85,7 @@ def iterator_of(shard: ShardOptions, work: "Counter[str]") -> DataLoaderIterator
 
 
 def first_batch(shard: ShardOptions, state: bytes | None) -> tuple[Any, "Counter[str]"]:
-    """Returns the first batch of a new loader that goes on from a state, and the work that all of this was."""
+    """Returns the first batch of a new loader that resumes from a state, and the work that all of this was."""
     work: Counter[str] = Counter()
     with iterator_of(shard, work) as batches:
         if state is not None:
@@ -95,7 +95,7 @@ def first_batch(shard: ShardOptions, state: bytes | None) -> tuple[Any, "Counter
 
 @pytest.mark.parametrize(("saved_by", "restored_by"), [(1, 1), (4, 4), (4, 2), (1, 3)])
 def test_resuming_late_is_the_work_of_a_fresh_start(saved_by: int, restored_by: int) -> None:
-    """As many records, keys and calls as at step 0, on any number of shards; getting there reads nothing at all."""
+    """Resuming takes as many records, keys and calls as step 0, on any number of shards; seeking reads nothing."""
     work: Counter[str] = Counter()
     with iterator_of(ShardOptions(saved_by - 1, saved_by, drop_remainder=True), work) as batches:
         batches.seek(STEP)

@@ -1,4 +1,4 @@
-"""The stream equals the oracle's, whoever makes it."""
+"""The stream equals the oracle's, whichever executor makes it."""
 
 import contextlib
 import dataclasses
@@ -131,7 +131,7 @@ def test_seek_equals_the_suffix(data: st.DataObject, pipeline: Pipeline) -> None
 @given(data=st.data(), pipeline=pipelines())
 @settings(deadline=None, max_examples=100)
 def test_state_resumes_in_any_iterator(data: st.DataObject, pipeline: Pipeline) -> None:
-    """A used iterator, an exhausted one, and one that was set twice go on exactly as a fresh one does."""
+    """A used iterator, an exhausted one, and one that was set twice resume exactly as a fresh one does."""
     expected, error = expected_of(pipeline)
     step = data.draw(st.integers(0, len(expected)))
     source = iter(loader_of(pipeline))
@@ -190,7 +190,7 @@ def test_global_batches_do_not_depend_on_the_number_of_shards(
 def test_another_number_of_shards_resumes_the_global_stream(
     pipeline: Pipeline, counts: tuple[int, int], data: st.DataObject
 ) -> None:
-    """A state saved by one shard of several goes on, on every shard of another number, at the same global step."""
+    """A state saved by one of several shards resumes at the same global step on any other number of shards."""
 
     def loader(index: int, count: int) -> millstream.DataLoader:
         operations = (*pipeline.operations, Batch(12 // count))
@@ -208,7 +208,7 @@ def test_another_number_of_shards_resumes_the_global_stream(
 
 
 class Parameters(Map):
-    """Adds what it holds in attributes of every usual kind, private ones."""
+    """Adds what it holds in private attributes of every usual kind."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self._sizes = numbers
@@ -260,7 +260,7 @@ def test_a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused(
 ) -> None:
     """What was delivered and what comes are together the stream of the new number of epochs: nothing lost or twice.
 
-    Where that cannot be, because what was delivered is no beginning of that stream, the state is refused.
+    Where that cannot be, because what was delivered is not a beginning of that stream, the state is refused.
     """
     other = dataclasses.replace(pipeline, sampler=dataclasses.replace(pipeline.sampler, num_epochs=epochs))
     before, _ = expected_of(pipeline)

@@ -1,4 +1,4 @@
-"""Filtering ahead gives the stream of filtering on the way, and makes it 1:1."""
+"""Filtering ahead gives the stream that filtering on the fly gives, and makes it 1:1."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ deterministic = st.lists(
 def test_surviving_keys_are_the_records_whose_element_is_left(
     size: int, operations: list[Transformation], num_threads: int
 ) -> None:
-    """The keys are those of the records of which one pass with the same operations leaves something, in order."""
+    """The keys are those of the records that survive a pass with the same operations, in order."""
     keys = millstream.surviving_keys(
         range(size), operations, read_options=millstream.ReadOptions(num_threads=num_threads)
     )
@@ -88,7 +88,7 @@ def test_workers_find_the_same_and_read_it(tmp_path: Path) -> None:
 
 
 def test_a_filtered_pipeline_becomes_elastic() -> None:
-    """Over surviving keys `len` is known, all shards end together, and a state goes on with other shards."""
+    """Over surviving keys `len` is known, all shards end together, and a state resumes on other shards."""
     keys = millstream.surviving_keys(range(100), [DropMultiples(3)])
     sampler = IndexSampler(len(keys), shuffle=True, seed=1, num_epochs=1, keys=keys)
 
@@ -110,7 +110,7 @@ def test_a_filtered_pipeline_becomes_elastic() -> None:
 
 
 def test_other_keys_are_another_stream() -> None:
-    """A state says which keys it belongs to, by their number and a digest of all; other ones are refused."""
+    """A state says which keys it belongs to, by their number and a digest of all; others are refused."""
     keys = np.arange(100_000)
     other = keys.copy()
     other[54_321] = 7
@@ -155,7 +155,7 @@ def test_mistakes_are_errors(make: Callable[[], object], error: type[Exception],
 
 
 def test_nothing_left_is_an_empty_array() -> None:
-    """Where no record is left, there are no keys, still of int64."""
+    """Where no record is left, the result is an empty array, still of int64."""
     keys = millstream.surviving_keys(range(5), [Filter(nothing_left)])
 
     assert keys.tolist() == []

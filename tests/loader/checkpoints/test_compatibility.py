@@ -38,7 +38,7 @@ def with_stream(state: LoaderState, **changes: Any) -> LoaderState:
 
 
 def with_words(changes: dict[str, str | None], **others: Any) -> LoaderState:
-    """Returns the state of a stream with some other words; None takes them away."""
+    """Returns the state of a stream with some other words; None removes them."""
     words = {path: text for path, text in (WORDS | changes).items() if text is not None}
     return with_stream(STATE, fingerprint=dataclasses.replace(FINGERPRINT, words=words, **others))
 
@@ -47,7 +47,7 @@ SAVED = with_words({})
 
 
 def mismatch(saved: LoaderState, here: LoaderState, *allow: str, strict: bool = False) -> str:
-    """Returns the text of the CheckpointError that comparing must end in."""
+    """Returns the text of the CheckpointError that comparing must raise."""
     with pytest.raises(CheckpointError) as caught:
         resumption(saved, here, allow, strict=strict)
     return str(caught.value)
@@ -84,7 +84,7 @@ def test_a_difference_in_words_is_named_and_can_be_allowed(
 
 
 def test_equal_streams_are_compatible_wherever_they_stand() -> None:
-    """Step, position and what is skipped are where the stream stands, not which stream it is."""
+    """Step, position and what is skipped say where the stream is, not which stream it is."""
     assert resumption(STATE, dataclasses.replace(STATE, step=0, position=0)) == Resumption(5, (0,), ())
     assert resumption(FILTERED, dataclasses.replace(FILTERED, position=0, skip=(0, 0))) == Resumption(5, (3, 0), ())
 
@@ -101,7 +101,7 @@ def test_every_difference_is_named_at_once() -> None:
 
 
 def test_only_several_shards_have_a_remainder_to_drop() -> None:
-    """Number and index of shards are free at one global batch; what several drop counts between several."""
+    """At one global batch, shard count and index may differ; `drop_remainder` matters only between several shards."""
     dropping = with_stream(STATE, drop_remainder=True)
     assert "drop_remainder: saved False, here True" in mismatch(STATE, dropping)
     resumption(STATE, dropping, {"sampler"})
@@ -111,7 +111,7 @@ def test_only_several_shards_have_a_remainder_to_drop() -> None:
 
 
 def test_another_global_batch_needs_leave_and_a_position_that_it_divides() -> None:
-    """Another global batch is refused; allowed, it must divide the saved position, or the nearest steps are told."""
+    """Another global batch must be allowed and divide the saved position; if it does not, the nearest steps are named."""
     for size in (16, 64, 80, 160, 33, 100, 1000):
         here = with_stream(STATE, global_batch=size)
         message = mismatch(STATE, here)
@@ -130,7 +130,7 @@ def test_another_global_batch_needs_leave_and_a_position_that_it_divides() -> No
     "changes", [{"shard_index": 0}, {"shard_count": 4}, {"global_batch": 16}, {"shard_count": 8, "shard_index": 5}]
 )
 def test_a_filtered_pipeline_resumes_only_on_its_shard(changes: dict[str, Any]) -> None:
-    """Of a pipeline that is not 1:1, shard and global batch must be those that saved; nothing allows otherwise."""
+    """A pipeline that is not 1:1 resumes only with the shard and global batch that saved, whatever is allowed."""
     message = mismatch(FILTERED, with_stream(FILTERED, **changes), *ALLOWABLE)
     for name, value in changes.items():
         assert f"{name}: saved {getattr(FILTERED.stream, name)}, here {value}" in message
@@ -139,7 +139,7 @@ def test_a_filtered_pipeline_resumes_only_on_its_shard(changes: dict[str, Any]) 
 
 
 def test_what_was_skipped_must_mean_something_here() -> None:
-    """A position within a filtered stream fits no pipeline of other stages; a 1:1 position fits any, if allowed."""
+    """A position within a filtered stream fits no pipeline with other stages; a 1:1 position fits any, if allowed."""
     assert "one_to_one: saved False, here True" in mismatch(FILTERED, STATE, *ALLOWABLE)
     other = dataclasses.replace(FILTERED, skip=(0,))
     assert "regroup elements: saved 2, here 1" in mismatch(FILTERED, other, *ALLOWABLE)
@@ -151,7 +151,7 @@ ENDED = with_stream(dataclasses.replace(STATE, position=170, is_final=True), len
 
 
 def test_the_end_of_one_order_is_no_position_of_a_longer_one() -> None:
-    """After a short last batch a state fits the same length only; it, and one beyond the end, say what to do."""
+    """After a short last batch a state fits the same length only; its error, and one beyond the end, say what to do."""
     assert resumption(ENDED, ENDED).block == 6
     for length in (340, None):
         message = mismatch(ENDED, with_stream(STATE, length=length))
@@ -167,7 +167,7 @@ CHANGED = with_words({}, code={"operations[0]": {"crop": "ffffffff", "flip": "00
 
 
 def test_changed_code_is_told_and_refused_only_if_asked_for() -> None:
-    """A changed mark names part and functions; strict makes it a difference like any other."""
+    """Changed code is a warning that names part and functions; strict makes it a difference like any other."""
     (change,) = resumption(SAVED, CHANGED).changes
     assert change == "operations[0], Map Crop: the code of crop, flip has changed"
     assert resumption(SAVED, SAVED, strict=True).changes == ()
@@ -181,7 +181,7 @@ def test_changed_code_is_told_and_refused_only_if_asked_for() -> None:
 
 @pytest.mark.parametrize("allow", [{"seed"}, ["operations", "shards"], "operations", {"Sampler"}, {""}])
 def test_an_unknown_name_in_allow_is_an_error(allow: Any) -> None:
-    """A misspelt name does not pass in silence, be there a difference or not: the valid ones are listed."""
+    """A misspelt name is an error that lists the valid ones, whether or not anything differs."""
     with pytest.raises(ValueError, match="global_batch, operations, sampler, source") as caught:
         resumption(STATE, STATE, allow)
     assert not isinstance(caught.value, CheckpointError)

@@ -1,4 +1,4 @@
-"""A fingerprint has all that decides the stream, under paths that a person understands."""
+"""A fingerprint holds everything that decides the stream, under paths that a person understands."""
 
 import dataclasses
 import subprocess
@@ -36,7 +36,7 @@ def sampler_words(sampler: Any) -> dict[str, str]:
 
 @dataclasses.dataclass
 class Folder:
-    """A source whose records are slow to read: here, reading is an error."""
+    """A source whose records are slow to read, so that reading one here is an error."""
 
     path: str
     size: int
@@ -79,7 +79,7 @@ def test_sources_and_samplers_may_say_what_they_are() -> None:
 
 
 def test_a_plain_sequence_is_its_length_and_some_records() -> None:
-    """Of a list, tuple or array, the length, the type and evenly spread records count; a range may be vast."""
+    """A list, tuple or array is its length, its type and some evenly spread records; a range may be vast."""
     every = []
     for build in (list, tuple, np.array, lambda keys: [{"image": np.full(9, key)} for key in keys]):
         texts = [source_words(build(keys))["source"] for keys in (range(1000), range(999), range(1, 1001), range(5))]
@@ -103,7 +103,7 @@ class Backwards(IndexSampler):
     """An IndexSampler with another order."""
 
     def record_keys_at(self, positions: Any) -> Any:
-        """Returns the keys from the last on."""
+        """Returns the keys in reverse order."""
         return self.num_records - 1 - super().record_keys_at(positions)
 
 
@@ -150,7 +150,7 @@ def same(element: Any) -> Any:
 
 
 def test_operations_are_their_kinds_and_parameters() -> None:
-    """Kinds and classes are named; of a Batch what is unusual, and its size unless it is the first."""
+    """Kinds and classes are named; a Batch shows what is not a default, and its size unless it is the first."""
     operations = [same, Even(), FlatMap(same, max_fan_out=2), Batch(4), Batch(2, True, batch_fn=same)]
     assert {path: text for path, text in words(operations=operations).items() if path.startswith("operations")} == {
         "operations[0]": "Map",

@@ -1,4 +1,4 @@
-"""A loader's place goes through Orbax, by every way that Orbax offers, and comes back exactly or is refused."""
+"""A loader's position goes through Orbax, in every way that Orbax offers, and comes back exactly or is refused."""
 
 import dataclasses
 import operator
@@ -85,7 +85,7 @@ class Interface:
     Attributes:
         save: saves an iterator below a new folder, and calls the function given as soon as Orbax returns, before
             anything has been waited for.
-        restore: sets the iterator to the place saved below the folder.
+        restore: sets the iterator to the position saved below the folder.
     """
 
     name: str
@@ -120,7 +120,7 @@ def save_in_composite(folder: Path, iterator: DataLoaderIterator, meanwhile: Cal
 
 
 def restore_in_composite(folder: Path, iterator: DataLoaderIterator) -> object:
-    """Restores beside a model, and checks that."""
+    """Restores beside a model, and checks the model."""
     with ocp.CheckpointManager(folder) as manager:
         empty = jax.tree.map(jnp.zeros_like, model())
         args = ocp.args.Composite(model=ocp.args.StandardRestore(empty), loader=CheckpointRestore(iterator))
@@ -202,7 +202,7 @@ def state_file(folder: Path) -> Path:
 
 
 def assert_refused(interface: Interface, folder: Path, iterator: DataLoaderIterator) -> CheckpointError:
-    """Returns the CheckpointError with which a restore fails, having seen that it changes nothing."""
+    """Returns the CheckpointError that a restore raises, having checked that it changes nothing."""
     before = iterator.get_state()
     with pytest.raises(Exception) as caught:  # noqa: PT011  (Orbax wraps what a handler raises)
         interface.restore(folder, iterator)
@@ -216,7 +216,7 @@ def assert_refused(interface: Interface, folder: Path, iterator: DataLoaderItera
 def test_a_restored_iterator_goes_on_exactly(
     interface: Interface, drop: int | None, used: int | None, tmp_path: Path
 ) -> None:
-    """What is saved is the place at the call of save; any iterator restored to it yields the exact rest."""
+    """The position when `save` is called is saved; any iterator restored to it yields exactly the rest."""
     whole = list(loader(drop=drop))
     with at_step(SAVED_STEP, loader(drop=drop)) as saved:
         interface.save(tmp_path, saved, lambda: [next(saved), next(saved)])
@@ -272,7 +272,7 @@ def test_a_damaged_state_is_refused(interface: Interface, tmp_path: Path) -> Non
 @each_interface
 @pytest.mark.parametrize("count", [2, 4, 128])
 def test_a_state_of_another_number_of_processes_restores(interface: Interface, count: int, tmp_path: Path) -> None:
-    """Processes of a 1:1 pipeline are all at the same place, so that of any of them will do, once all are there."""
+    """Processes of a 1:1 pipeline are all at one position, so any one's state will do, once all of them are there."""
     with at_step(SAVED_STEP, loader()) as saved:
         interface.save(tmp_path, saved, lambda: None)
     file = state_file(tmp_path)
@@ -288,7 +288,7 @@ def test_a_state_of_another_number_of_processes_restores(interface: Interface, c
 
 
 def test_a_process_with_a_disk_of_its_own_needs_no_other_state(tmp_path: Path) -> None:
-    """Where each host saves to its own disk, a process finds its own state alone; another's alone is not enough."""
+    """Where each host saves to its own disk, a process needs only its own state; another's alone is not enough."""
     with at_step(SAVED_STEP, loader()) as saved:
         save_with_manager(tmp_path, saved, lambda: None)
     folder = state_file(tmp_path).parent
@@ -300,7 +300,7 @@ def test_a_process_with_a_disk_of_its_own_needs_no_other_state(tmp_path: Path) -
 
 
 def test_files_that_are_no_states_do_not_matter(tmp_path: Path) -> None:
-    """Only names that `write_state` gives count; a number that no group has is never counted up to."""
+    """Only names that `write_state` gives count; an absurd number of processes in a name is not counted up to."""
     with iter(loader()) as saved:
         write_state(tmp_path, saved.get_state())
         for name in ("process_0-of-0.json", "process_00-of-1.json", "process_x-of-y.json", "process_0-of-9.json.part"):
@@ -315,7 +315,7 @@ def test_files_that_are_no_states_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_every_step_of_a_run_restores(tmp_path: Path) -> None:
-    """A manager that keeps everything keeps every place, and each of them is that of its step."""
+    """Where a manager keeps every checkpoint, each step restores to its own position."""
     whole = list(loader())
     with ocp.CheckpointManager(tmp_path, options=ocp.CheckpointManagerOptions(max_to_keep=None)) as manager:
         with iter(loader()) as saved:
@@ -344,7 +344,7 @@ def test_differences_can_be_allowed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [loader(), [1, 2], None], ids=["loader", "list", "none"])
 def test_what_is_no_iterator_is_refused_at_once(wrong: Any) -> None:
-    """Passing the loader in place of its iterator fails where that is written, with what to pass."""
+    """Passing the loader in place of its iterator fails at that very line, and the error says what to pass."""
     with pytest.raises(TypeError, match=r"pass iter\(loader\)"):
         CheckpointSave(wrong)
     with pytest.raises(TypeError, match=r"pass iter\(loader\)"):
@@ -378,7 +378,7 @@ def test_a_model_and_a_loader_load_together(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_can_be_looked_at(tmp_path: Path) -> None:
-    """The items of a checkpoint can be listed, and a model restored without the loader that lies beside it."""
+    """The items of a checkpoint can be listed, and a model restored without the loader saved beside it."""
     with at_step(SAVED_STEP, loader()) as saved:
         save_in_composite(tmp_path, saved, lambda: None)
     with ocp.CheckpointManager(tmp_path) as manager:
@@ -416,7 +416,7 @@ def test_a_restored_iterator_reads_ahead(interface: Interface, tmp_path: Path) -
 
 @pytest.mark.parametrize("has_model", [True, False], ids=["beside a model", "alone"])
 def test_a_checkpoint_without_the_loader_says_what_it_holds(has_model: bool, tmp_path: Path) -> None:
-    """A run that was saved without its loader is told so, by the name of the item; the iterator is as it was."""
+    """Where the loader was not saved, the error says so, by the name of the item; the iterator is as it was."""
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(3, args=ocp.args.Composite(weights=ocp.args.StandardSave(model())))
     with at_step(2, loader()) as iterator, ocp.CheckpointManager(tmp_path) as manager:
@@ -439,7 +439,7 @@ def test_the_errors_of_other_items_are_orbax_own(tmp_path: Path) -> None:
 
 
 def test_changed_code_is_refused_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """`CheckpointRestore` resumes after a repair with a warning, and refuses it with strict=True, on a device too."""
+    """`CheckpointRestore` resumes repaired code with a warning, and refuses it with strict=True, on a device too."""
 
     def with_code(line: str) -> DataLoader:
         space: dict[str, Any] = {"__name__": "users_module"}

@@ -68,7 +68,7 @@ def canonical(fields: Any) -> bytes:
 
 
 def refusal(raw: Any) -> str:
-    """Returns the text of the CheckpointError that decoding must end in."""
+    """Returns the text of the CheckpointError that decoding must raise."""
     with pytest.raises(CheckpointError) as caught:
         LoaderState.decode(raw)
     return str(caught.value)
@@ -89,7 +89,7 @@ def test_round_trip_through_any_json_writer(state: LoaderState, indent: Any, asc
 
 
 def test_a_state_is_small_canonical_json_and_every_buffer_reads() -> None:
-    """A typical state takes some hundred bytes of JSON, and may come in any kind of bytes."""
+    """A typical state is a few hundred bytes of JSON, and is read from any kind of buffer."""
     raw = STATE.encode()
     assert len(raw) < 600
     assert raw == canonical(json.loads(raw))
@@ -116,7 +116,7 @@ def test_every_damaged_byte_is_refused(state: LoaderState) -> None:
 @settings(deadline=None, max_examples=300)
 @given(states, st.data())
 def test_damage_is_refused_or_changes_nothing(state: LoaderState, data: st.DataObject) -> None:
-    """Overwritten runs of bytes are refused, unless the JSON still says the very same."""
+    """Overwritten runs of bytes are refused, unless the JSON still means exactly the same."""
     raw = bytearray(state.encode())
     start = data.draw(st.integers(0, len(raw) - 1))
     raw[start : start + 8] = data.draw(st.binary(max_size=8) | st.sampled_from([b" ", b"0", b"9", b'"', b",", b"}"]))
@@ -139,7 +139,7 @@ def test_damage_is_refused_or_changes_nothing(state: LoaderState, data: st.DataO
     ).map(lambda value: json.dumps(value).encode())
 )
 def test_other_bytes_and_other_json_are_refused(raw: bytes) -> None:
-    """Bytes that no `encode` wrote are refused, be they JSON or not."""
+    """Bytes that `encode` did not write are refused, whether or not they are JSON."""
     refusal(raw)
 
 
@@ -163,7 +163,7 @@ def test_another_version_is_refused_with_what_to_do() -> None:
 
 
 def test_what_is_no_state_is_refused() -> None:
-    """Whatever is given as a state, the one error is CheckpointError, with the reason and what to give."""
+    """Whatever is given as a state, the only error is CheckpointError, with the reason and what to give."""
     raw = STATE.encode()
     given = {
         b"": "JSON",

@@ -38,7 +38,7 @@ def define(body: str, name: str = "made", **names: Any) -> Any:
     return space[name]
 
 
-# Values: built alike they have the same words, here and in other processes; any two of these are told apart.
+# Values that have the same words whenever they are built, here and in other processes; no two have the same ones.
 EXPRESSIONS = """
 None | True | False | 0 | 1 | 2**70 | 10**5000 | 10**5000 + 1 | 1.0 | 0.0 | -0.0 | 1e300 | float("nan") | 1j | "" | "1"
 "None" | "a" * 64 | "a" * 65 | "é" | "\\ud800" | "\\n" | "\\\\n" | b"" | b"1" | b"a" * 99 | ... | [] | () | {} | set()
@@ -134,7 +134,7 @@ def program(margin: int) -> str:
 
 
 def output(path: pathlib.Path, margin: int, hash_seed: str) -> list[str]:
-    """Returns what the program prints when run from a file at this place, under this hash seed."""
+    """Returns what the program prints when run from a file at this path, under this hash seed."""
     path.parent.mkdir()
     path.write_text(program(margin), encoding="utf-8")
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -144,7 +144,7 @@ def output(path: pathlib.Path, margin: int, hash_seed: str) -> list[str]:
 
 
 def test_descriptions_are_the_same_in_every_process(tmp_path: pathlib.Path) -> None:
-    """Other hash seeds, folders, files and lines change nothing; and no two of the values are taken for another."""
+    """Other hash seeds, folders, files and lines change nothing, and no two of the values have the same words."""
     first = output(tmp_path / "a" / "first.py", 0, "1")
     second = output(tmp_path / "elsewhere" / "second.py", 7, "2")
     assert dict(zip(LISTED, first, strict=True)) == dict(zip(LISTED, second, strict=True))
@@ -200,7 +200,7 @@ def rebuilt(value: Any) -> Any:
 @settings(deadline=None, max_examples=150)
 @given(values, values)
 def test_plain_values_are_alike_exactly_if_they_are_equal(one: Any, other: Any) -> None:
-    """The words of a nested value are those of its copy, and others than those of any different value."""
+    """A nested value has the same words as its copy, and other words than any different value."""
     assert listed(one) == listed(rebuilt(one))
     assert (listed(one) == listed(other)) == (spelled(one) == spelled(other))
     assert len(listed(one)) <= ENTRY_LIMIT
@@ -283,7 +283,7 @@ HARMLESS_EDITS = [
 
 
 def test_a_function_is_its_name_its_defaults_its_closure_and_its_code() -> None:
-    """Defaults and closure are words; operators, constants and names are code; what is for people is neither."""
+    """Defaults and closure are words; operators, constants and names are code; what only people read is neither."""
     assert listed(define(FUNCTION)) == {
         "it": "made",
         "it.y": "5",
@@ -307,7 +307,7 @@ def test_a_private_container_as_a_default_is_a_cache() -> None:
 
 
 class Lazy(Map):
-    """An operation that keeps much of what it has come across."""
+    """An operation that keeps much of what it has seen."""
 
     def __init__(self) -> None:
         self._table: dict[int, int] = {}
@@ -319,14 +319,14 @@ class Lazy(Map):
         return [1, 4]
 
     def map(self, element: int) -> int:
-        """Fills everything that there is to fill."""
+        """Fills every cache."""
         self._table[element] = self.squares[0]
         self._file = self._file or iter(self._table)
         return element
 
 
 def test_what_cannot_be_pickled_and_cached_properties_do_not_count() -> None:
-    """An open file, a lock or a generator comes and goes, as does the result of a cached property."""
+    """An open file, a lock, a generator or the result of a cached property may come and go without any change."""
     used = Lazy()
     used.map(1)
     used._table.clear()
@@ -335,7 +335,7 @@ def test_what_cannot_be_pickled_and_cached_properties_do_not_count() -> None:
 
 
 def test_an_object_keeps_its_first_words_as_long_as_it_lives() -> None:
-    """What has been described is described alike after it was used, wherever it is held; and is not kept alive."""
+    """What has been described is described alike after use, wherever it is held, and is not kept alive."""
     used = Lazy()
     before = listed(used)
     used.map(1)
@@ -386,7 +386,7 @@ def bush(depth: int) -> list[Any]:
 
 
 def vast() -> Iterator[Any]:
-    """Yields values that would take long, or for ever, to look at wholly."""
+    """Yields values that would take long, or forever, to look at completely."""
     yield list(range(2 * 10**6))
     yield [list(range(1000)) for _ in range(1000)]
     yield {i: [i] * 100 for i in range(20_000)}
@@ -413,7 +413,7 @@ def test_the_work_is_bounded() -> None:
 
 
 class Posing:
-    """Pretends to be a list, and raises whatever is asked of it."""
+    """Pretends to be a list, and raises at every access."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -434,7 +434,7 @@ class Refusing:
 
 
 def test_whatever_fails_when_looked_at_has_words() -> None:
-    """No object makes describing raise, or lets an address through; what refuses to be pickled counts, too."""
+    """No object makes describing raise, or gets an address into the words; what refuses to be pickled counts, too."""
     for value in (Posing(), threading.Thread(), sys, os.environ, Refusing(2)):
         assert " at 0x" not in str(listed(value))
         assert listed(value) == listed(value)

@@ -1,4 +1,4 @@
-"""Calls that are lost, split and blamed, without any process: nothing is lost, doubled or out of order."""
+"""Calls are lost, split and blamed, without any process: no element is lost, doubled or out of order."""
 
 import itertools
 from random import Random
@@ -22,7 +22,7 @@ SIZE = 40
 
 
 class DeathError(Exception):
-    """What stands for the death of too many workers."""
+    """Stands for the death of too many workers."""
 
 
 def loader_of(*operations: Any) -> millstream.DataLoader:
@@ -32,12 +32,12 @@ def loader_of(*operations: Any) -> millstream.DataLoader:
 
 
 class Workers:
-    """Workers that die of some blocks each time, and of others when the dice say so.
+    """Workers that some blocks kill every time, and that otherwise die at random.
 
     Args:
         plan: what they make.
         deadly: the blocks that kill whoever makes them.
-        random: the dice.
+        random: decides who dies.
     """
 
     def __init__(self, plan: Plan, deadly: set[int], random: Random) -> None:
@@ -78,11 +78,11 @@ class Workers:
         if kills:
             self._assignments.blame(number, lambda deaths, records: DeathError(f"{deaths} deaths: {records}"))
         elif self._accidents < SIZE and self._random.random() < 0.3:
-            # The worker dies of something else: what it had not begun, with this call among it, goes to others.
+            # The worker dies of something else: the calls that it had not begun, this one among them, go to others.
             self._accidents += 1
             others, self._given = self._given, []
             self._assignments.lose([number, *(other for other, _ in others)])
-            # Late answers are nobody's.
+            # Late answers belong to no call.
             for other, _ in others:
                 self._assignments.complete(other, Elements.failed(DeathError("late")))
         else:
@@ -92,7 +92,7 @@ class Workers:
 @given(random=st.randoms(use_true_random=False), filtered=st.booleans(), batch=st.integers(1, 3))
 @settings(deadline=None)
 def test_accidents_change_nothing(random: Random, filtered: bool, batch: int) -> None:
-    """However often workers die, of calls that are not at fault, the stream is that of nobody dying."""
+    """However often workers die where no call is at fault, the stream is the undisturbed one."""
     operations = [Filter(lambda number: number % 3), Batch(batch)] if filtered else []
     expected = [comparable(value) for value in loader_of(*operations)]
 
@@ -102,7 +102,7 @@ def test_accidents_change_nothing(random: Random, filtered: bool, batch: int) ->
 @given(random=st.randoms(use_true_random=False), deadly=st.sets(st.integers(0, SIZE - 1), min_size=1))
 @settings(deadline=None)
 def test_a_block_that_kills_is_an_error_at_its_turn(random: Random, deadly: set[int]) -> None:
-    """Whatever it was made together with, all elements before it come, and then an error that names it alone."""
+    """Whichever blocks it was made with, all elements before it come, and then an error that names it alone."""
     made, error = Workers(loader_of()._plan, deadly, random).stream()
 
     assert made == [comparable(number) for number in range(min(deadly))]
@@ -113,7 +113,7 @@ def test_a_block_that_kills_is_an_error_at_its_turn(random: Random, deadly: set[
 
 
 def test_answers_to_unknown_calls_are_dropped() -> None:
-    """An answer to, or blame for, a number that was never given or is answered already does nothing."""
+    """An answer to, or blame for, a call that was never given out or is answered already does nothing."""
     plan = loader_of()._plan
     schedule = Schedule(plan, Cursor(0, (0,)))
     assignments = Assignments(plan, schedule, itertools.count(7))

@@ -1,4 +1,4 @@
-"""A Filter that keeps nothing is named in the log, at growing distances; one that keeps something never is."""
+"""A Filter that keeps nothing is named in the log, at growing intervals; one that keeps something never is."""
 
 import logging
 from typing import Any
@@ -16,7 +16,7 @@ EXECUTORS = pytest.mark.parametrize(
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, *operations: Any, **options: Any) -> tuple[list[str], list[Any]]:
-    """Returns what a pass over 100 records, in some epochs, writes into the log, and its first two outputs."""
+    """Returns what a pass over 100 records, for some epochs, writes to the log, and its first two outputs."""
     caplog.clear()
     loader = millstream.DataLoader(
         data_source=range(100),
@@ -47,7 +47,7 @@ def kept_from(position: int) -> list[Any]:
 def test_a_filter_that_keeps_nothing_is_named_once_in_ten_times_as_many_epochs(
     caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
-    """In an endless stream: after 1, 10 and 100 epochs without an output, with the records read; then it goes on."""
+    """An endless stream logs it after 1, 10 and 100 epochs without an output, with the records read, and continues."""
     lines, outputs = lines_of(caplog, *kept_from(30_000), Batch(4), **options)
 
     assert [batch.tolist() for batch in outputs] == [[30_000, 30_001, 30_002, 30_003], [30_004, 30_005, 30_006, 30_007]]
@@ -60,7 +60,7 @@ def test_a_filter_that_keeps_nothing_is_named_once_in_ten_times_as_many_epochs(
 def test_a_stream_that_ends_without_an_output_says_so_once(
     caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
-    """One epoch: one line, also where a shard or a Batch leaves some records out, and whatever comes behind."""
+    """One epoch logs one line, even where a shard or a Batch leaves some records out, and whatever comes after."""
     for operations in (
         [Filter(lambda _: False)],
         [FlatMap(lambda _: [], max_fan_out=2), Batch(7)],

@@ -1,4 +1,4 @@
-"""What is wrong with an operation and shows at the first elements: the log or an error names the operation."""
+"""Mistakes in operations that show at the first elements: the log or an error names the operation."""
 
 import dataclasses
 import logging
@@ -143,7 +143,7 @@ def test_what_changes_only_its_own_is_fine(
 
 
 def test_a_record_is_looked_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """One loader warns once, in all its passes together; nothing is read for it beyond the one record changed."""
+    """One loader warns once over all its passes, and reads nothing extra for it but the one record changed."""
 
     class Counted(Kept):
         reads = 0
@@ -162,7 +162,7 @@ def test_a_record_is_looked_at_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_workers_look_too(capfd: pytest.CaptureFixture[str]) -> None:
-    """A worker process says it on the trainer's standard error."""
+    """A worker process prints the warning on the trainer's standard error."""
     first_batch(Kept(dicts()), scale_array, worker_count=1)
 
     assert "operations[0], Map(scale_array), changes its input in place" in capfd.readouterr().err
@@ -210,7 +210,7 @@ def test_an_operation_that_fails_at_none_tells_who_made_it(stumbling: Any) -> No
 
 
 def test_errors_at_other_elements_have_no_such_note() -> None:
-    """An error at an element that is there is what it was."""
+    """An error at an element that is not None is left as it was."""
     with pytest.raises(KeyError) as caught:
         first_batch(dicts(), pass_on, lambda element: element["label"])
 
@@ -218,7 +218,7 @@ def test_errors_at_other_elements_have_no_such_note() -> None:
 
 
 def test_a_batch_that_is_none_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """An operation after Batch that returns None for the first batch is named in the log: it may be meant."""
+    """An operation after Batch that returns None for the first batch is named in the log: it may be intended."""
     loader = millstream.load(dicts(), num_epochs=1, transformations=[Batch(4), forgetful])
 
     assert list(loader) == [None] * 4
@@ -228,7 +228,7 @@ def test_a_batch_that_is_none_is_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_none_stays_a_value() -> None:
-    """Records that are None, None beside values in a batch of one, and leaves of None are what they were."""
+    """Records that are None, None beside values in a batch of one, and leaves that are None stay what they were."""
     assert first_batch([None] * 4) is None
     assert first_batch([1, 2], lambda _: None, batch_size=1) is None
     assert first_batch([1, 2], lambda number: {"a": None, "b": number}, batch_size=2)["a"] is None
@@ -249,7 +249,7 @@ def test_contents_tell_records_apart() -> None:
 
 
 def test_records_that_cannot_be_looked_at_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """A record of a class that raises when it is looked at is an element as any other."""
+    """A record of a class that raises when it is looked at is an element like any other."""
 
     class Shy:
         def __array__(self) -> Any:
@@ -260,7 +260,7 @@ def test_records_that_cannot_be_looked_at_are_left_alone(caplog: pytest.LogCaptu
 
 
 def test_the_log_is_of_millstream(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever wants none of it says so to the logger of `millstream`."""
+    """Raising the level of the `millstream` logger silences these warnings."""
     with caplog.at_level(logging.ERROR, logger="millstream"):
         first_batch(Kept(dicts()), Map(scale_array))
 

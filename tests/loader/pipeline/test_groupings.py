@@ -17,7 +17,7 @@ GROUPINGS = st.builds(EqualGroups, st.integers(1, 9), keeps_remainder=st.boolean
 
 
 def one_by_one(grouping: Grouping, count: int) -> Iterator[int]:
-    """Yields how many elements each group has, of a stream of so many that come one at a time."""
+    """Yields the size of each group of a stream of this many elements, which come one at a time."""
     group, size = grouping.begin(), 0
     while count:
         taken = group.take(1)
@@ -67,7 +67,7 @@ def test_groups_do_not_depend_on_how_elements_come(grouping: Grouping, pieces: l
 @given(grouping=GROUPINGS, pieces=st.lists(st.integers(0, 12), max_size=12), data=st.data())
 @settings(deadline=None)
 def test_a_stream_can_be_restarted_at_each_group(grouping: Grouping, pieces: list[int], data: st.DataObject) -> None:
-    """Begun at the start of any group, the stream has that group and those after it, and no others."""
+    """Restarted at the start of any group, the stream has that group and those after it, and no others."""
     groups, count = regrouped(grouping, 0, pieces), sum(pieces)
     number = data.draw(st.integers(0, len(groups)))
     start = groups[number][1] if number < len(groups) else groups[-1][2] if groups else 0

@@ -1,4 +1,4 @@
-"""Origins found ahead are those that would be found one by one; nobody waits for them, and errors keep their turn."""
+"""Origins found ahead are those that would be found one by one; nobody waits for them, and errors come in turn."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from millstream.loader.pipeline.look_ahead import KEPT_CHUNKS, LookAhead
 
 
 def origins_of(start: int, stop: int) -> Origins:
-    """Returns the origins of blocks of one record, whose numbers are all that they are."""
+    """Returns the origins of blocks of one record each, filled with the numbers of the blocks."""
     return Origins(np.tile(np.arange(start, stop), (5, 1)))
 
 
@@ -45,7 +45,7 @@ def test_a_chunk_is_found_once_while_it_is_kept() -> None:
 
 
 def test_nobody_waits_for_a_chunk_that_is_being_found() -> None:
-    """Whoever comes meanwhile, here from within, gets none; the one who found it has it, and so have all later ones."""
+    """A caller that comes meanwhile, here from within, gets no chunk; the finder and all later callers get it."""
     seen: list[Origins | None] = []
 
     def locate(start: int, stop: int) -> Origins:
@@ -62,7 +62,7 @@ def test_nobody_waits_for_a_chunk_that_is_being_found() -> None:
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
 def test_an_error_leaves_no_chunk_and_blocks_no_later_one(kind: type[BaseException]) -> None:
-    """An error about a chunk is not that of the blocks asked for, an interrupt is; afterwards all is as before."""
+    """An error in finding a whole chunk is not raised for one block, an interrupt is; the next call finds the chunk."""
     broken = True
 
     def locate(start: int, stop: int) -> Origins:

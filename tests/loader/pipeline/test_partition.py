@@ -1,4 +1,4 @@
-"""Positions are dealt to shards as a naive list would partition them."""
+"""Positions are partitioned among shards as cutting a plain list would do it."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -32,7 +32,7 @@ def naive_blocks(partition: Partition) -> list[list[int]]:
 
 
 def shards(partition: Partition) -> list[Partition]:
-    """Returns the deals of all shards of one order."""
+    """Returns the partitions of all shards of one order."""
     count = partition.shard.shard_count
     return [
         Partition(partition.block, ShardOptions(i, count), partition.length, partition.tail_rule) for i in range(count)
@@ -54,7 +54,7 @@ def test_blocks_are_those_of_a_naive_list(partition: Partition) -> None:
 @given(deals(), st.data())
 @settings(deadline=None, max_examples=200)
 def test_several_blocks_are_single_ones_laid_end_to_end(partition: Partition, data: st.DataObject) -> None:
-    """Asking for a run of blocks is asking for each of them, and every position knows its block."""
+    """A run of blocks is what each of them gives, laid end to end, and every position leads to its block."""
     blocks = naive_blocks(partition)
     start = data.draw(st.integers(0, len(blocks)))
     stop = data.draw(st.integers(start, len(blocks)))
@@ -67,10 +67,10 @@ def test_several_blocks_are_single_ones_laid_end_to_end(partition: Partition, da
 @given(deals())
 @settings(deadline=None, max_examples=200)
 def test_the_shards_share_every_position_once(partition: Partition) -> None:
-    """The k-th blocks of all shards laid end to end are the next positions; an even tail leaves out fewer than shards.
+    """The k-th blocks of all shards laid end to end are the next positions; a trimmed tail omits fewer than shards.
 
-    Shares of the tail differ by one position at most, the larger ones first; padded ones are full before the next.
-    Templates are nobody's share.
+    Shares of the tail differ by one position at most, larger ones first; of padded ones, each is full before the next.
+    Templates belong to no share.
     """
     everyone = shards(partition)
     most = max(shard.num_blocks or 0 for shard in everyone)
@@ -88,9 +88,9 @@ def test_the_shards_share_every_position_once(partition: Partition) -> None:
 @given(deals())
 @settings(deadline=None, max_examples=200)
 def test_padded_and_trimmed_shards_have_equally_many_blocks(partition: Partition) -> None:
-    """With a trimmed or padded tail no shard has a block more than another, and with a padded one all are equally many.
+    """Where the tail is trimmed or padded, every shard has the same number of blocks.
 
-    A padded shard's own positions, its `tail_share` of the tail, are those whose place in the global block is its own.
+    A padded shard's own positions, its `tail_share` of the tail, are those that fall into its part of the global block.
     """
     everyone = shards(partition)
 
@@ -123,7 +123,7 @@ def test_an_endless_order_has_whole_blocks_only(block: int, count: int, number: 
 
 
 def test_a_block_larger_than_memory_is_its_tail() -> None:
-    """A batch size beyond all records means one batch of everything, and costs what everything costs."""
+    """A batch size larger than all records means one batch of everything, at the cost of everything."""
     partition = Partition(1 << 62, ShardOptions(1, 2), 7, Tail.SPREAD)
 
     assert partition.num_blocks == 1

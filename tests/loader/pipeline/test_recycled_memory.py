@@ -1,4 +1,4 @@
-"""Memory is used again, and never while somebody looks at it."""
+"""Memory is reused, and never while anything refers to it."""
 
 import weakref
 
@@ -29,13 +29,13 @@ def test_arrays_in_use_never_share_memory(requests: list[tuple[int, bool]]) -> N
         array[...] = number
         assert address_of(array) % ALIGNMENT == 0
         if keep:
-            kept.append((number, array[0, 1:]))  # A view keeps the whole.
+            kept.append((number, array[0, 1:]))  # A view keeps the whole array alive.
         del array
         assert all((view == value).all() for value, view in kept)
 
 
 def test_dropped_memory_is_used_again() -> None:
-    """The next array of the same size lies where the last one, now gone, has been."""
+    """The next array of the same size lies where the last one, now gone, was."""
     memory = RecycledMemory()
     array = memory.allocate((SMALLEST_BYTES,), np.dtype(np.uint8))
     first = address_of(array)
@@ -45,7 +45,7 @@ def test_dropped_memory_is_used_again() -> None:
 
 
 def test_what_lies_idle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many arrays that end together, some are kept for the next; of sizes that no longer come, none for long."""
+    """Of many arrays dropped together, some are kept for the next; sizes no longer asked for are not kept for long."""
     monkeypatch.setattr(recycled_memory, "MOST_IDLE_BYTES", 8 * SMALLEST_BYTES)
     memory = RecycledMemory()
     for size in (1, 2, 5, 30):
@@ -57,7 +57,7 @@ def test_what_lies_idle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_idle_memory_serves_somewhat_smaller_arrays() -> None:
-    """Batches padded to their longest element differ in size: each lies where a longer one has been."""
+    """Batches padded to their longest element differ in size: each lies where a longer one was."""
     memory = RecycledMemory()
     array = memory.allocate((SMALLEST_BYTES * 3,), np.dtype(np.uint8))
     first = address_of(array)
@@ -85,7 +85,7 @@ def test_an_array_that_is_kept_keeps_no_idle_memory() -> None:
 @pytest.mark.third_party
 @pytest.mark.parametrize("num_threads", [0, 4])
 def test_batches_on_the_device_are_never_overwritten(num_threads: int) -> None:
-    """`jax.device_put` on the CPU takes an aligned batch as it is: it still holds its own records at the end."""
+    """`jax.device_put` on the CPU aliases an aligned batch, which still holds its own records at the end."""
     records = np.arange(64 * 4096, dtype=np.float64).reshape(64, 4096)
     loader = millstream.load(
         records,
@@ -103,7 +103,7 @@ def test_batches_on_the_device_are_never_overwritten(num_threads: int) -> None:
 
 @given(st.integers(1, 1 << 40))
 def test_sizes_are_few_and_close(num_bytes: int) -> None:
-    """A size is enough, wastes at most a quarter beyond whole pages, and is its own size."""
+    """A rounded size is large enough, wastes at most a quarter beyond whole pages, and rounds to itself."""
     size = round_up(num_bytes)
 
     assert num_bytes <= size <= max(num_bytes * 1.25, num_bytes + 4096)

@@ -30,7 +30,7 @@ def plan_of(pipeline: Pipeline) -> Plan:
 
 
 def work_of(plan: Plan) -> Callable[[Call], Elements]:
-    """Returns what an executor does with a call."""
+    """Returns a function that does with a call what an executor does."""
     return lambda call: plan.make(call.request, np.empty)
 
 
@@ -77,7 +77,7 @@ def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipelin
 def test_the_position_after_each_output_is_where_the_rest_begins(
     pipeline: Pipeline, random: Random, data: st.DataObject
 ) -> None:
-    """A schedule begun at the position after output k, whoever says it, gives the outputs from k on."""
+    """A schedule begun at the position after any number of outputs gives the rest of them."""
     plan = plan_of(pipeline)
     start = Cursor(0, (0,) * len(plan.stages))
     cursors, outputs = [start], []
@@ -95,7 +95,7 @@ def test_the_position_after_each_output_is_where_the_rest_begins(
 
 
 def test_nothing_is_begun_after_an_error() -> None:
-    """Once an error has left the schedule there is nothing more to take, whatever came in while it was under way."""
+    """Once an error has left the schedule there is nothing more to take, whatever was completed meanwhile."""
     fail = Map(lambda batch: batch / 0)
     operations = [Filter(lambda _: True), Batch(1, batch_fn=list), fail]
     sampler = millstream.SequentialSampler(3)

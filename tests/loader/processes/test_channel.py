@@ -1,4 +1,4 @@
-"""Messages and descriptors arrive whole, in order and together, however the bytes are cut and whoever is slow."""
+"""Messages and descriptors arrive whole, in order and together, however bytes are cut and whichever side is slow."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ messages = st.one_of(
 
 @contextlib.contextmanager
 def channels(*, blocking: bool = False, buffer_bytes: int | None = None) -> Iterator[tuple[Channel, Channel]]:
-    """Yields the two ends of a conversation; the first one's socket takes so many bytes at once."""
+    """Yields the two ends of a channel; the first one's socket takes this many bytes at once."""
     ours, theirs = socket.socketpair()
     if buffer_bytes is not None:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
@@ -173,7 +173,7 @@ def test_sending_to_one_who_does_not_listen_returns_at_once(sizes: list[int]) ->
 
 
 def test_a_connection_that_broke_is_no_error_of_the_sender() -> None:
-    """Messages to one who is gone are dropped, with their descriptors; what it sent before is still there."""
+    """Messages to a side that is gone are dropped, with their descriptors; what it sent before still arrives."""
     before = open_descriptors()
     with channels() as (near, far):
         far.send(said("last words"))
@@ -189,7 +189,7 @@ def test_a_connection_that_broke_is_no_error_of_the_sender() -> None:
 
 
 def test_the_words_of_one_who_was_not_listening_count() -> None:
-    """An end closed with unread messages resets the connection; what it had sent is read all the same."""
+    """An end closed with unread messages resets the connection; what it had sent can still be read."""
     with channels() as (near, far):
         near.send(said("never read"))
         far.send(said("one"))
@@ -202,7 +202,7 @@ def test_the_words_of_one_who_was_not_listening_count() -> None:
 
 
 def test_closing_closes_descriptors_that_wait_or_were_not_taken() -> None:
-    """Neither a frame that was never sent nor a message that nobody looked at leaks descriptors."""
+    """Neither a frame that was never sent nor a message that was never taken leaks descriptors."""
     before = open_descriptors()
     with channels(buffer_bytes=4096) as (near, far):
         file = numbered_file(7)
@@ -227,7 +227,7 @@ def test_hanging_up_reaches_the_other_side_past_a_copy() -> None:
 
 
 def test_descriptors_beyond_the_limit_are_an_error_with_a_hint() -> None:
-    """A message whose descriptors the system refuses is not taken for one without: the error says what to do."""
+    """A message whose descriptors the system refuses is not mistaken for one without: the error says what to do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = open_descriptors()
     with channels() as (near, far):

@@ -43,11 +43,11 @@ def test_a_limit_that_forbids_workers_is_named(name: str, limit: int, remedy: st
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_a_limit_of_processes_is_named(processes: int) -> None:
-    """Whichever process is one too many: the one that forks the workers, or one of these."""
+    """The error names the limit whichever process is one too many: the fork server, or a worker."""
     setpriv = shutil.which("setpriv")
     if setpriv is None or os.getuid() != 0:
         pytest.skip("only root can become a user who has no other processes")
-    # The kernel lets root, and who has these capabilities, have any number.
+    # The kernel lets root, and processes with these capabilities, have any number.
     capabilities = "-sys_resource,-sys_admin"
     become = [setpriv, "--ruid=54321", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
     done = subprocess.run(
@@ -68,7 +68,7 @@ def test_a_limit_of_processes_is_named(processes: int) -> None:
 @pytest.mark.parametrize(("name", "limit"), [("RLIMIT_FSIZE", 10 << 20), ("RLIMIT_AS", 2 << 30)])
 @pytest.mark.parametrize("worker_count", [0, 2])
 def test_limits_that_leave_room_change_nothing(name: str, limit: int, worker_count: int) -> None:
-    """Arenas are no larger than files and address space may be, and there are no more threads than that allows."""
+    """Arenas are no larger than the limits of files and address space, and no more threads start than these allow."""
     done = python("-c", PROGRAM, name, str(limit), str(worker_count))
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "the stream\n", "")
@@ -93,7 +93,7 @@ assert sum(len(batch) for batch in loader) == 256
 
 
 def test_a_worker_that_may_not_map_its_arena_says_so() -> None:
-    """Its error reaches the trainer, with the limit's name, rather than the death of every worker that is started."""
+    """The trainer gets an error with the limit's name, instead of the death of one worker after another."""
     code = """
 import resource
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Worker processes that die: the stream goes on unchanged, or says which records kill."""
+"""Worker processes that die: the stream continues unchanged, or an error names the records that kill.
+
+The rows are those of the fault matrix in test_pool_faults.py.
+"""
 
 import contextlib
 import logging
@@ -42,7 +45,7 @@ FAULTS = {
     faults.leave_with_status: "exited with status 3: an operation or the source called exit()",
     faults.leave_with_large_status: "exited with status 3: an operation or the source called exit()",
 }
-"""Ways for a worker to die, and how each is told."""
+"""Ways for a worker to die, and how each is reported."""
 
 
 def warnings_in(log: pytest.LogCaptureFixture) -> list[str]:
@@ -68,7 +71,7 @@ def test_a_death_changes_nothing(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_record_that_kills_is_named(fault: Callable[[], None]) -> None:
-    """Rows 4 to 6: a batch that kills twice is an error at its turn, with records and cause; the others are there."""
+    """Rows 4 to 6: a batch that kills twice is an error at its turn, with records and cause; all others come."""
     with iter(loader_of(At(BAD, fault), worker_buffer_size=3)) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         with pytest.raises(WorkerDiedError) as caught, at_most(2.0):
@@ -94,7 +97,7 @@ def test_a_crash_shows_where_it_happened() -> None:
 
 
 def test_only_the_call_in_work_is_blamed(tmp_path: Path) -> None:
-    """Row 4: calls that wait in the queue of a worker that dies, again and again, are innocent."""
+    """Row 4: calls that wait in the queue of a worker that dies are not blamed, however often it happens."""
     deadly = [At(EXPECTED[step][0], faults.be_killed, once=tmp_path / str(step)) for step in range(6)]
     loader = loader_of(*deadly, worker_count=1, worker_buffer_size=8)
 
@@ -103,7 +106,7 @@ def test_only_the_call_in_work_is_blamed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_worker_killed_within_user_code(times: int, tmp_path: Path) -> None:
-    """Rows 4 and 27: `kill -9` in the middle of a call: made again, unless killed again; its children die with it."""
+    """Rows 4 and 27: a call interrupted by `kill -9` is made again, unless killed again; children die as well."""
     once = tmp_path / "once" if times == 1 else None
     with faults.Pipe(tmp_path / "there") as there:
         killed: list[list[int]] = []
@@ -125,7 +128,7 @@ def test_a_worker_killed_within_user_code(times: int, tmp_path: Path) -> None:
 
 
 def test_idle_workers_killed_all_at_once_are_replaced() -> None:
-    """Row 4: workers that wait, their batches made, leave these behind; then new ones go on."""
+    """Row 4: what workers made before they were killed is delivered; new workers make the rest."""
     with iter(loader_of(worker_count=3)) as iterator:
         assert next(iterator).tolist() == EXPECTED[0]
         pids = pids_of(iterator)
@@ -136,12 +139,12 @@ def test_idle_workers_killed_all_at_once_are_replaced() -> None:
 
 
 def test_workers_killed_at_every_step_blame_nobody() -> None:
-    """Row 4: a call that a dead worker had not begun is innocent, however often that happens to it."""
+    """Row 4: a call that a dead worker had not begun is not blamed, however often that happens to it."""
     with iter(loader_of(worker_count=3, worker_buffer_size=2)) as iterator:
         for step, expected in enumerate(EXPECTED):
             assert next(iterator).tolist() == expected
             for pid in made_all(iterator) if step + 1 < len(EXPECTED) else ():
-                # It may have been killed at the step before, without that having been noticed.
+                # It may have been killed at the step before, and nobody has noticed yet.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -160,7 +163,7 @@ def test_the_fork_server_killed_is_nobodys_fault(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_fork_server_that_dies_each_time_is_an_error() -> None:
-    """Row 4: where it is killed before anything is made, again and again, the pool is not started for ever."""
+    """Row 4: where it is killed before anything is made, again and again, the pool is not restarted forever."""
     iterator = iter(loader_of(At(EXPECTED[0][0], faults.end_parent), worker_count=1))
     with pytest.raises(WorkerDiedError, match="The fork server died 2 times"), at_most(4.0):
         next(iterator)
@@ -200,7 +203,7 @@ def test_the_fork_server_takes_the_children_of_its_workers_with_it(tmp_path: Pat
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_worker_that_runs_out_of_memory(times: int, tmp_path: Path) -> None:
-    """Row 7: what the kernel kills for want of memory is replaced, and named with its memory if that happens again."""
+    """Row 7: a worker killed for lack of memory is replaced; the second time, the error says how much it had."""
     once = tmp_path / "once" if times == 1 else None
     with memory_limit(96 << 20) as limit, iter(loader_of(At(BAD, faults.eat_memory, once))) as iterator:
         iterator.start_prefetch()

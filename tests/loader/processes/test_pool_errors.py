@@ -1,4 +1,7 @@
-"""Errors in worker processes: each arrives at its turn, says where it comes from, and loses nothing."""
+"""Errors in worker processes: each arrives at its turn, says where it comes from, and loses nothing.
+
+The rows are those of the fault matrix in test_pool_faults.py.
+"""
 
 import functools
 import itertools
@@ -24,7 +27,7 @@ BAD = EXPECTED[STEP][2]
 
 
 def error_at_its_turn(loader: millstream.DataLoader, kind: type[BaseException]) -> BaseException:
-    """Returns the error that comes instead of batch STEP, having checked that nothing else is touched by it."""
+    """Returns the error that comes instead of batch STEP, having checked that nothing else is affected by it."""
     with iter(loader) as iterator:
         first = next(iterator)
         pids = pids_of(iterator)
@@ -95,7 +98,7 @@ def test_an_exception_that_cannot_be_pickled_arrives_in_words() -> None:
     ids=["needs two", "cannot be shown"],
 )
 def test_an_unusual_exception_keeps_its_type(kind: type[Exception], arguments: tuple[Any, ...]) -> None:
-    """Row 2: one whose constructor does not take its `args`, or whose `__str__` fails, is no obstacle."""
+    """Row 2: one whose constructor does not take its `args`, or whose `__str__` fails, arrives like any other."""
     error = error_at_its_turn(loader_of(At(BAD, Raise(kind, arguments))), kind)
 
     assert type(error) is kind
@@ -105,7 +108,7 @@ def test_an_unusual_exception_keeps_its_type(kind: type[Exception], arguments: t
 
 @pytest.mark.parametrize("attribute", ["args", "__notes__", "__dict__"])
 def test_an_exception_that_lies_keeps_its_type(attribute: str) -> None:
-    """Row 2: one whose attributes raise, which nobody can put a note on or ask for its notes, kills no worker."""
+    """Row 2: one whose attributes raise, so that its notes can be neither read nor added to, kills no worker."""
     kind = type("LyingError", (Exception,), {attribute: property(lambda _: 1 / 0)})
     error = error_at_its_turn(loader_of(At(BAD, Raise(kind, ("text",)))), kind)
 
@@ -148,7 +151,7 @@ def test_an_element_that_cannot_be_pickled_is_named() -> None:
 
 
 def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
-    """Row 3: where a key's `__repr__` fails, so that the leaf's place cannot be told, its owner is named."""
+    """Row 3: where a key's `__repr__` fails, so that the leaf's path cannot be shown, its owner is named."""
     shy = type("Shy", (), {"__repr__": lambda _: str(1 / 0)})
     loader = loader_of(operations=[lambda number: {shy(): number}, lambda shown: {**shown, "lock": threading.Lock()}])
     with iter(loader) as iterator, pytest.raises(TypeError) as caught:
@@ -158,7 +161,7 @@ def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
 
 
 def test_a_batch_that_cannot_be_pickled_is_named() -> None:
-    """Row 3: so is what a `batch_fn` has made."""
+    """Row 3: what a `batch_fn` has made and cannot be pickled is named as well."""
     add_lock = lock_adder()
     batch = millstream.Batch(BATCH, batch_fn=lambda numbers: list(map(add_lock, numbers)))
     error = error_of_a_batch(loader_of(operations=[batch]), TypeError)
@@ -177,7 +180,7 @@ def error_of_a_batch(loader: millstream.DataLoader, kind: type[BaseException]) -
 
 
 def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> None:
-    """Row 3: an element that only the consumer's process cannot take arrives as the error that it raises here."""
+    """Row 3: an element that only the consumer's process cannot unpickle is the error that it raises there."""
     home = os.getpid()
 
     def leave_home(numbers: Sequence[Any]) -> Any:
@@ -190,7 +193,7 @@ def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> N
 
 
 def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> None:
-    """Row 3: without a Batch many elements share a message; the one that cannot be taken is an error at its turn."""
+    """Row 3: without a Batch many elements share a message; only the one that cannot be unpickled is an error."""
     home, order = os.getpid(), [number for batch in EXPECTED for number in batch]
     bad = order[STEP * BATCH]
     iterator = iter(loader_of(operations=[lambda number: faults.NeedsHome(home) if number == bad else number]))
@@ -204,7 +207,7 @@ def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> No
 
 @pytest.mark.parametrize("buffer_size", [1, 4])
 def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn(buffer_size: int) -> None:
-    """Row 3: where a Batch regroups: the batches before are delivered, and the error says which records it is about."""
+    """Row 3: where a Batch regroups, the batches before are delivered, and the error names the records."""
     home, numbers = os.getpid(), [number for batch in EXPECTED for number in batch]
     bad = numbers[STEP * BATCH + 2]
 
@@ -230,7 +233,7 @@ def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn
 
 
 class FailsThenKills(millstream.MapTransform):
-    """Raises at one element, and at later ones it kills its process: each once the test says so."""
+    """Raises at one element and kills its process at later ones, each when the test says so."""
 
     def __init__(self, bad: int, may_fail: Path, may_kill: Path) -> None:
         self.bad = bad
@@ -249,7 +252,7 @@ class FailsThenKills(millstream.MapTransform):
 
 
 def test_a_death_after_an_error_does_not_replace_it(tmp_path: Path) -> None:
-    """Row 1: calls after an error are forgotten: when their workers die, the error still comes, and at its turn."""
+    """Row 1: calls after an error are forgotten: if their workers die, the error still comes, and at its turn."""
     bad, size = 3000, 20_000
     with Pipe(tmp_path / "may fail") as may_fail, Pipe(tmp_path / "may kill") as may_kill:
         loader = millstream.DataLoader(
@@ -282,7 +285,7 @@ def calls_after(call: Call, key: int) -> bool:
 
 
 def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
-    """Row 3 and 5: pickling is part of making: the records are named and the status told."""
+    """Row 3 and 5: pickling is part of making: the error names the records and the exit status."""
 
     def deadly(numbers: Sequence[Any]) -> Any:
         return faults.ExitsWhenPickled() if BAD in numbers else numbers
@@ -304,7 +307,7 @@ def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
 
 
 def test_a_function_that_cannot_be_pickled_is_named_with_its_variable() -> None:
-    """Row 3: and what the error advises works: made when it is first used, the same thing is no obstacle."""
+    """Row 3: and the error's advice works: the same object made on first use does no harm."""
     lock = threading.Lock()
 
     def guarded(number: int) -> int:
@@ -339,7 +342,7 @@ def no_stderr(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 @pytest.mark.parametrize("fault", [faults.crash, faults.exit_at_once, faults.leave, faults.be_killed])
 @pytest.mark.usefixtures("no_stderr")
 def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_path: Path) -> None:
-    """Rows 4 to 6: a pipeline that kills all who unpickle it is an error soon: workers are not forked for ever."""
+    """Rows 4 to 6: a pipeline that kills every process that unpickles it is soon an error: forking ends."""
     births = tmp_path / "births"
 
     def be_born() -> None:
@@ -354,7 +357,7 @@ def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_p
 
 
 def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: Path) -> None:
-    """Rows 4 to 6: the stream goes on while they are replaced, but not for ever."""
+    """Rows 4 to 6: the stream continues while they are replaced, but not forever."""
     births = tmp_path / "births"
 
     def be_born() -> None:

@@ -1,6 +1,6 @@
 """Whatever happens to a worker at whatever edge of the protocol, the stream is the oracle's.
 
-Each test sweeps one edge: a fault at its first passage, at its second, and so on, until no worker passes it so often.
+Each test sweeps one edge: a fault at its first passage, at its second, and so on, until no worker passes it that often.
 The first sweep begins before the pool starts; the others hit warm workers, and those that replaced dead ones.
 """
 
@@ -35,16 +35,16 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZE = 32
 SAMPLER = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=1, seed=3)
 MOST_PASSAGES = 60
-"""No worker passes an edge so often in one run."""
+"""No worker passes an edge this often in one run."""
 
 
 def picture(number: int) -> dict[str, Any]:
-    """Returns an element of 16 KB, of which a batch has a chunk of its own, and a small leaf."""
+    """Returns an element with a small leaf and one of 16 KB, of which a batch has a chunk of its own."""
     return {"image": np.full((64, 32), number, dtype=np.int64), "label": number}
 
 
 def mean(batch: dict[str, Any]) -> Any:
-    """Returns something costly of a batch."""
+    """Computes something costly from a batch."""
     return batch["image"].mean(axis=0), batch["label"]
 
 
@@ -137,7 +137,7 @@ def test_death_at_any_edge_changes_nothing(tmp_path: Path, edge: str, action: Ca
 def test_death_changes_nothing_in_pipelines_of_all_kinds(
     tmp_path: Path, edge: str, operations: tuple[Any, ...]
 ) -> None:
-    """Nor where a Batch regroups what several workers have made, and where there is none."""
+    """Death changes nothing either where a Batch regroups what several workers have made, or where there is none."""
     swept = Swept(tmp_path, edge, failpoints.be_killed, operations)
 
     def check(iterator: millstream.DataLoaderIterator) -> None:
@@ -148,7 +148,7 @@ def test_death_changes_nothing_in_pipelines_of_all_kinds(
 
 @pytest.mark.parametrize("edge", EDGES)
 def test_an_exception_at_any_edge_is_an_error_or_changes_nothing(tmp_path: Path, edge: str) -> None:
-    """A bug in the protocol's own code: at most one error, which says so; then the stream goes on, complete."""
+    """A bug in the protocol's own code: at most one error, which says so; then the stream resumes, complete."""
     swept = Swept(tmp_path, edge, failpoints.sabotage, BATCHES)
 
     def check(iterator: millstream.DataLoaderIterator) -> None:
@@ -166,10 +166,10 @@ def continue_stopped(path: Path) -> Iterator[Pause]:
     pipe = os.open(path, os.O_RDWR)
 
     def work() -> None:
-        # More than one, where a run ends before the process that it has stopped goes on: the next run may stop another.
+        # There may be several: a run may end before its stopped process has continued, and the next run stop another.
         stopped: set[int] = set()
         while True:
-            # The signal may come before the process has stopped: again, until it says that it goes on.
+            # The signal may come before the process has stopped: repeat it until the process says that it continues.
             for pid in stopped:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
@@ -204,7 +204,7 @@ def test_a_stop_at_any_edge_is_a_pause(tmp_path: Path, edge: str) -> None:
 
 @pytest.mark.parametrize("edge", EDGES)
 def test_a_stop_for_good_is_an_error_at_its_turn(tmp_path: Path, edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that stays stopped is given up after `stall_timeout`; after the error the stream goes on, complete."""
+    """A worker that stays stopped is given up after `stall_timeout`; after the error the stream resumes, complete."""
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01)
     swept = Swept(tmp_path, edge, failpoints.be_stopped, BATCHES, stall_timeout=0.4)
     for n in (1, 2):

@@ -1,4 +1,4 @@
-"""The pool on a system without anonymous memory files and process handles: forced, in every process, on this one."""
+"""The pool on a system without anonymous memory files and process handles, which every process here has to imitate."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ del os.memfd_create, os.pidfd_open, signal.pidfd_send_signal
 
 @pytest.fixture
 def poor_system(tmp_path: Path) -> Path:
-    """Returns a folder that makes interpreters poor."""
+    """Returns a folder that, on the path, hides memory files and process handles from interpreters."""
     folder = tmp_path / "customs"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(CUSTOMS)

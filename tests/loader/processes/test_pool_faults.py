@@ -1,4 +1,4 @@
-"""The fault matrix: what can go wrong with a loader that runs in worker processes, and which tests do it, for real.
+"""The fault matrix: what can go wrong with a loader that runs in worker processes, and the tests that do it, for real.
 
 1  an exception in an operation       pool_errors: an_exception_arrives_at_its_turn,
                                       an_error_waits_for_batches_that_take_longer
@@ -121,7 +121,7 @@ def matrix() -> dict[int, list[tuple[str, str]]]:
 
 
 def test_every_row_has_its_tests() -> None:
-    """The table has 28 rows, and each names tests that there are."""
+    """The table has 28 rows, and each names tests that exist."""
     paths = {path.stem: path for path in TESTS.rglob("test_*.py")}
     rows = matrix()
 
@@ -154,7 +154,7 @@ def remove(path: Path, content: bytes, record: bytes) -> None:
 def test_a_file_that_breaks_is_an_error_from_a_worker_too(
     damage: Callable[[Path, bytes, bytes], None], told: str | None, tmp_path: Path
 ) -> None:
-    """Rows 18 to 20: between the start and the first read: a DataSourceError with file and record, at its turn."""
+    """Rows 18 to 20: a file broken before its first read is a DataSourceError with file and record, at its turn."""
     records = [np.random.default_rng(number).bytes(5_000) for number in range(SIZE)]
     path = tmp_path / "file"
     writer = ArrayRecordWriter(str(path), "group_size:1")
@@ -181,7 +181,7 @@ def test_a_file_that_breaks_is_an_error_from_a_worker_too(
 @pytest.mark.parametrize("after", [0, 1, 3])
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_a_state_fits_any_number_of_workers(before: int, after: int) -> None:
-    """Row 24: a state taken with one number of workers goes on with any other."""
+    """Row 24: a state taken with one number of workers resumes with any other."""
     step = 5
     with iter(loader_of(worker_count=before)) as saver, iter(loader_of(worker_count=after)) as resumed:
         assert [next(saver).tolist() for _ in range(step)] == EXPECTED[:step]

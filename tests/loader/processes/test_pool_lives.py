@@ -1,4 +1,7 @@
-"""The life of a pool: warm ones serve again, closed and forgotten ones end, however many hold on to them."""
+"""The life of a pool: a warm one serves again, a closed or forgotten one ends, whatever still refers to it.
+
+The rows are those of the fault matrix in test_pool_faults.py.
+"""
 
 import concurrent.futures
 import contextlib
@@ -101,7 +104,7 @@ def test_an_iterator_goes_on_with_the_same_workers() -> None:
 
 
 def test_calls_that_nobody_waits_for_are_forgotten() -> None:
-    """What workers were at when the consumer went elsewhere is dropped when it comes, and costs it nothing."""
+    """What workers were making when the consumer moved elsewhere is dropped when it arrives, at no cost."""
     with iter(loader_of(worker_buffer_size=4)) as iterator:
         for step in (0, 7, 2, 11, 0, 5, 1):
             iterator.seek(step)
@@ -121,7 +124,7 @@ def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
 
 @pytest.mark.parametrize("taken", [0, 3, len(EXPECTED)])
 def test_closing_ends_the_workers(taken: int) -> None:
-    """`close`, before, amidst and after the stream, ends all processes of the iterator, and idle ones of its loader."""
+    """`close`, before, during and after the stream, ends all processes of the iterator, and idle ones of its loader."""
     loader = loader_of()
     list(loader)
     iterator = iter(loader)
@@ -138,7 +141,7 @@ def test_closing_ends_the_workers(taken: int) -> None:
 
 
 def test_an_iterator_that_is_forgotten_ends_its_workers() -> None:
-    """Row 28: with its loader, and without the garbage collector: nothing in them refers to itself."""
+    """Row 28: it ends with its loader, and without the garbage collector: they are part of no cycle."""
     loader = loader_of()
     iterator = iter(loader)
     next(iterator)
@@ -152,7 +155,7 @@ def test_an_iterator_that_is_forgotten_ends_its_workers() -> None:
 
 
 def test_a_loop_that_is_left_leaves_its_workers_warm() -> None:
-    """`break` costs no process: the next loop has the same workers, whatever they were at, and the whole stream."""
+    """`break` costs no process: the next loop has the same workers, whatever they were doing, and the whole stream."""
     loader = loader_of(worker_buffer_size=2)
     for _ in loader:
         break
@@ -170,7 +173,7 @@ def test_a_loop_that_is_left_leaves_its_workers_warm() -> None:
 
 
 def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that no iterator has used for a while are gone, and their arenas too; new ones come silently."""
+    """Workers that no iterator has used for a while end, and so do their arenas; new ones start silently."""
     monkeypatch.setattr(warm_pools, "IDLE_SECONDS", 0.05)
     loader = loader_of()
     for _ in range(2):
@@ -191,7 +194,7 @@ def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_loader_that_is_closed() -> None:
-    """All its workers end, idle or at work; its iterators and itself say that it is closed, and what to do."""
+    """All its workers end, idle or at work; it and its iterators say that it is closed, and what to do."""
     with loader_of() as loader:
         assert batches(loader) == EXPECTED
         one, two = iter(loader), iter(loader)
@@ -213,7 +216,7 @@ def test_a_loader_that_is_closed() -> None:
 
 
 def test_a_loader_without_workers_is_closed_too() -> None:
-    """What reads ahead in threads ends as well."""
+    """Threads that read ahead end as well."""
     with loader_of(worker_count=0) as loader:
         iterator = iter(loader)
         assert next(iterator).tolist() == EXPECTED[0]
@@ -222,7 +225,7 @@ def test_a_loader_without_workers_is_closed_too() -> None:
 
 
 def test_closing_a_loader_from_another_thread(tmp_path: Path) -> None:
-    """`next` that waits in one thread is an error as soon as another thread has closed the loader."""
+    """A `next` that waits in one thread raises as soon as another thread has closed the loader."""
     with Pipe(tmp_path / "there") as there:
         loader = loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c)))
         iterator = iter(loader)
@@ -261,7 +264,7 @@ def test_threads_that_take_a_warm_pool_at_once_get_different_ones() -> None:
 
 
 def test_an_interrupt_at_the_beginning_of_closing() -> None:
-    """Row 11: whatever `close` was at when Ctrl-C came, the next call finishes it: no process or descriptor is left."""
+    """Row 11: wherever Ctrl-C interrupts `close`, the next call finishes it: no process or descriptor is left."""
     handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         with iter(loader_of(worker_count=1)) as iterator:
@@ -297,7 +300,7 @@ def test_a_loader_that_is_forgotten_ends_its_idle_workers() -> None:
 
 @pytest.mark.parametrize("fault", [Raise(KeyError), faults.be_killed], ids=["raises", "dies"])
 def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[], None]) -> None:
-    """Row 28: an exception holds the frames that it went through, and the iterator in them; without it all ends."""
+    """Row 28: an exception holds the frames that it went through, and the iterator in them; once dropped, all ends."""
 
     def fail(loader: millstream.DataLoader) -> BaseException:
         with pytest.raises((KeyError, RuntimeError)) as caught:
@@ -326,7 +329,7 @@ def test_an_iterator_in_a_cycle_is_collected() -> None:
 
 
 def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
-    """Row 11: Ctrl-C in `next` is a KeyboardInterrupt at once; no process stays, and a later `next` goes on."""
+    """Row 11: Ctrl-C in `next` is a KeyboardInterrupt at once; no process stays, and a later `next` resumes."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with Pipe(tmp_path / "there") as there:
@@ -350,7 +353,7 @@ def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_while_closing() -> None:
-    """Row 11: Ctrl-C once more, while `close` waits for processes that do not end: they are killed without more ado."""
+    """Row 11: another Ctrl-C while `close` waits for processes that do not end kills them at once."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         iterator = iter(loader_of())
@@ -375,7 +378,7 @@ def test_an_interrupt_while_closing() -> None:
 
 
 def test_closing_from_another_thread(tmp_path: Path) -> None:
-    """Row 26: `next` that waits in one thread is an error as soon as another thread has closed the iterator."""
+    """Row 26: a `next` that waits in one thread raises as soon as another thread has closed the iterator."""
     with Pipe(tmp_path / "there") as there:
         iterator = iter(loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c))))
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
@@ -390,7 +393,7 @@ def test_closing_from_another_thread(tmp_path: Path) -> None:
 
 
 def test_closing_from_another_thread_while_a_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 26: what is being made for the new worker goes as well, and the error is that of a closed iterator."""
+    """Row 26: what is being set up for the new worker goes as well, and the error is that of a closed iterator."""
     iterator = iter(loader_of())
     next(iterator)
     processes = processes_of(iterator)
@@ -421,7 +424,7 @@ def test_processes_have_names_and_ignore_interrupts() -> None:
 
 
 def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> None:
-    """Row 27: what an operation has started, and has not waited for, dies with the worker, when it leaves by itself."""
+    """Row 27: what an operation has started and not waited for dies with the worker, even one that leaves by itself."""
     with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, ReportThen(there.path, os.getpid, 3)))) as iterator:
         assert [batch.tolist() for batch in iterator] == EXPECTED
         processes = there.take_numbers()
@@ -435,7 +438,7 @@ def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> No
 def test_a_forked_process_does_not_answer_for_its_worker(
     then: Callable[[], None], threads: int, tmp_path: Path
 ) -> None:
-    """Row 27: a process that an operation has forked ends when it returns from it, or raises: nobody hears of it."""
+    """Row 27: a process that an operation has forked ends when the operation returns or raises there, unnoticed."""
     with Pipe(tmp_path / "forked") as forked:
         operation = At(BAD, ForkThen(forked.path, then))
         with iter(loader_of(operation, read_options=millstream.ReadOptions(threads))) as iterator:
@@ -458,7 +461,7 @@ def test_the_channel_is_not_inherited_by_children_of_user_code(tmp_path: Path) -
 
 @pytest.mark.parametrize("worker_count", [1, 16])
 def test_few_and_many_workers(worker_count: int) -> None:
-    """Sixteen workers on few cores are no trouble: they start, and end, like one."""
+    """Sixteen workers on few cores are no trouble: they start and end as one does."""
     with at_most(3.0):
         assert batches(loader_of(worker_count=worker_count)) == EXPECTED
 

@@ -1,4 +1,7 @@
-"""Shared memory and descriptors of the pool: what is scarce elsewhere is not used, what is kept is never rewritten."""
+"""Shared memory and descriptors of the pool: scarce ones are not used up, and what is kept is never rewritten.
+
+The rows are those of the fault matrix in test_pool_faults.py.
+"""
 
 import ctypes
 import gc
@@ -31,12 +34,12 @@ def big_loader(**options: Any) -> millstream.DataLoader:
 
 
 def expected_numbers() -> list[list[int]]:
-    """Returns the number that each row of each large batch is full of."""
+    """Returns the number that each row of each large batch is filled with."""
     return [batch[:, 0].tolist() for batch in big_loader(worker_count=0)]
 
 
 def is_full_of(batch: Any, numbers: list[int]) -> bool:
-    """Says whether each row of a batch is full of its number."""
+    """Says whether each row of a batch is filled with its number."""
     return bool((batch == np.array(numbers)[:, np.newaxis]).all())
 
 
@@ -48,7 +51,7 @@ def is_shared(batch: Any) -> bool:
 
 
 def small_shared_memory() -> list[str]:
-    """Returns how to run a command with a /dev/shm of one full megabyte; as it is, where that is not allowed."""
+    """Returns what to put before a command to give it a /dev/shm of one full megabyte; nothing if that is forbidden."""
     mount = "mount -t tmpfs -o size=1m tmpfs /dev/shm && head -c 1M /dev/zero > /dev/shm/full && "
     if (unshare := shutil.which("unshare")) is None:
         return []
@@ -84,7 +87,7 @@ print(os.statvfs("/dev/shm").f_bfree)
 
 @pytest.mark.parametrize("budget", [1 << 30, 12 << 20, 1 << 12], ids=["room for all", "room for some", "no room"])
 def test_batches_that_are_kept_are_never_rewritten(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 14: all of them, for as long as one likes: where the arenas are full, copies come, and nobody waits."""
+    """Row 14: all of them can be kept, for any time: once the arenas are full, batches are copies, and nobody waits."""
     monkeypatch.setattr(pool, "memory_budget", lambda: budget)
     expected = expected_numbers()
     with iter(big_loader()) as iterator:
@@ -114,7 +117,7 @@ def test_batches_outlive_whatever_made_them() -> None:
 
 
 def test_memory_of_batches_that_are_gone_serves_again() -> None:
-    """Row 14: a consumer that lets go of its batches gets new ones at the same few places, not at ever new ones."""
+    """Row 14: a consumer that lets go of its batches gets new ones at the same few addresses, not at ever new ones."""
     places, files = set(), set()
     with iter(big_loader()) as iterator:
         for batch in iterator:
@@ -139,7 +142,7 @@ def test_batches_can_be_written_to() -> None:
 
 @pytest.mark.third_party
 def test_batches_that_jax_keeps_are_never_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 15: JAX takes an array of an arena as it is, without a copy; its place is not used again while JAX has it."""
+    """Row 15: JAX takes an array of an arena without a copy; its memory is not reused while JAX has it."""
     import jax
 
     monkeypatch.setattr(pool, "memory_budget", lambda: 64 << 20)
@@ -176,7 +179,7 @@ print(before, memory_available())
 
 
 def test_a_limit_of_address_space_is_kept() -> None:
-    """Row 7: under `ulimit -v`, as batch systems set it, arenas are as large as may be mapped, and the stream comes."""
+    """Row 7: under `ulimit -v`, as batch systems set it, arenas are no larger than may be mapped, and all is well."""
     code = """
 import resource
 from pathlib import Path
@@ -259,7 +262,7 @@ print(errors)
 
 
 def test_closing_works_without_descriptors() -> None:
-    """Row 13: even after the fork server was killed, when what it has left behind must be looked for and cannot be."""
+    """Row 13: even after the fork server was killed, when the processes that it left must be found and cannot be."""
     code = """
 import os, resource, signal
 import worker_pools
@@ -282,7 +285,7 @@ assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_lack_of_descriptors_for_a_new_worker_is_told() -> None:
-    """Row 13: so it is when a dead worker cannot be replaced; with more descriptors the stream goes on."""
+    """Row 13: the error says so when a dead worker cannot be replaced; with more descriptors the stream resumes."""
     code = """
 import os, resource, signal
 import worker_pools

@@ -1,4 +1,7 @@
-"""The process that owns the workers: however it ends, forks, or was started, they fit in and do not outlive it."""
+"""The process that owns the workers: however it starts, forks or ends, they work and do not outlive it.
+
+The rows are those of the fault matrix in test_pool_faults.py.
+"""
 
 import json
 import os
@@ -40,7 +43,7 @@ def test_a_trainer_killed_leaves_nothing(sent: signal.Signals, then: str, fault:
 
 @pytest.mark.parametrize(("then", "fault"), [("waits", "hang_in_c"), ("trains", "do_nothing")])
 def test_an_interrupted_trainer_leaves_nothing(then: str, fault: str, tmp_path: Path) -> None:
-    """Row 11: Ctrl-C ends it within a second with one traceback, its own, and the workers go without a word."""
+    """Row 11: Ctrl-C ends it within a second with one traceback, its own, and the workers end silently."""
     with trainer(tmp_path, fault, then) as (process, _, started):
         os.killpg(process.pid, signal.SIGINT)
         assert still_there([process.pid, *started], 1.0) == []
@@ -52,7 +55,7 @@ def test_an_interrupted_trainer_leaves_nothing(then: str, fault: str, tmp_path: 
 
 
 def test_a_forked_process_does_not_keep_the_workers_of_a_dead_trainer(tmp_path: Path) -> None:
-    """Row 9: not even one that has a copy of everything the trainer had open."""
+    """Row 9: the workers end, even though a forked process has a copy of everything the trainer had open."""
     with trainer(tmp_path, "hang_in_c", "has forked") as (process, ready, started):
         (child,) = ready.take_numbers()
         try:
@@ -63,7 +66,7 @@ def test_a_forked_process_does_not_keep_the_workers_of_a_dead_trainer(tmp_path: 
 
 
 def test_a_trainer_killed_while_its_workers_start(tmp_path: Path) -> None:
-    """Row 9: what is still being started when the trainer dies does not stay."""
+    """Row 9: workers that are still being started when the trainer dies end, too."""
     code = """
 import os, sys
 from pathlib import Path
@@ -84,7 +87,7 @@ faults.hang()
 
 
 def test_the_end_of_the_interpreter_ends_the_workers() -> None:
-    """Rows 11 and 28: a script that just ends, its iterators open, or hanging, ends at once and says nothing."""
+    """Rows 11 and 28: a script that just ends, with iterators open or hanging, ends at once and prints nothing."""
     code = """
 import faults, worker_pools
 iterator = iter(worker_pools.loader_of(faults.At(worker_pools.EXPECTED[5][2], faults.hang_in_c)))
@@ -99,7 +102,7 @@ list(other)
 
 
 def test_a_trainer_that_is_process_1_gets_no_zombies(tmp_path: Path) -> None:
-    """Row 26: workers killed in user code are reaped by who forked them, not left to a trainer that adopts orphans."""
+    """Row 26: workers killed in user code are reaped by the fork server, not left to a trainer that adopts orphans."""
     code = """
 import ctypes, sys
 from pathlib import Path
@@ -119,7 +122,7 @@ print(psutil.Process().children())
 
 
 def test_a_trainer_that_is_suspended_with_its_workers_sees_no_stall(tmp_path: Path) -> None:
-    """Row 8: a job that stands still for longer than `stall_timeout`, and is continued, goes on as if nothing were."""
+    """Row 8: a job that is suspended for longer than `stall_timeout` continues as if nothing had happened."""
     code = """
 import sys
 from pathlib import Path
@@ -138,7 +141,7 @@ assert worker_pools.batches(loader) == worker_pools.EXPECTED
             job = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
             for pid in job:
                 os.kill(pid, signal.SIGSTOP)
-            # The fault itself: the job stands still for so long.
+            # The fault itself: the job stands still for this long.
             time.sleep(1.1 * stall_seconds)
             for pid in job:
                 os.kill(pid, signal.SIGCONT)
@@ -194,7 +197,7 @@ def test_a_forked_process_has_workers_of_its_own() -> None:
 
 
 def test_closing_does_not_wait_for_a_forked_process() -> None:
-    """Row 26: workers are told to end even if somebody else has a copy of the parent's end of their channels."""
+    """Row 26: workers are told to end even if another process has a copy of the parent's end of their channels."""
     code = """
 import os, signal
 import faults, worker_pools
@@ -215,7 +218,7 @@ os.waitpid(child, 0)
 
 
 def test_a_loader_outlives_the_thread_that_started_it() -> None:
-    """Row 16: workers belong to the process: they live on when the thread ends in which they were started."""
+    """Row 16: workers belong to the process: they outlive the thread that started them."""
     loader = loader_of()
     begun = []
 
@@ -235,7 +238,7 @@ def test_a_loader_outlives_the_thread_that_started_it() -> None:
 
 
 def test_jax_in_the_parent_is_not_disturbed() -> None:
-    """Row 16: with JAX running and warnings as errors nothing is said, and no worker has JAX."""
+    """Row 16: with JAX running and warnings as errors nothing is printed, and no worker has JAX."""
     code = """
 import sys, warnings
 import jax, jax.numpy as jnp
@@ -318,7 +321,7 @@ def test_a_command_is_a_program(expected_line: str) -> None:
 
 
 def test_a_notebook_is_a_program(expected_line: str) -> None:
-    """Row 17: and those of a cell; a second cell goes on, and a kernel that is killed takes the workers with it."""
+    """Row 17: and those of a cell; a second cell continues, and a kernel that is killed takes the workers with it."""
     second = "print('again', len(list(loader)), [worker.pid for worker in loader._pools.idle[0].workers])"
     code = f"""
 from jupyter_client.manager import start_new_kernel

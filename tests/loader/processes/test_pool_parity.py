@@ -1,4 +1,4 @@
-"""The stream of worker processes is the oracle's, to the byte, however many there are and whatever they are set to."""
+"""The stream of worker processes is the oracle's, to the byte, however many there are and whatever their options."""
 
 import collections
 import dataclasses
@@ -63,8 +63,8 @@ def test_workers_equal_the_oracle(
 ) -> None:
     """Any pipeline, any options: the same elements, then the same type of error.
 
-    The same pool then gives them again, and goes on from states that the consumer's own process has taken; its states
-    are good in the consumer's process, with threads and without.
+    The same pool then gives them again, and resumes from states that the consumer's own process has taken; its states
+    are valid in the consumer's process, with threads and without.
     """
     expected, error = expected_of(pipeline)
     loader = loader_of(pipeline, worker_count, worker_buffer_size=buffer_size, read_options=read_options)
@@ -131,7 +131,7 @@ def test_shards_and_epochs(worker_count: int) -> None:
 
 
 def types_in(element: Any) -> Any:
-    """Returns the very types of everything in an element."""
+    """Returns the exact types of everything in an element."""
     parts: list[Any] = []
     if isinstance(element, dict):
         parts = list(element.values())
@@ -234,7 +234,7 @@ class Colour(enum.Enum):
 
 
 def test_local_classes_are_the_consumers_own() -> None:
-    """Instances of classes that no module has come back as such, and the classes are as the consumer left them."""
+    """Instances of classes that no module defines come back as such, and the classes are as the consumer left them."""
 
     class Place(NamedTuple):
         x: int

@@ -82,7 +82,7 @@ class Holdings:
         return cls(
             descriptors=len(os.listdir("/proc/self/fd")),  # noqa: PTH208  (no paths are wanted)
             arenas=Path("/proc/self/maps").read_text().count("memfd:millstream"),
-            # The one that waits for an idle pool's time ends a moment after the pool was taken.
+            # The thread that waits for an idle pool's time to be up ends a moment after the pool was taken.
             threads=sum(thread.name != "millstream-idle" for thread in threading.enumerate()),
             processes=len(psutil.Process().children(recursive=True)),
         )
@@ -91,8 +91,8 @@ class Holdings:
 class Reaper:
     """Kills workers at random.
 
-    It spares a worker that has a call in which another one has died, and does not kill many in a row while they start:
-    the pool takes these for faults of the pipeline.
+    It spares a worker whose call has killed another one before, and does not kill many in a row while they start:
+    the pool would take that for a fault of the pipeline.
     """
 
     def __init__(self, seed: int) -> None:
@@ -121,7 +121,7 @@ class Reaper:
 
 @pytest.mark.parametrize("pipeline", sorted(PIPELINES))
 def test_killing_workers_again_and_again(pipeline: str) -> None:
-    """The stream is exact; of the dead, nothing is left while it runs or after: neither descriptors nor memory."""
+    """The stream is exact; dead workers leave neither descriptors nor memory, while it runs or after."""
     before = Holdings.of_this_process()
     sampler = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=20 + KILLS, seed=1)
     loader = millstream.DataLoader(
@@ -156,7 +156,7 @@ def test_killing_workers_again_and_again(pipeline: str) -> None:
 
 
 def at_rest(iterator: millstream.DataLoaderIterator) -> Holdings:
-    """Returns what this process holds when all workers are there, and nothing made by those that are dead."""
+    """Returns what this process holds when all workers are there, and nothing made by dead ones is left."""
     iterator.set_state(iterator.get_state())
     iterator.start_prefetch()
     made_all(iterator)

@@ -1,4 +1,7 @@
-"""Worker processes that make no progress, and ones that do not want to end: every wait has a bound."""
+"""Worker processes that make no progress, and ones that will not end: every wait has a bound.
+
+The rows are those of the fault matrix in test_pool_faults.py.
+"""
 
 import logging
 import os
@@ -186,7 +189,7 @@ def test_threads_of_user_code_do_not_keep_a_worker() -> None:
 
 
 def test_closing_while_workers_start() -> None:
-    """Row 26: a pool may be closed before it is there."""
+    """Row 26: a pool may be closed before its workers have started."""
     for source in (Numbers(SIZE), Numbers(SIZE, on_arrival=faults.hang)):
         iterator = iter(loader_of(data_source=source))
         iterator.start_prefetch()

@@ -33,7 +33,7 @@ SAMPLER = millstream.IndexSampler(150, shuffle=True, num_epochs=2, seed=11)
 
 
 def spread(number: Any) -> Any:
-    """Returns an array of 8 KB: a batch of it has a chunk of its own."""
+    """Returns an array of 8 KB, so that a batch has a chunk of its own."""
     return np.full(1024, number, dtype=np.int64)
 
 
@@ -80,7 +80,7 @@ class Course:
 class Consumer(RuleBasedStateMachine):
     """A consumer who does anything in any order, in a world where anything dies.
 
-    The model is one number: how many elements were delivered up to the place where the iterator is.
+    The model is one number: how many elements were delivered up to the iterator's position.
     """
 
     courses: dict[str, Course]
@@ -121,20 +121,20 @@ class Consumer(RuleBasedStateMachine):
 
     @rule()
     def get_state(self) -> None:
-        """A state is a place."""
+        """A state is a position."""
         self.states.append((self.step, self.iterator.get_state()))
 
     @precondition(lambda self: self.states)
     @rule(which=st.integers(0, 100))
     def set_state(self, which: int) -> None:
-        """Any earlier state leads back to its place, or forward."""
+        """Any earlier state leads back to its position, or forward."""
         self.step, state = self.states[which % len(self.states)]
         self.iterator.set_state(state)
 
     @precondition(lambda self: self.states)
     @rule(which=st.integers(0, 100), worker_count=st.sampled_from([0, 1, 2, 3]))
     def restore_elsewhere(self, which: int, worker_count: int) -> None:
-        """So it does in a fresh iterator, of any number of workers, whose old one is closed or just left."""
+        """So it does in a fresh iterator, with any number of workers; the old one is closed, or just left."""
         self.leave()
         self.worker_count = worker_count
         self.iterator = iter(self.course.loaders[worker_count])
@@ -154,7 +154,7 @@ class Consumer(RuleBasedStateMachine):
 
     @rule()
     def close_and_reopen(self) -> None:
-        """A closed iterator yields nothing; its state is good for another one."""
+        """A closed iterator yields nothing; its state is valid for another one."""
         state = self.iterator.get_state()
         self.iterator.close()
         with pytest.raises(ValueError, match="closed"):
@@ -165,7 +165,7 @@ class Consumer(RuleBasedStateMachine):
 
     @rule(before=st.integers(0, 2), which=st.integers(0, 2), after=st.integers(0, 3))
     def kill_worker(self, before: int, which: int, after: int) -> None:
-        """A worker dies, running or stopped, wherever it is: it is not one that has a call which has killed before."""
+        """A worker dies, running or stopped, whatever it is doing, unless its call has killed one before."""
         self.take(before)
         for worker in self.living_workers()[which:][:1]:
             assigned = executor_of(self.iterator)._assignments._assigned
@@ -176,10 +176,10 @@ class Consumer(RuleBasedStateMachine):
 
     @rule(before=st.integers(0, 2), which=st.integers(0, 2), after=st.integers(0, 3), for_good=st.booleans())
     def stop_worker(self, before: int, which: int, after: int, for_good: bool) -> None:
-        """A worker stops. It goes on after some elements, or else when the consumer waits for it and the pool warns."""
+        """A worker stops. It continues after some elements, or when the consumer waits for it and the pool warns."""
         self.take(before)
         for worker in self.living_workers()[which:][:1]:
-            # The pool may have warned of it already, since it took long to start: it is to do so again.
+            # The pool may have warned of it already, since it took long to start: it must be able to warn again.
             worker.warned = False
             send(worker, signal.SIGSTOP)
         self.take(after)
@@ -188,7 +188,7 @@ class Consumer(RuleBasedStateMachine):
 
     @rule(before=st.integers(0, 2), after=st.integers(0, 3))
     def kill_fork_server(self, before: int, after: int) -> None:
-        """The process that forks the workers dies, and they die with it: it is not one that has just been started."""
+        """The process that forks the workers dies, and they die with it, unless it has only just been started."""
         self.take(before)
         if self.living_workers() and not executor_of(self.iterator)._deaths_of_fork_server:
             fork_server = fork_server_of(self.iterator)
@@ -200,7 +200,7 @@ class Consumer(RuleBasedStateMachine):
     def living_workers(self) -> list[Worker]:
         """Returns the workers of the iterator that are ready and were not killed.
 
-        Which these are depends on how fast they are, and no rule on them: rules without them do nothing.
+        Which these are depends on timing, which no rule may depend on: where there are none, a rule does nothing.
         """
         if not isinstance(self.iterator._executor, pool_executor.PoolExecutor):
             return []
@@ -208,7 +208,7 @@ class Consumer(RuleBasedStateMachine):
         return [worker for worker in workers if worker.is_ready and worker.pid and worker not in self.killed]
 
     def continue_all(self) -> None:
-        """All workers go on."""
+        """All workers continue."""
         for worker in self.living_workers():
             send(worker, signal.SIGCONT)
 
@@ -224,14 +224,14 @@ class Consumer(RuleBasedStateMachine):
 
 
 class Alarm(logging.Handler):
-    """Lets stopped workers go on when the pool warns of one that is busy for long."""
+    """Lets stopped workers continue when the pool warns of one that has been busy for long."""
 
     def __init__(self, consumer: Consumer) -> None:
         super().__init__()
         self._consumer = consumer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Lets them go on."""
+        """Lets them continue."""
         del record
         self._consumer.continue_all()
 

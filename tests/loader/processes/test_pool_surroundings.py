@@ -31,12 +31,12 @@ print("same" if inline == worker else f"{inline}\\n{worker}")
     ids=" ".join,
 )
 def test_workers_have_the_flags_of_the_trainer(flags: tuple[str, ...], tmp_path: Path) -> None:
-    """What an option of the interpreter means for the user's code, it means in workers; and nothing is said."""
+    """An option of the interpreter means in workers what it means for the user's code, and nothing is printed."""
     script = tmp_path / "script.py"
     script.write_text(FLAGS)
     settings = {**environment(), "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
     if "-I" in flags:
-        # Python itself would not start with it, were it not told to pass over the environment.
+        # Python itself would not start with it if it were not told to ignore the environment.
         settings["PYTHONHOME"] = str(tmp_path)
     done = python(*flags, str(script), "--an-argument", env=settings, cwd=tmp_path)
 
@@ -78,7 +78,7 @@ print(sorted(name for name in sys.modules.keys() - before))
 
 
 def test_a_trainer_that_changes_its_folder(tmp_path: Path) -> None:
-    """Files and modules are those of the folder of then, in workers; and the trainer imports nothing from now on."""
+    """Workers use the files and modules of the folder at construction; the trainer imports nothing more afterwards."""
     (tmp_path / "built").mkdir()
     (tmp_path / "built/of_the_trainer.py").write_text("def same(x): return x")
     (tmp_path / "built/only_when_needed.py").touch()
@@ -93,7 +93,7 @@ def test_a_trainer_that_changes_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
-    """A trainer whose folder was removed has workers all the same: they are where it is."""
+    """A trainer whose folder was removed has workers all the same, in the same folder."""
     gone = tmp_path / "gone"
     gone.mkdir()
     code = "import os, worker_pools as w; os.rmdir(os.getcwd()); assert w.batches(w.loader_of()) == w.EXPECTED"

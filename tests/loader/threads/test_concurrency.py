@@ -1,4 +1,4 @@
-"""As many threads as pay, whatever they wait for."""
+"""As many threads work as help, whatever they wait for."""
 
 import collections
 import threading
@@ -18,7 +18,7 @@ MOST = 16
 def run(
     tried: Concurrency, rate: Callable[[int], float], outputs: int, waiting: float = 1.0, now: float = 0.0
 ) -> tuple[list[int], float]:
-    """Returns the levels after each of some outputs, which come at the rate of the level, and the time then."""
+    """Returns the level after each of some outputs, which come at the rate of the level, and the time at the end."""
     levels = []
     for _ in range(outputs):
         seconds = 1 / rate(tried.level)
@@ -30,7 +30,7 @@ def run(
 
 @pytest.mark.parametrize("scale", [3.0, 700.0, 50_000.0])
 def test_work_that_waits_keeps_all_threads(scale: float) -> None:
-    """Where twice as many threads are twice as fast, all of them are used but for one look at fewer."""
+    """Where twice as many threads are twice as fast, all of them are used, except for one trial of fewer."""
     levels, _ = run(Concurrency(MOST), lambda level: scale * level, 20_000)
     assert levels[-1] == MOST
     assert levels.count(MOST // 2) < 0.1 * len(levels)
@@ -45,9 +45,9 @@ def test_work_that_contends_is_left_to_one_thread(scale: float) -> None:
 
 @given(most=st.integers(1, 64), cores=st.integers(1, 64))
 def test_no_more_threads_than_cores_can_use(most: int, cores: int) -> None:
-    """Where a number of cores decides, what is chosen is nearly as fast as all threads, and half of it would not be."""
+    """Where cores are the limit, the threads chosen are nearly as fast as all of them, and half of them are not."""
     levels, _ = run(Concurrency(most), lambda level: 10.0 * min(level, cores), 400 * most + 1000)
-    # Now and then it looks at others.
+    # Now and then it tries others.
     ((level, _),) = collections.Counter(levels[len(levels) // 4 :]).most_common(1)
     enough = concurrency.WORTH * min(most, cores)
     assert min(level, cores) >= enough
@@ -55,7 +55,7 @@ def test_no_more_threads_than_cores_can_use(most: int, cores: int) -> None:
 
 
 def test_a_burst_does_not_mislead_for_long() -> None:
-    """Outputs that were ready already make the first rate look better than any to come: it is soon looked at again."""
+    """Outputs that were ready already make the first rate look better than any to come: it is soon measured again."""
     tried = Concurrency(MOST)
     _, now = run(tried, lambda _: 20_000.0, 1_200)
     levels, _ = run(tried, lambda level: 1000.0 / level, 1_500, now=now)
@@ -63,7 +63,7 @@ def test_a_burst_does_not_mislead_for_long() -> None:
 
 
 def test_a_consumer_that_has_enough_is_left_alone() -> None:
-    """Rates tell nothing about the threads where the consumer is the one who decides."""
+    """Rates say nothing about the threads where the consumer sets the pace."""
     levels, _ = run(Concurrency(MOST), lambda _: 1000.0, 20_000, waiting=0.01)
     assert set(levels) == {MOST}
 
@@ -78,7 +78,7 @@ def test_what_was_found_is_looked_at_again() -> None:
 
 
 def test_a_readers_can_shrink_and_grow() -> None:
-    """So many jobs run at once as there are to be threads; none is lost, and those that leave are gone."""
+    """As many jobs run at once as there should be threads; no job is lost, and threads that leave are gone."""
     readers = ReaderThreads(8)
     for size in (8, 2, 5, 1, 8):
         readers.resize(size)
@@ -92,7 +92,7 @@ def test_a_readers_can_shrink_and_grow() -> None:
             readers.submit(meet)
         for _ in range(3 * size):
             assert done.acquire(timeout=60)
-        # Those that are one too many have left before the next jobs, in the order of the queue, or do so now.
+        # Surplus threads have left before the next jobs, in the order of the queue, or do so now.
         readers.submit(done.release)
         assert done.acquire(timeout=60)
         assert readers.size == size

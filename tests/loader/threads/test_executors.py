@@ -37,7 +37,7 @@ def loader_of(
 
 
 def rushed(loader: millstream.DataLoader) -> millstream.DataLoaderIterator:
-    """Returns an iterator whose threads go as far ahead as they may, as they do once the consumer has often waited."""
+    """Returns an iterator whose threads read as far ahead as they may, as once the consumer has often waited."""
     iterator = iter(loader)
     executor = iterator._running_executor()
     assert isinstance(executor, ThreadExecutor)
@@ -99,7 +99,7 @@ def test_blocks_of_a_batched_source_are_read_at_once() -> None:
 
 @pytest.mark.usefixtures("all_by_threads")
 def test_operations_behind_a_regrouping_run_at_once() -> None:
-    """Behind Filter and Batch, too, several groups are worked on by several threads."""
+    """After Filter and Batch, too, several threads work on several groups."""
     barrier = threading.Barrier(3, timeout=WAIT_SECONDS)
     wait = Map(lambda batch: (barrier.wait(), batch.tolist())[1])
     loader = loader_of(4, Filter(lambda key: key % 2), Batch(2), wait, source=range(24))
@@ -137,7 +137,7 @@ class Meter:
             self.changed.notify_all()
 
     def reaches(self, count: int) -> bool:
-        """Returns whether so many records are read, soon."""
+        """Returns whether this many records are read soon."""
         with self.changed:
             return self.changed.wait_for(lambda: self.count >= count, WAIT_SECONDS)
 
@@ -156,7 +156,7 @@ class CountedBatches(Source):
 def test_no_more_is_read_ahead_than_allowed(kind: type[Source], prefetch_buffer_size: int) -> None:
     """While the consumer takes its time, exactly `prefetch_buffer_size` records are ready or in work.
 
-    They are rounded up to whole batches, of which there are two in any case, whatever the kind of source.
+    They are rounded up to whole batches, of which there are always at least two, whatever the kind of source.
     """
     meter, num_threads, size = Meter(), 3, 4
     ahead = size * max(2, math.ceil(prefetch_buffer_size / size))
@@ -271,7 +271,7 @@ def test_whatever_a_thread_raises_arrives_at_its_turn(kind: type[BaseException],
 
 @pytest.mark.usefixtures("all_by_threads")
 def test_nothing_is_read_behind_a_failure() -> None:
-    """A block of which the first record fails is not read on: a broken disk is not asked a thousand times."""
+    """A block whose first record fails is not read any further: a broken disk is not asked a thousand times."""
     meter = Meter()
 
     def fail(key: int) -> None:
@@ -326,7 +326,7 @@ def test_without_any_thread_the_consumer_does_the_work(source: Any) -> None:
 
 @pytest.mark.usefixtures("all_by_threads")
 def test_reading_goes_on_while_groups_wait_to_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups that the consumer will stack itself, when it asks, keep nobody from reading for the ones after them."""
+    """Groups that wait for the consumer to stack them do not keep threads from reading for the groups after them."""
     meter = Meter()
     source = CountedBatches(4_000, meter.read)
     iterator = rushed(loader_of(4, Filter(bool), Batch(8), source=source, prefetch_buffer_size=200))
@@ -458,7 +458,7 @@ print("done")
             "iter(loader)",
             "sys.exit(0)",
         ),
-        # JAX warns of forks, and a forked process that ends in order crashes in it.
+        # JAX warns of forks, and crashes in a forked process that exits normally.
         (
             "import warnings; warnings.simplefilter('ignore')",
             "millstream.device_put(iter(loader))",
@@ -468,7 +468,7 @@ print("done")
     ids=["threads", "device"],
 )
 def test_a_forked_process_has_threads_of_its_own(preparation: str, iterator: str, leave: str) -> None:
-    """It cannot wait for threads that did not come along; its own iterators work, from any state."""
+    """A forked process does not wait for threads that it does not have; its own iterators work, from any state."""
     code = FORKING_SCRIPT.format(preparation=preparation, iterator=iterator, leave=leave)
     done = python("-c", code)
     assert (done.stderr, done.stdout) == ("", "done\n")

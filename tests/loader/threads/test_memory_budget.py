@@ -1,4 +1,4 @@
-"""Memory and cores are what this process may use now: the machine's, its container's and its limits' rest."""
+"""Memory and cores are what this process may use now: what machine, container and limits leave of them."""
 
 import os
 from pathlib import Path
@@ -69,7 +69,7 @@ def system(folder: Path, groups: str, files: dict[str, object], available_kib: i
     ids=["none", "unlimited", "used", "exceeded", "high", "files", "parent", "first version", "seen from within"],
 )
 def test_memory_is_what_the_groups_leave(groups: str, files: dict[str, object], available: int, tmp_path: Path) -> None:
-    """The limit without what is used; pages of files can be taken back; each group that a group is in counts."""
+    """Memory is the limit minus what is used and cannot be reclaimed, as pages of files can; enclosing groups count."""
     assert memory_available(system(tmp_path, groups, files)) == available
 
 
@@ -106,7 +106,7 @@ def test_the_budget_is_less_than_there_is() -> None:
     ],
 )
 def test_cores_are_what_the_quotas_allow(groups: str, files: dict[str, object], cores: int, tmp_path: Path) -> None:
-    """Rounded up, at least one, and no more than the affinity allows; each group that a group is in counts."""
+    """Quotas are rounded up, to at least one core and at most the affinity; every enclosing group counts."""
     assert available_cores(system(tmp_path, groups, files)) == cores
 
 

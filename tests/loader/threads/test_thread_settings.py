@@ -1,4 +1,4 @@
-"""What the consumer's thread has set for itself reaches no operation, wherever that runs: everywhere the same bytes."""
+"""What the consumer's thread has set for itself reaches no operation, wherever it runs: the bytes are the same."""
 
 import contextlib
 import contextvars
@@ -108,7 +108,7 @@ def seen_by(num_threads: int, operations: list[Any], *, worker_count: int = 0) -
 
 
 def passed_on(element: Any) -> Any:
-    """Returns the element with the settings of now, unless those that it came with are the ones to show."""
+    """Returns the element with the current settings, or with those that it came with if they are not the defaults."""
     seen = settings_here(0)[:-1]
     return element if element[:-1].tolist() != DEFAULTS else np.array([*seen, element[-1]])
 
@@ -131,7 +131,7 @@ def test_an_operation_sees_the_defaults(overrides: set[str], operations: list[An
 
 
 def test_workers_and_device_put_see_the_same() -> None:
-    """In worker processes, and in the thread of `device_put`, too."""
+    """Operations see the defaults in worker processes and in the thread of `device_put`, too."""
     with contextlib.ExitStack() as stack:
         for override in OVERRIDES.values():
             stack.enter_context(override())
@@ -161,7 +161,7 @@ def test_what_a_call_sets_is_gone_at_the_next(options: dict[str, Any]) -> None:
 
 
 def test_settings_may_come_and_go_between_batches() -> None:
-    """A pass of which every other `next` has settings of its own, without threads and with them."""
+    """Operations see the defaults where every other `next` has settings of its own, with threads and without."""
     for num_threads in (0, 4):
         loader = millstream.load(
             list(range(NUM_RECORDS)),
@@ -177,7 +177,7 @@ def test_settings_may_come_and_go_between_batches() -> None:
 
 
 def test_a_global_setting_is_not_taken_for_a_local_one() -> None:
-    """What `jax.config.update` sets for all threads reaches operations, and keeps nobody's thread from working."""
+    """What `jax.config.update` sets for all threads reaches operations, and keeps no thread from working."""
     thread = ThreadSettings()
     assert thread.are_neutral()
     jax.config.update("jax_enable_x64", True)

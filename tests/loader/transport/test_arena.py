@@ -1,4 +1,4 @@
-"""No byte of a batch is written again while anybody can read it, and all memory is used again when nobody can."""
+"""No byte of a batch is overwritten while anybody can read it, and all memory is reused when nobody can."""
 
 import contextlib
 import gc
@@ -241,7 +241,7 @@ def test_memory_in_small_pieces_serves_large_arrays() -> None:
 @pytest.mark.parametrize("size", [1 << 15, 100_000, 1 << 20])
 @pytest.mark.parametrize("kept", [[], [0], [19], [3, 4, 11]])
 def test_a_retired_arena_holds_what_arrays_are_on(size: int, kept: list[int]) -> None:
-    """Their pages and the address space up to the last of them; what they hold stays, and goes with each of them."""
+    """It holds the arrays' pages, and address space up to the last one; each array keeps its bytes, and frees them."""
     before = mapped_arenas()
     with arena_file(1 << 26) as descriptor:
         view = ArenaView(descriptor, 1 << 26)
@@ -266,7 +266,7 @@ def test_a_retired_arena_holds_what_arrays_are_on(size: int, kept: list[int]) ->
 
 
 def test_arrays_may_end_while_their_arena_is_retired() -> None:
-    """In another thread, at any moment: what they had goes back, and what is left is as it was."""
+    """Arrays may end in another thread at any moment: their memory goes back, and the others are as they were."""
     for _ in range(20):
         with arena_file(1 << 26) as descriptor:
             allocator, view = Allocator(descriptor, 1 << 26), ArenaView(descriptor, 1 << 26)
@@ -281,7 +281,7 @@ def test_arrays_may_end_while_their_arena_is_retired() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # Forks are warned of; JAX does.
 def test_a_forked_process_gives_nothing_back() -> None:
-    """Its copies of batches may end as they like: the pages are the trainer's."""
+    """Copies of batches that end in a forked process give nothing back: the pages are the trainer's."""
     with arena_pair() as (allocator, view):
         arrays = [through(allocator, view, 1 << 16, 7)]
     view.retire()
@@ -294,7 +294,7 @@ def test_a_forked_process_gives_nothing_back() -> None:
 
 
 def test_an_arena_that_is_full_is_no_obstacle() -> None:
-    """Arrays without room are private memory of the same contents."""
+    """Arrays for which there is no room are private memory with the same contents."""
     with arena_pair(1 << 16) as (allocator, view):
         arrays = [allocator.allocate((1000, 30), np.dtype(np.float32)) for _ in range(4)]
         for number, array in enumerate(arrays):
@@ -320,7 +320,7 @@ ELEMENTS = 4096
 
 
 def picture(number: int) -> NDArray[np.float32]:
-    """Returns an element of 16 KB that tells from which record it is."""
+    """Returns an element of 16 KB that shows which record it is from."""
     return np.full(ELEMENTS, number, dtype=np.float32)
 
 
@@ -354,7 +354,7 @@ def test_batches_that_are_kept_stay_as_they_are() -> None:
 
 @pytest.mark.third_party
 def test_batches_that_jax_has_taken_stay_as_they_are() -> None:
-    """`jax.device_put` on the CPU takes an aligned array as it is: while JAX has it, its memory is not used again."""
+    """`jax.device_put` on the CPU aliases an aligned array: while JAX has it, its memory is not reused."""
     import jax
 
     with iter(loader_of_pictures(BATCH * 100)) as iterator:
@@ -411,7 +411,7 @@ def test_an_arena_too_small_for_what_is_kept_gives_private_copies(monkeypatch: p
 
 
 def test_a_few_kept_bytes_pin_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new loader each epoch, and something of each batch kept: no image, no descriptor, no address space is kept."""
+    """With a new loader each epoch and a bit of each batch kept, no image, descriptor or address space is kept."""
 
     def labelled(number: int) -> dict[str, NDArray[Any]]:
         return {"image": picture(number), "label": np.full(64, number), "hidden": picture(number)[:2048]}

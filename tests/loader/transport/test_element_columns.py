@@ -14,7 +14,7 @@ from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.element_columns import LARGE_BYTES, UNALIGNED_BYTES, to_columns, to_elements
 
 NUMBERS = 11 * len(SHAPES) * 6
-"""So many kinds of arrays are there in `array_of`, each with different contents."""
+"""How many kinds of arrays `array_of` makes, each with different contents."""
 
 
 def arrays_in(element: Any) -> Iterator[np.ndarray[Any, Any]]:
@@ -28,7 +28,7 @@ def arrays_in(element: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 @st.composite
 def alike(draw: st.DrawFn, depth: int = 3) -> list[Any]:
-    """Draws elements of one structure, whose arrays are alike where they are at the same place."""
+    """Draws elements of one structure, whose arrays are alike where their paths are the same."""
     count = draw(st.integers(0, 5))
     kind = draw(st.sampled_from(["dict", "tuple", "leaf"] if depth else ["leaf"]))
     if kind == "leaf":
@@ -70,7 +70,7 @@ def test_elements_come_back_unchanged(values: list[Any]) -> None:
     ],
 )
 def test_small_arrays_cross_together(row_bytes: int, *, together: bool) -> None:
-    """Arrays become rows of one where they are small, and would not lose the alignment that they are promised."""
+    """Arrays become rows of one where they are small and do not lose the alignment that they are promised."""
     values = [{"image": (np.full(row_bytes, row, np.uint8),), "label": row} for row in range(3)]
     memory: list[np.ndarray[Any, Any]] = []
 
@@ -85,7 +85,7 @@ def test_small_arrays_cross_together(row_bytes: int, *, together: bool) -> None:
 
 
 def test_an_element_may_contain_itself() -> None:
-    """Structure without end is taken apart to some depth only, and comes back with its end in itself."""
+    """An endless structure is taken apart to a limited depth only, and comes back containing itself."""
     values: list[dict[str, Any]] = [{"image": np.full(3, row)} for row in range(3)]
     for value in values:
         value["self"] = value

@@ -1,4 +1,4 @@
-"""What is free is known exactly, whatever was taken and given back in which order."""
+"""What is free is known exactly, whatever was taken and given back, in any order."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Arrays that lie in files cross as their places in them: a worker maps the file, and sees what the trainer sees."""
+"""Arrays that lie in files cross as file and offset: a worker maps the file, and sees what the trainer sees."""
 
 import io
 import mmap
@@ -63,7 +63,7 @@ def by_mmap(file: Path) -> Any:
 
 
 def with_advice_for_a_part(file: Path) -> Any:
-    """Returns a mapped array of which the system was told that a part is read at random: it is two maps, then."""
+    """Returns a mapped array of which the system was told that a part is read at random, which makes it two maps."""
     with file.open("rb") as opened:
         memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     memory.madvise(mmap.MADV_RANDOM, mmap.PAGESIZE, 4 * mmap.PAGESIZE)
@@ -125,7 +125,7 @@ def test_what_is_written_to_a_file_is_seen_everywhere(file: Path) -> None:
 def test_a_file_of_a_relative_name_is_found_from_elsewhere(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was mapped by a name in the working folder is the same file after the folder is another one."""
+    """What was mapped by a relative name is the same file after the working folder has changed."""
     monkeypatch.chdir(tmp_path)
     array = mapped(Path(file.name))
     monkeypatch.chdir("/")
@@ -158,7 +158,7 @@ def changed_privately(file: Path) -> Any:
 
 @pytest.mark.parametrize("make", [deleted, replaced, changed_privately])
 def test_what_is_not_in_a_file_crosses_as_bytes(make: Callable[[Path], Any], file: Path) -> None:
-    """Where no file has an array's bytes any more, or they are private, they are sent, in the memory that all share."""
+    """Where no file has an array's bytes any more, or they are private, they are sent, in shared memory."""
     array = make(file)
     pickled, buffers = sent(array)
     copy = NO_CLASSES.loads(pickled, buffers)[0]

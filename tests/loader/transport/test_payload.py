@@ -99,7 +99,7 @@ def test_small_arrays_beside_large_ones_are_copies(count: int) -> None:
 
 
 def test_arrays_of_the_arena_are_not_copied() -> None:
-    """What was stacked into the arena is sent as its place: both sides look at the same memory."""
+    """What was stacked into the arena is sent as its offset: both sides look at the same memory."""
     with arena_pair() as (allocator, view):
         batches = [
             allocator.allocate((300, 300), np.dtype(np.float32)),
@@ -139,7 +139,7 @@ def test_long_pickles_travel_in_the_arena() -> None:
 
 @pytest.mark.parametrize("dtype", [np.dtype([]), np.dtype("V0")], ids=["no fields", "no bytes"])
 def test_elements_without_bytes_cross(dtype: np.dtype[Any]) -> None:
-    """An array of nothing is an array: of a structure all of whose fields were dropped, for instance."""
+    """An array without bytes is still an array: of a structured dtype without fields, for instance."""
     with arena_pair() as (allocator, view):
         payload = pack(run_of([np.zeros((2, 3), dtype)]), allocator, NO_CLASSES)
         ((arrived,), _) = unpack(payload, view, NO_CLASSES)
@@ -159,7 +159,7 @@ def test_elements_without_bytes_cross(dtype: np.dtype[Any]) -> None:
     ids=["read only", "writable", "empty", "numbers", "truth values"],
 )
 def test_memoryviews_cross_as_what_they_are(view: memoryview) -> None:
-    """As inline: of the same format, shape and bytes, and as writable."""
+    """A memoryview arrives as it would inline: with the same format, shape and bytes, and as writable."""
     with arena_pair() as (allocator, arena):
         payload = pack(run_of([view]), allocator, NO_CLASSES)
         ((arrived,), _) = unpack(payload, arena, NO_CLASSES)
@@ -289,7 +289,7 @@ def test_notes_cross_once() -> None:
 
 @pytest.mark.parametrize("notes", [None, 7, ["text", 3], "text"])
 def test_notes_that_are_none(notes: Any) -> None:
-    """Whatever an exception has in the place of its notes, it arrives."""
+    """An exception arrives whatever it has in place of notes."""
     error = ValueError("text")
     error.__notes__ = notes
 
@@ -317,7 +317,7 @@ def test_the_workers_traceback_and_causes_arrive_as_text() -> None:
 
 
 def test_an_exception_class_that_is_missing_here_arrives_in_words() -> None:
-    """What the worker could unpickle and the parent cannot, is text."""
+    """An exception that the worker could unpickle and the parent cannot arrives as text."""
     failure = pack_failure(KeyError("key"), NO_CLASSES)._replace(pickled=b"not a pickle")
 
     assert str(unpack_failure(failure, NO_CLASSES)) == "builtins.KeyError: 'key'"
@@ -377,7 +377,7 @@ def test_a_structure_too_deep_to_pickle_is_named() -> None:
 
 
 def local_classes() -> tuple[type[Any], type[Any]]:
-    """Returns classes that no module has: cloudpickle sends their code along."""
+    """Returns classes that no module defines: cloudpickle sends their code along."""
 
     @dataclasses.dataclass
     class Sample:

@@ -1,4 +1,4 @@
-"""A list of records crosses as memory that all workers share; what comes of it is what the list gives."""
+"""A list of records crosses as memory that all workers share, and reads as the list does."""
 
 import dataclasses
 import io
@@ -32,7 +32,7 @@ class Sample:
 
 
 def local_sample() -> type[Any]:
-    """Returns a class that no module has."""
+    """Returns a class that no module defines."""
 
     @dataclasses.dataclass
     class Local:
@@ -137,7 +137,7 @@ KEPT: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_lists_stay_lists_where_sharing_does_not_pay(name: str) -> None:
-    """Where they are small, of small records, or would grow by being pickled one by one."""
+    """Lists are not shared where they are small, hold small records, or would grow by pickling records one by one."""
     records = KEPT[name]()
 
     assert share(records) is records

@@ -57,7 +57,7 @@ def test_tensors_arrive_as_they_are(name: str) -> None:
 
 @pytest.mark.third_party
 def test_the_memory_of_tensors_is_shared() -> None:
-    """A pickle has nothing of it, and what arrives is a view of what was handed out."""
+    """A pickle holds none of their bytes, and what arrives is a view of the memory that was sent."""
     pickled, (buffer,) = sent(torch.ones(1000, 1000))
     memory = bytearray(buffer.raw())
     arrived = ClassTable().loads(pickled, [memory])[0]
