@@ -19,13 +19,13 @@ SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 def test_each_epoch_has_every_record_once_window_by_window(
     sizes: list[int], window: int, seed: int, epoch: int
 ) -> None:
-    """The units of a window are whole: what they hold is what stands there, in some order."""
+    """The units of a window are whole: the window holds exactly their records, in some order."""
     sampler = HierarchicalSampler(sizes, window_units=window, seed=seed)
     total = sum(sizes)
     keys = sampler.record_keys(epoch * total, (epoch + 1) * total).tolist()
     assert sorted(keys) == list(range(total))
     unit_of = [unit for unit, size in enumerate(sizes) for _ in range(size)]
-    # From where all that began has ended to where that is so again: no more than a window, and often less.
+    # From one position where no unit is half read to the next: no more than a window, and often less.
     start = 0
     while start < total:
         inside: set[int] = set()
@@ -40,7 +40,7 @@ def test_each_epoch_has_every_record_once_window_by_window(
 @settings(max_examples=40)
 @given(sizes=SIZES, window=st.integers(1, 5), data=st.data())
 def test_any_positions_alone_give_the_same(sizes: list[int], window: int, data: st.DataObject) -> None:
-    """A range, some positions, one position, a pickled copy."""
+    """A range, some positions, one position and a pickled copy give the same keys."""
     sampler = HierarchicalSampler(sizes, window_units=window, seed=3, num_epochs=3)
     everything = sampler.record_keys(0, len(sampler)).tolist()
     positions = data.draw(st.lists(st.integers(0, len(sampler) - 1), max_size=10))
@@ -75,7 +75,7 @@ def test_a_window_that_holds_all_is_uniform() -> None:
 
 
 def test_without_a_seed_the_order_is_the_sources() -> None:
-    """And there is nothing to draw from."""
+    """Without a seed, the order is the source's, and there are no generators to draw from."""
     sampler = HierarchicalSampler([3, 2], window_units=1, num_epochs=2)
     assert sampler.record_keys(0, 10).tolist() == [0, 1, 2, 3, 4] * 2
     assert sampler[0].rng is None
@@ -97,7 +97,7 @@ def test_far_positions_and_ends() -> None:
 
 
 def test_its_generators_are_those_of_an_index_sampler() -> None:
-    """So that random operations draw alike."""
+    """Its generators are those of an IndexSampler, so that random operations draw alike."""
     own, other = (
         sampler[11].rng for sampler in (HierarchicalSampler([4, 3], window_units=1, seed=5), IndexSampler(7, seed=5))
     )
@@ -137,6 +137,6 @@ def test_shards_and_states_go_with_it() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(sizes: Any, options: Any, error: type[Exception], message: str) -> None:
-    """When it is built."""
+    """Wrong arguments are errors when the sampler is built."""
     with pytest.raises(error, match=message):
         HierarchicalSampler(sizes, **{"window_units": 1, **options})

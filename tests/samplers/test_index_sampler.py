@@ -1,4 +1,4 @@
-"""Samplers: positions, epochs and keys; the errors; and how a sampler of the user's own is adapted."""
+"""Samplers: positions, epochs and keys; the errors; and how a custom sampler is adapted."""
 
 import dataclasses
 import pickle
@@ -396,7 +396,7 @@ def test_an_error_of_a_custom_sampler_keeps_its_type() -> None:
     ],
 )
 def test_wrong_answers_of_custom_samplers_are_named(custom: object, error: type[Exception], text: str) -> None:
-    """A key that is no integer, or out of range, is an error that names the position and what was returned."""
+    """A key that is not an integer, or out of range, is an error that names the position and what was returned."""
     with pytest.raises(error, match=text):
         vectorised(custom).record_keys(2, 4)
 
@@ -424,7 +424,7 @@ class AnsweringBlocks(IndexSampler):
     ],
 )
 def test_wrong_answers_of_custom_blocks_are_named(answer: Any, error: type[Exception], text: str) -> None:
-    """Whatever a sampler of one's own returns for a block, it is checked; the error names sampler and positions."""
+    """Whatever a custom sampler returns for a block is checked; the error names sampler and positions."""
     sampler = AnsweringBlocks(100)
     AnsweringBlocks.answer = answer
     with pytest.raises(error, match=rf"^AnsweringBlocks\.record_keys_at\(positions\) must return .*{text}"):
@@ -442,12 +442,12 @@ def test_checked_keys_are_not_the_samplers_own() -> None:
 
 
 class Backwards(IndexSampler):
-    """A subclass of the user's with another order."""
+    """A user's subclass with another order."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Strided(IndexSampler):
-    """A subclass of the user's with another order and a parameter of its own."""
+    """A user's subclass with another order and a parameter of its own."""
 
     stride: int = 1
 

@@ -64,7 +64,7 @@ def mixtures(draw: st.DrawFn) -> tuple[MixtureSampler, list[Change], list[int | 
 
 @given(drawn=mixtures())
 def test_a_mixture_is_its_oracle(drawn: tuple[MixtureSampler, list[Change], list[int | None], str]) -> None:
-    """Components, indices and the end, under each rule and with weights that change."""
+    """Components, indices and the end are the oracle's, under each rule and with weights that change."""
     mixture, changes, lengths, stop = drawn
     expected = list(itertools.islice(plain_mixture(changes, lengths, stop), 200))
     assert mixture.length == (len(expected) if len(expected) < 200 else mixture.length)
@@ -78,7 +78,7 @@ def test_a_mixture_is_its_oracle(drawn: tuple[MixtureSampler, list[Change], list
 def test_record_keys_are_those_of_each_component_on_its_own(
     drawn: tuple[MixtureSampler, list[Change], list[int | None], str],
 ) -> None:
-    """The keys of a component, less where its source begins, are its sampler's, and go on with new epochs."""
+    """The keys of a component, less where its source begins, are its sampler's, and continue into new epochs."""
     mixture = drawn[0]
     count = 200 if mixture.length is None else min(mixture.length, 200)
     keys, components = mixture.record_keys(0, count), mixture.components(0, count)
@@ -92,7 +92,7 @@ def test_record_keys_are_those_of_each_component_on_its_own(
 def test_any_positions_alone_give_the_same(
     drawn: tuple[MixtureSampler, list[Change], list[int | None], str], start: int, count: int, seed: int
 ) -> None:
-    """A range, any positions in any order, a single one, and a pickled copy."""
+    """A range, any positions in any order, a single one and a pickled copy give the same keys."""
     mixture = drawn[0]
     length = 150 if mixture.length is None else min(mixture.length, 150)
     start = min(start, length)
@@ -108,7 +108,7 @@ def test_any_positions_alone_give_the_same(
 
 @pytest.mark.parametrize("stop", STOPS)
 def test_positions_beyond_the_end_are_index_errors(stop: str) -> None:
-    """As of every sampler."""
+    """Positions beyond the end are IndexErrors, as for every sampler."""
     mixture = MixtureSampler([IndexSampler(3, num_epochs=1), IndexSampler(5, num_epochs=1)], [1, 1], stop=stop)
     assert len(mixture) == {"first_exhausted": 6, "all_exhausted": 10, "drop_exhausted": 8}[stop]
     assert mixture.record_keys(len(mixture), len(mixture)).tolist() == []
@@ -119,7 +119,7 @@ def test_positions_beyond_the_end_are_index_errors(stop: str) -> None:
 
 
 def test_an_endless_mixture_reaches_the_last_position() -> None:
-    """Positions up to 2**63 - 1, of sources whose keys are as large."""
+    """Positions up to 2**63 - 1 have keys, from sources whose keys are as large."""
     mixture = MixtureSampler([IndexSampler(2**62, shuffle=True, seed=1), IndexSampler(2**62)], [1, 1])
     assert mixture.length is None
     with pytest.raises(TypeError, match="endless"):
@@ -129,7 +129,7 @@ def test_an_endless_mixture_reaches_the_last_position() -> None:
 
 
 class Thirds:
-    """A sampler of one's own: one record of three, seven of them."""
+    """A custom sampler: every third record, seven of them."""
 
     num_records = 21
 
@@ -141,7 +141,7 @@ class Thirds:
 
 
 def test_a_sampler_of_ones_own_is_a_component() -> None:
-    """It is asked for its positions; where it has to begin anew, it begins with its first one."""
+    """A custom sampler can be a component; where it begins anew, it begins with its first position."""
     mixture = MixtureSampler(
         {"own": Thirds(), "plain": IndexSampler(20, num_epochs=1)}, {"plain": 1, "own": 1}, stop="all_exhausted"
     )
@@ -172,14 +172,14 @@ def test_mixtures_of_mixtures() -> None:
     ],
 )
 def test_weights_are_the_decimals_that_were_written(weights: Any, whole: tuple[int, ...]) -> None:
-    """In lowest terms."""
+    """Weights are taken as the decimals that were written, in lowest terms."""
     names = sorted(weights) if isinstance(weights, dict) else range(len(weights))
     assert checked_weights(weights, names) == whole  # type: ignore[arg-type]  # numbers name as well
 
 
 @given(weights=st.lists(st.floats(1e-3, 1), min_size=2, max_size=20))
 def test_weights_of_many_digits_are_as_near_as_31_bits_allow(weights: list[float]) -> None:
-    """The whole numbers' sum is below 2**31, and no share is further than one in 2**31 off."""
+    """The whole numbers' sum is below 2**31, and no share is off by more than one in 2**31."""
     whole = checked_weights(weights, range(len(weights)))  # type: ignore[arg-type]  # as above
     assert sum(whole) < 2**31
     for number, weight in zip(whole, weights, strict=True):
@@ -209,7 +209,7 @@ def test_weights_of_many_digits_are_as_near_as_31_bits_allow(weights: list[float
     ],
 )
 def test_what_is_no_mixture_is_refused_when_it_is_built(arguments: Any, error: type[Exception], message: str) -> None:
-    """Each with what was asked, and the rule."""
+    """What is not a mixture is an error when it is built, with what was asked and the rule."""
     with pytest.raises(error, match=message):
         MixtureSampler(*arguments)
 
@@ -227,7 +227,7 @@ def test_sources_may_be_longer_than_their_samplers() -> None:
 
 
 def test_stop_and_names_of_arguments_are_checked() -> None:
-    """A rule that is none, and an argument that is none."""
+    """An unknown rule and an unknown argument are errors."""
     with pytest.raises(ValueError, match="'first_exhausted', 'all_exhausted' or 'drop_exhausted', got 'never'"):
         MixtureSampler([IndexSampler(3)], [1], stop="never")
     with pytest.raises(TypeError, match="did you mean 'weights'"):
@@ -235,7 +235,7 @@ def test_stop_and_names_of_arguments_are_checked() -> None:
 
 
 def test_reweighting_beyond_the_end_is_refused() -> None:
-    """At the end itself, a mixture can go on with what is left."""
+    """Beyond the end, reweighting is an error; at the end itself, a mixture can continue with what is left."""
     samplers = [IndexSampler(4, num_epochs=1), IndexSampler(4, num_epochs=1)]
     mixture = MixtureSampler(samplers, [3, 1])
     assert len(mixture) == 5
@@ -246,7 +246,7 @@ def test_reweighting_beyond_the_end_is_refused() -> None:
 
 
 def test_the_same_weights_change_nothing() -> None:
-    """A period is not begun anew where the weights are in the ratios that they had."""
+    """Weights in the same ratios as before do not begin a new period."""
     mixture = MixtureSampler([IndexSampler(50), IndexSampler(50)], [2, 1])
     same = mixture.reweighted(7, [0.4, 0.2])
     assert same.fingerprint() == mixture.fingerprint()
@@ -255,7 +255,7 @@ def test_the_same_weights_change_nothing() -> None:
 
 
 def test_fingerprints_say_components_and_weights_and_stay_short() -> None:
-    """In words that are compared one by one; of many components and parts, checksums."""
+    """Fingerprints list components and weights one by one; where there are many, checksums."""
     mixture = MixtureSampler({"web": IndexSampler(9), "a b": IndexSampler(5)}, {"web": 2, "a b": 1})
     assert mixture.reweighted(6, [1, 0]).fingerprint() == (
         "MixtureSampler component_0_web=IndexSampler(num_records=9,shuffle=False,seed=None) "
@@ -286,7 +286,7 @@ def test_the_longest_fingerprint_is_short_enough_to_be_shown() -> None:
 
 
 def test_names_that_look_alike_are_words_of_their_own() -> None:
-    """Else one would stand for both."""
+    """Names that look alike have different words: else one would stand for both."""
     mixture = MixtureSampler({"a b": IndexSampler(3), "a_b": IndexSampler(4)}, [1, 1])
     names = [word.split("=")[0] for word in mixture.fingerprint().split(" ")[1:]]
     assert len(set(names)) == len(names) == 4

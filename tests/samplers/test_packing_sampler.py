@@ -39,7 +39,7 @@ def plain_best_fit(lengths: list[int], row_length: int) -> list[int]:
 def test_every_token_once_and_no_row_too_long(
     lengths: list[int], row_length: int, options: tuple[str, str], shuffle: bool, epoch: int
 ) -> None:
-    """In each epoch; of a truncated document, those of its beginning."""
+    """Each epoch has every token once, of a truncated document those at its beginning, and no row is too long."""
     sampler = PackingSampler(
         lengths, row_length, strategy=options[0], overflow=options[1], shuffle=shuffle, num_epochs=None
     )
@@ -68,7 +68,7 @@ def test_best_fit_is_best_fit_decreasing(lengths: list[int], row_length: int) ->
 def test_any_positions_alone_give_the_same(
     lengths: list[int], row_length: int, options: tuple[str, str], data: st.DataObject
 ) -> None:
-    """A range over epochs, some positions, one position, a pickled copy."""
+    """A range over epochs, some positions, one position and a pickled copy give the same rows."""
     sampler = PackingSampler(lengths, row_length, strategy=options[0], overflow=options[1], num_epochs=3)
     everything = listed(sampler.pieces(0, len(sampler)))
     positions = data.draw(st.lists(st.integers(0, len(sampler) - 1), max_size=10))
@@ -82,7 +82,7 @@ def test_any_positions_alone_give_the_same(
 
 
 def test_documents_that_are_too_long_are_refused_cut_or_dropped() -> None:
-    """As overflow says; concatenation cuts anyway."""
+    """Documents that are too long are refused, cut or dropped, as `overflow` says; concatenation always cuts."""
     lengths = [3, 10, 0, 25]
     with pytest.raises(ValueError, match=r"1 documents are longer than row_length=10, .* the record 3 with 25"):
         PackingSampler(lengths, 10)
@@ -106,7 +106,7 @@ def test_documents_that_are_too_long_are_refused_cut_or_dropped() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_of_realistic_lengths_are_full(seed: int) -> None:
-    """Log-normal, as of web text, 100,000 documents: 99.9 % at least."""
+    """Rows of 100,000 documents with log-normal lengths, as of web text, are at least 99.9 % full."""
     lengths = np.clip(np.random.default_rng(seed).lognormal(5.8, 1.1, 100_000).astype(np.int64), 8, None)
     for overflow in ("truncate", "split", "drop"):
         sampler = PackingSampler(lengths, 2048, overflow=overflow, shuffle=False)
@@ -141,7 +141,7 @@ def test_partners_of_a_document_are_like_drawn() -> None:
     sets=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2**64 - 1)), min_size=1, max_size=8),
 )
 def test_many_permutations_are_permutations(sets: list[tuple[int, int]]) -> None:
-    """Each set is mapped onto itself, at once as one by one."""
+    """Each set is mapped onto itself, alike for all sets at once and for one at a time."""
     numbers = np.concatenate([np.arange(size) for size, _ in sets])
     sizes = np.concatenate([np.full(size, size) for size, _ in sets])
     keys = np.concatenate([np.full(size, key, dtype=np.uint64) for size, key in sets])
@@ -152,7 +152,7 @@ def test_many_permutations_are_permutations(sets: list[tuple[int, int]]) -> None
 
 
 def test_permutations_of_a_large_set_stay_within_it() -> None:
-    """Sizes up to 2**62."""
+    """Permutations of sets of up to 2**62 elements stay within the set."""
     sizes = np.array([2**62, 2**62 - 57, 3**39])
     numbers = np.array([2**62 - 1, 0, 3**39 - 1])
     landed = permute_among(numbers, sizes, np.array([1, 2, 3], dtype=np.uint64))
@@ -195,6 +195,6 @@ def test_lengths_of_any_integer_dtype_and_words() -> None:
     ],
 )
 def test_wrong_arguments_are_refused(lengths: Any, options: Any, error: type[Exception], message: str) -> None:
-    """When it is built."""
+    """Wrong arguments are errors when the sampler is built."""
     with pytest.raises(error, match=message):
         PackingSampler(lengths, **{"row_length": 5, **options})

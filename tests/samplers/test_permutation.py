@@ -101,7 +101,7 @@ def differences_p(permutations: Ints) -> float:
 
 
 def pair_p(permutations: Ints) -> float:
-    """Returns the p-value of the first two elements landing on any pair of places equally often."""
+    """Returns the p-value of the first two elements landing on any pair of positions equally often."""
     n = permutations.shape[1]
     first, second = permutations[:, 0], permutations[:, 1]
     return bins_p(first * (n - 1) + second - (second > first), n * (n - 1))
@@ -124,7 +124,7 @@ def fixed_p(permutations: Ints) -> float:
 
 
 def neighbours_p(permutations: Ints) -> float:
-    """Returns the p-value of neighbouring epochs or seeds agreeing in a Poisson number of places of mean 1."""
+    """Returns the p-value of neighbouring epochs or seeds agreeing in a Poisson number of positions of mean 1."""
     return poisson_p((permutations[::2] == permutations[1::2]).sum(axis=1))
 
 
@@ -206,7 +206,7 @@ def test_windows_of_large_n_have_no_duplicates(n: int, seed: int, epoch: int, pl
 @settings(deadline=None, max_examples=100)
 @given(data=st.data(), n=st.one_of(st.integers(1, 40), st.sampled_from(LARGE)), seed=WORD)
 def test_many_epochs_at_once_equal_one_at_a_time(data: st.DataObject, n: int, seed: int) -> None:
-    """An array of epochs gives, offset by offset, what each epoch gives alone: order and company do not matter."""
+    """An array of epochs gives, offset by offset, what each epoch gives alone, in any order and company."""
     asked = data.draw(st.lists(st.tuples(st.integers(0, n - 1), WORD), min_size=0, max_size=8))
     some_offsets = np.array([offset for offset, _ in asked], dtype=np.uint64)
     epochs = np.array([epoch for _, epoch in asked], dtype=np.uint64)
@@ -252,7 +252,7 @@ def test_how_many_are_asked_for_does_not_matter(n: int, length: int, start: int,
 
 
 def test_neighbouring_seeds_and_epochs_share_nothing() -> None:
-    """All permutations of 8 x 8 seeds and epochs differ, and agree in one place a pair: none is another one shifted."""
+    """All permutations of 8 x 8 seeds and epochs differ, and two agree in about one position: none is a shift."""
     grid = [permute(offsets(0, 1000), 1000, seed, epoch) for seed in range(8) for epoch in range(8)]
     agreements = [int((a == b).sum()) for a, b in itertools.combinations(grid, 2)]
     assert max(agreements) < 10
@@ -260,7 +260,7 @@ def test_neighbouring_seeds_and_epochs_share_nothing() -> None:
 
 
 def test_the_shuffle_stays_the_same_across_releases() -> None:
-    """The keys of a few offsets are those on record: a saved position must find the same records for ever."""
+    """The keys of a few offsets are those on record: a saved position must find the same records forever."""
     assert permute(offsets(0, 8), 8, 0, 0).tolist() == [2, 4, 5, 6, 0, 7, 3, 1]
     assert permute(offsets(0, 4), 10**9, 2**64 - 1, 5).tolist() == [669448169, 288440471, 280828600, 398942516]
     assert permute(offsets(0, 3), 2**63, 1, 2**64 - 1).tolist() == [

@@ -57,7 +57,7 @@ def test_every_prefix_of_a_tree_is_less_than_1_7_elements_off(weights: tuple[int
 @KINDS
 @given(weights=WEIGHTS, start=st.integers(0, 2**63 - 9))
 def test_any_position_alone_and_the_way_back(kind: type[Table | Tree], weights: tuple[int, ...], start: int) -> None:
-    """Up to 2**63: the element at a position stands at that position, and is the first that the counts lack."""
+    """Up to 2**63: the way back from a position's element leads to it, and counts up to it leave that element out."""
     order = kind(weights)
     components, indices = order.locate(start + np.arange(8))
     for position, component, index in zip(range(start, start + 8), components.tolist(), indices.tolist(), strict=True):
@@ -90,6 +90,6 @@ def test_long_periods_are_located_within_62_bits(weights: list[int]) -> None:
 
 
 def test_the_period_decides_which_serves() -> None:
-    """A table up to its limit, a tree from there on."""
+    """Periods up to the limit are served by a table, longer ones by a tree."""
     assert isinstance(proportions((TABLE_LIMIT - 1, 1)), Table)
     assert isinstance(proportions((TABLE_LIMIT, 1)), Tree)
