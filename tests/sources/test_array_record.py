@@ -117,7 +117,7 @@ def test_paths_of_all_kinds_mean_the_same(folder: Path, monkeypatch: pytest.Monk
 
 
 def test_paths_are_those_of_the_construction(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative paths, patterns and ranges mean the folder of then, in copies too, whatever is the folder now."""
+    """Relative paths, patterns and ranges refer to the folder at construction, in copies too, whatever it is now."""
     write(tmp_path / "train-0", [b"other"] * 10)
     for paths in ("train-0", "./train-0[0:10]", "train-[0]", FileInstruction("train-0", 0, -1)):
         monkeypatch.chdir(folder)
@@ -128,7 +128,7 @@ def test_paths_are_those_of_the_construction(folder: Path, tmp_path: Path, monke
 
 
 def test_names_of_any_bytes_are_names(tmp_path: Path) -> None:
-    """A name that is no UTF-8 is read, found by a pattern, and described."""
+    """A name that is not UTF-8 is read, found by a pattern, and described."""
     path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
     write(tmp_path / "a", [b"x"]).rename(path)
     for paths in (path, tmp_path / "*"):
@@ -142,7 +142,7 @@ def test_names_of_any_bytes_are_names(tmp_path: Path) -> None:
 
 
 def test_what_would_never_end_is_refused(tmp_path: Path) -> None:
-    """A named pipe is an error at once, not a wait for somebody who writes; so is a device."""
+    """A named pipe is an error at once, not a wait for a writer; so is a device."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", f"{tmp_path}/pipe[0:3]", "/dev/zero"):
         with pytest.raises(DataSourceError, match=r"(pipe|zero)' is a pipe, a socket or a device, not a regular file"):
@@ -265,12 +265,12 @@ def test_groups_of_records_are_warned_of_once(tmp_path: Path) -> None:
 
 
 def test_one_record_in_a_group_is_no_matter(tmp_path: Path) -> None:
-    """A group of one costs nothing, whatever the writer would have put into it."""
+    """A group of one costs nothing, whatever group size the writer was given."""
     assert read_all(ArrayRecordDataSource(write(tmp_path / "a", [b"x"], "group_size:100"))) == [b"x"]
 
 
 def test_reader_options_reach_the_library(folder: Path) -> None:
-    """Options change how is read, not what; one that the library does not know is an error with its name."""
+    """Options change how records are read, not which; one that the library does not know is an error with its name."""
     options = {"index_storage_option": "offloaded", "footer_prefetch_bytes": "0"}
     assert read_all(ArrayRecordDataSource(folder / "train-0", options)) == records_of(0)
     with pytest.raises(ValueError, match=r"reader_options must be .*Unknown option speed"):

@@ -102,7 +102,7 @@ def test_a_damaged_record_is_named(healthy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("group", [1, 7])
 @pytest.mark.parametrize("size", [0, 1, 30_000, 65_536, 100_000, 2 * 65_536, 4 * 65_536])
 def test_a_file_truncated_while_open_is_an_error(tmp_path: Path, size: int, group: int) -> None:
-    """Records before the cut are read, those after it raise, where the library gives empty records for them."""
+    """Records before the cut are read, those after it raise, although the library gives empty records for them."""
     path = write(tmp_path / "file", RECORDS, f"group_size:{group}")
     with ArrayRecordDataSource(f"{path}[0:300]") as source:
         if group == 1:
@@ -117,7 +117,7 @@ def test_a_file_truncated_while_open_is_an_error(tmp_path: Path, size: int, grou
 
 
 def test_empty_records_of_healthy_files_are_records(tmp_path: Path) -> None:
-    """An empty record is one, unless the file has changed: then it cannot be told from a lost one."""
+    """An empty record is a record, unless the file has changed: then it cannot be told from a lost one."""
     path = write(tmp_path / "file", [b"", b"x", b""])
     with ArrayRecordDataSource(path) as source:
         assert list(source.__getitems__([0, 1, 2, 2, 0])) == [b"", b"x", b"", b"", b""]
@@ -163,7 +163,7 @@ def test_a_file_removed_or_changed_before_its_first_read_is_an_error(healthy: Pa
 
 
 def test_a_file_written_to_before_its_first_read_is_an_error(healthy: Path, tmp_path: Path) -> None:
-    """Other records of the same size and number, in place or renamed over it, are not taken for those of before."""
+    """Other records of the same size and number, in place or renamed over it, are not mistaken for the old ones."""
     path, other = tmp_path / "file", tmp_path / "other"
     path.write_bytes(healthy.read_bytes())
     os.utime(path, (1_700_000_000, 1_700_000_000))
@@ -200,7 +200,7 @@ def test_other_files_are_refused_at_construction(tmp_path: Path, content: bytes)
 
 
 def test_a_truncated_file_is_refused_at_construction(healthy: Path, tmp_path: Path) -> None:
-    """A copy that stopped half-way has lost its index."""
+    """A file whose copy stopped half-way has lost its index, and is refused."""
     path = tmp_path / "half"
     for size in (100, 65_536, 3 * 65_536, healthy.stat().st_size - 1, healthy.stat().st_size - 65_536):
         path.write_bytes(healthy.read_bytes()[:size])
@@ -209,7 +209,7 @@ def test_a_truncated_file_is_refused_at_construction(healthy: Path, tmp_path: Pa
 
 
 def test_a_range_beyond_the_file_is_an_error(healthy: Path) -> None:
-    """Seen when the file is first opened, with both numbers."""
+    """A range beyond the file is an error when the file is first opened, with both numbers."""
     with (
         ArrayRecordDataSource(f"{healthy}[290:301]") as source,
         pytest.raises(DataSourceError, match="holds 300 records, but a range of it ends at record 301"),

@@ -32,7 +32,7 @@ class Reader:
         return 100
 
     def writer_options_string(self) -> str | None:
-        """Returns what files of before October 2022 say of their making."""
+        """Returns the writer options that files from before October 2022 record."""
         return None
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ def path(tmp_path: Path) -> str:
 
 
 def set_costs(monkeypatch: pytest.MonkeyPatch, batched_read: float, fast_record: float) -> None:
-    """Sets what the reading assumes of its two ways."""
+    """Sets the costs that are assumed for the two ways to read."""
     monkeypatch.setattr(array_record_file, "_BATCHED_READ_SECONDS", batched_read)
     monkeypatch.setattr(array_record_file, "_BATCHED_READ_SECONDS_PER_RECORD_IN_FILE", 0.0)
     monkeypatch.setattr(array_record_file, "_FAST_RECORD_SECONDS", fast_record)
@@ -174,6 +174,6 @@ def test_a_reader_that_fails_without_a_reason_is_an_error(path: str) -> None:
 
 
 def test_more_records_than_can_be_addressed_are_refused(path: str) -> None:
-    """The library's numbers have 32 bits: beyond them would be other records."""
+    """The library's numbers have 32 bits: larger ones would find other records."""
     with pytest.raises(DataSourceError, match="holds 2147483648 records, more than the 2147483647"):
         open_array_record(Vast, path, {})

@@ -47,7 +47,7 @@ def test_counts_wherever_the_footer_begins(tmp_path: Path) -> None:
 
 
 def test_leaves_groups_to_the_reader(tmp_path: Path) -> None:
-    """Groups of several records are not guessed at, unless there is but one record."""
+    """Groups of several records are not guessed at, unless there is only one record."""
     for count, group in [(2, 2), (100, 7), (100, 1000)]:
         path = write(tmp_path / "file", [b"x"] * count, f"group_size:{group}")
         assert count_records(path) is None

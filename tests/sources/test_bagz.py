@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     st.lists(st.binary(max_size=60), min_size=1, max_size=20), st.sampled_from([".bag", ".bagz"]), st.integers(8, 40)
 )
 def test_any_records_are_read_in_any_order(folder: Path, records: list[bytes], suffix: str, block_bytes: int) -> None:
-    """Empty ones too, however many limits are read at once."""
+    """Any records, empty ones too, are read in any order, however many limits are read at once."""
     for old in [*folder.iterdir()]:
         old.unlink()
     path = write_bagz(folder / f"a{suffix}", records)
@@ -37,14 +37,14 @@ def test_any_records_are_read_in_any_order(folder: Path, records: list[bytes], s
 
 
 def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
-    """Beside others, it is passed over."""
+    """An empty file has no records, and is passed over beside others."""
     with BagzDataSource([write_bagz(tmp_path / "a", []), write_bagz(tmp_path / "b", [b"one"])]) as source:
         assert every_record(source) == [b"one"]
 
 
 @pytest.mark.parametrize("length", range(1, 43))
 def test_every_truncation_is_an_error_at_construction(tmp_path: Path, length: int) -> None:
-    """What a file ends with must be where its records end."""
+    """Every truncation is an error: a file's last bytes must say where its records end."""
     path = write_bagz(tmp_path / "a.bag", [b"first one", b"second one"])
     content = path.read_bytes()
     path.write_bytes(content[: min(length, len(content) - 1)])
@@ -54,7 +54,7 @@ def test_every_truncation_is_an_error_at_construction(tmp_path: Path, length: in
 
 
 def test_limits_that_fall_are_an_error(tmp_path: Path) -> None:
-    """A record cannot end before it begins."""
+    """Limits that fall are an error: a record cannot end before it begins."""
     path = write_bagz(tmp_path / "a.bag", [b"first", b"second", b"third"])
     content = bytearray(path.read_bytes())
     content[16] = 12  # The first record would end after the second.
@@ -66,7 +66,7 @@ def test_limits_that_fall_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", range(0, 60, 3))
 def test_damage_in_a_compressed_record_is_an_error_or_stays_within_it(tmp_path: Path, place: int) -> None:
-    """Frames have no checksum unless the writer asks for one."""
+    """Damage is an error or stays within its record: frames have no checksum unless the writer asks for one."""
     records = [b"first " * 20, b"second " * 20]
     path = write_bagz(tmp_path / "a.bagz", records)
     content = bytearray(path.read_bytes())
@@ -88,7 +88,7 @@ def damaged_or_record(source: BagzDataSource, key: int) -> bytes | None:
 
 
 def test_a_frame_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
-    """And not the part of the record that is there."""
+    """A frame that is not whole is an error, and does not yield the part of the record that is there."""
     path = write_bagz(tmp_path / "a.bagz", [b"first " * 2000])
     frame = path.read_bytes()[:-8]
     for stored in (frame[:-3], frame + b"more"):
@@ -101,7 +101,7 @@ def test_a_frame_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
 
 
 def test_without_the_library_uncompressed_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And for compressed ones, the error at construction says what to install."""
+    """Without the library, uncompressed files are read; for compressed ones, the error says what to install."""
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "b.bagz").write_bytes(write_bagz(tmp_path / "a.bag", [b"one"]).read_bytes())
     with BagzDataSource(tmp_path / "a.bag") as source:
@@ -111,7 +111,7 @@ def test_without_the_library_uncompressed_files_are_read(tmp_path: Path, monkeyp
 
 
 def test_limits_in_a_file_of_their_own_are_refused(tmp_path: Path) -> None:
-    """The records would be taken for limits."""
+    """Limits in a file of their own are refused: the records would be mistaken for limits."""
     path = write_bagz(tmp_path / "a.bag", [b"one"])
     (tmp_path / "limits.a.bag").write_bytes(bytes(8))
     with pytest.raises(DataSourceError, match=r"a\.bag' has its limits in a file of their own"):

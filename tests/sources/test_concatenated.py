@@ -34,7 +34,7 @@ class Counted:
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=6), data=st.data())
 def test_it_is_a_list_of_all_records(sizes: list[int], data: st.DataObject) -> None:
-    """Any keys, one by one or at once, and where each is from; a pickled copy, too."""
+    """Any keys, one by one or at once, give the list's records and their origins; in a pickled copy, too."""
     lists = [[(number, key) for key in range(size)] for number, size in enumerate(sizes)]
     expected = list(itertools.chain.from_iterable(lists))
     kinds = [list, tuple, InMemoryDataSource]
@@ -57,7 +57,7 @@ def test_each_source_is_asked_once() -> None:
 
 
 def test_records_of_lists_can_be_changed() -> None:
-    """As when a loader reads a list: dicts are copies."""
+    """Records of lists can be changed, as when a loader reads a list: dicts are copies."""
     records = [{"a": 1}]
     source = ConcatenatedDataSource([records, [5]])
     source[0]["a"] = 2
@@ -66,7 +66,7 @@ def test_records_of_lists_can_be_changed() -> None:
 
 
 def test_an_error_names_the_source_and_its_record() -> None:
-    """Also of sources that are named by a mapping."""
+    """An error names the source and its record, also where a mapping names the sources."""
     source = ConcatenatedDataSource({"web": [1, 2], "books": Counted(9)})
     with pytest.raises(RuntimeError, match="three") as caught:
         source[5]
@@ -77,7 +77,7 @@ def test_an_error_names_the_source_and_its_record() -> None:
 
 
 def test_too_few_records_are_an_error() -> None:
-    """No record moves up to where another one was due."""
+    """A source that returns too few records is an error: no record takes another's position."""
 
     class Short(Counted):
         def __getitems__(self, keys: list[int]) -> list[int]:
@@ -99,7 +99,7 @@ def test_too_few_records_are_an_error() -> None:
     ],
 )
 def test_what_is_no_list_of_sources_is_refused(sources: Any, error: type[Exception], message: str) -> None:
-    """When it is built."""
+    """What is not a list of sources is an error when the source is built."""
     with pytest.raises(error, match=message):
         ConcatenatedDataSource(sources)
 
@@ -120,7 +120,7 @@ def test_fingerprints_follow_the_parts() -> None:
 
 
 def test_closing_closes_the_parts() -> None:
-    """Those that can be closed."""
+    """`close` closes those parts that can be closed."""
 
     class Open(Counted):
         closed = 0

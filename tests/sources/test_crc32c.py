@@ -23,14 +23,14 @@ KNOWN = {
 
 
 def test_known_values_come_out() -> None:
-    """All of them at once, whatever their lengths."""
+    """Known checksums come out, all of them at once, whatever the lengths."""
     assert crc32c_by_tables(list(KNOWN)).tolist() == list(KNOWN.values())
     assert crc32c_by_tables([]).tolist() == []
 
 
 @given(st.lists(st.integers(0, 700), max_size=20), st.integers(0, 2**32 - 1))
 def test_tables_agree_with_the_library(lengths: list[int], seed: int) -> None:
-    """For any mixture of lengths, around every number of blocks."""
+    """The tables agree with the library for any mixture of lengths, around every number of blocks."""
     rng = np.random.default_rng(seed)
     pieces = [rng.bytes(length) for length in lengths]
 
@@ -38,7 +38,7 @@ def test_tables_agree_with_the_library(lengths: list[int], seed: int) -> None:
 
 
 def test_long_pieces_agree_with_the_library() -> None:
-    """Beside short ones, over many levels of pairs."""
+    """Long pieces agree with the library beside short ones, over many levels of pairs."""
     pieces = [np.random.default_rng(0).bytes(length) for length in (1_000_003, 5, 65_536, 0, 4_095)]
 
     assert crc32c_by_tables(pieces).tolist() == [google_crc32c.value(piece) for piece in pieces]
@@ -55,7 +55,7 @@ def test_rows_are_masked_like_pieces(width: int) -> None:
 
 
 def test_without_the_library_values_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library is for speed only."""
+    """Without the library, values are the same: it is for speed only."""
     pieces = [b"a", b"record" * 100, b""]
     expected = masked_crc32c(pieces).tolist()
     monkeypatch.setitem(sys.modules, "google_crc32c", None)

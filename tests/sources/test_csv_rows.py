@@ -37,7 +37,7 @@ def fresh(folder: Path, content: str) -> Path:
 @settings(max_examples=80)
 @given(
     TABLES,
-    # Of Python's writer, the delimiter, the line end, and what is in quotes: with "\n" as line end, it forgets "\r".
+    # For Python's writer: delimiter, line end and quoting; with "\n" as line end, it would leave "\r" unquoted.
     st.sampled_from([(",", "\n", csv.QUOTE_ALL), (";", "\r\n", csv.QUOTE_ALL), ("\t", "\r\n", csv.QUOTE_MINIMAL)]),
     st.integers(3, 40),
     st.booleans(),
@@ -45,7 +45,7 @@ def fresh(folder: Path, content: str) -> Path:
 def test_any_table_is_read_in_any_order(
     folder: Path, table: list[list[str]], style: tuple[str, str, Any], block_bytes: int, has_mark: bool
 ) -> None:
-    """Whatever is in the fields, wherever blocks end, and with blank lines between the rows."""
+    """Any table is read in any order, whatever is in its fields, wherever blocks end, and with blank lines."""
     delimiter, end, quoting = style
     names = [f"column {number},\n" for number in range(len(table[0]))]
     text = io.StringIO(newline="")
@@ -70,7 +70,7 @@ def test_any_table_is_read_in_any_order(
 
 
 def test_files_may_have_their_columns_in_another_order(tmp_path: Path) -> None:
-    """The dicts are all in the order of the first file."""
+    """Files may have their columns in another order: all dicts are in the order of the first file."""
     (tmp_path / "1").write_text("a,b\n1,2\n")
     (tmp_path / "2").write_text("b,a\n4,3")
 
@@ -82,7 +82,7 @@ def test_files_may_have_their_columns_in_another_order(tmp_path: Path) -> None:
 
 
 def test_a_file_with_other_columns_is_an_error_at_construction(tmp_path: Path) -> None:
-    """Unless only columns are asked for that all files have."""
+    """A file with other columns is an error, unless all files have the columns asked for."""
     (tmp_path / "1").write_text("a,b\n1,2\n")
     (tmp_path / "2").write_text("b,c\n4,3")
 
@@ -95,7 +95,7 @@ def test_a_file_with_other_columns_is_an_error_at_construction(tmp_path: Path) -
 
 
 def test_a_name_that_is_there_twice_is_an_error_if_it_is_wanted(tmp_path: Path) -> None:
-    """A dict has room for one of them."""
+    """A name that is there twice is an error if it is wanted: a dict has room for one of them."""
     path = fresh(tmp_path, "a,b,a\n1,2,3\n")
 
     with pytest.raises(ValueError, match="the column 'a' twice"):
@@ -114,7 +114,7 @@ def test_a_name_that_is_there_twice_is_an_error_if_it_is_wanted(tmp_path: Path) 
     ],
 )
 def test_a_row_that_does_not_fit_is_an_error_with_its_number(tmp_path: Path, row: str, words: str) -> None:
-    """The rows beside it can be read."""
+    """A row that does not fit is an error with its number; the rows beside it can be read."""
     path = fresh(tmp_path, f"a,b\n0,0\n{row}\n2,2\n")
     with CsvDataSource(path) as source:
         with pytest.raises(DataSourceError, match=rf"record 1 of '.*file' \(record key 1\): {words}"):
@@ -131,13 +131,13 @@ def test_a_row_that_does_not_fit_is_an_error_with_its_number(tmp_path: Path, row
     ],
 )
 def test_files_that_are_no_csv_are_refused(tmp_path: Path, content: str, words: str) -> None:
-    """At construction, where that can be seen."""
+    """Files that are not CSV are refused at construction, where that can be seen."""
     with pytest.raises(DataSourceError, match=words):
         CsvDataSource(fresh(tmp_path, content))
 
 
 def test_a_file_of_names_only_has_no_records(tmp_path: Path) -> None:
-    """Beside others, it is passed over."""
+    """A file of names only has no records, and is passed over beside others."""
     (tmp_path / "1").write_text("a,b")
     (tmp_path / "2").write_text("a,b\n1,2\n")
 
@@ -146,7 +146,7 @@ def test_a_file_of_names_only_has_no_records(tmp_path: Path) -> None:
 
 
 def test_fields_of_any_length_are_read(tmp_path: Path) -> None:
-    """The limit that Python's csv module has stays as it was."""
+    """Fields of any length are read; the limit that Python's csv module has stays as it was."""
     limit = csv.field_size_limit()
     path = fresh(tmp_path, f"a,b\n{'x' * 300_000},2\n")
     with CsvDataSource(path) as source:
@@ -167,13 +167,13 @@ def test_fields_of_any_length_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_errors(tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str) -> None:
-    """Before any file is looked at."""
+    """Wrong arguments are errors before any file is looked at."""
     with pytest.raises(error, match=words):
         CsvDataSource(tmp_path / "absent", **options)
 
 
 def test_columns_and_delimiter_are_part_of_the_fingerprint(tmp_path: Path) -> None:
-    """With others, the records are others."""
+    """Columns and delimiter are part of the fingerprint: with others, the records are others."""
     path = fresh(tmp_path, "a,b;c\n1,2;3\n")
     sources = [CsvDataSource(path), CsvDataSource(path, columns=["a"]), CsvDataSource(path, delimiter=";")]
 

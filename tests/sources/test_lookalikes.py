@@ -1,4 +1,4 @@
-"""What is not a source is refused with what to write instead, and what is one is not."""
+"""What is not a source is refused with what to write instead, and what is one is accepted."""
 
 import types
 from collections.abc import Callable

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     st.lists(st.integers(0, 20), min_size=1, max_size=20), st.sampled_from(sorted(MEGATRON_CODES)), st.integers(1, 5)
 )
 def test_any_sequences_are_read_in_any_order(folder: Path, lengths: list[int], dtype: str, at_once: int) -> None:
-    """Empty ones too; each is an array of its own that can be written to."""
+    """Any sequences, empty ones too, are read in any order; each is an array of its own that can be written to."""
     for old in [*folder.iterdir()]:
         old.unlink()
     rng = np.random.default_rng(0)
@@ -46,7 +46,7 @@ def test_any_sequences_are_read_in_any_order(folder: Path, lengths: list[int], d
 
 
 def test_paths_are_prefixes_files_and_patterns(tmp_path: Path) -> None:
-    """With and without the ending of the data's file."""
+    """Paths are prefixes, files or patterns, with and without the ending of the data's file."""
     for name in ("b", "a"):
         write_megatron(tmp_path / f"{name}_document", [np.array([ord(name)], np.int32)])
     for prefix in (
@@ -88,7 +88,7 @@ def changed(prefix: Path, **parts: Any) -> None:
     ],
 )
 def test_an_index_that_does_not_fit_is_an_error(tmp_path: Path, parts: dict[str, int], words: str) -> None:
-    """At construction, with what is wrong with it."""
+    """An index that does not fit is an error at construction that says what is wrong with it."""
     prefix = write_megatron(tmp_path / "data", SEQUENCES)
     changed(prefix, **parts)
     with pytest.raises(DataSourceError, match=rf"data\.idx' is not the index .*({words})"):
@@ -97,7 +97,7 @@ def test_an_index_that_does_not_fit_is_an_error(tmp_path: Path, parts: dict[str,
 
 @pytest.mark.parametrize("name", ["data.bin", "data.idx"])
 def test_every_truncation_is_an_error(tmp_path: Path, name: str) -> None:
-    """Of the data, and of what is read of the index."""
+    """Every truncation of the data, and of what is read of the index, is an error."""
     prefix = write_megatron(tmp_path / "data", SEQUENCES)
     size = (tmp_path / name).stat().st_size if name == "data.bin" else 34 + 12 * len(SEQUENCES)
     for length in reversed(range(size)):
@@ -107,7 +107,7 @@ def test_every_truncation_is_an_error(tmp_path: Path, name: str) -> None:
 
 
 def test_a_missing_index_is_the_usual_error(tmp_path: Path) -> None:
-    """It names the file."""
+    """A missing index is a FileNotFoundError that names the file."""
     (tmp_path / "data.bin").write_bytes(bytes(8))
     with pytest.raises(FileNotFoundError, match=r"data\.idx"):
         MegatronDataSource(tmp_path / "data")
@@ -115,6 +115,6 @@ def test_a_missing_index_is_the_usual_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", [{"a"}, 3, b"data", [3]])
 def test_what_are_no_paths_is_a_type_error(prefix: Any) -> None:
-    """As for all sources of files."""
+    """What is not a path is a TypeError, as for all sources of files."""
     with pytest.raises(TypeError, match="path"):
         MegatronDataSource(prefix)

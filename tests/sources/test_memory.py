@@ -38,7 +38,7 @@ class Sample:
 @settings(deadline=None)
 @given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-7, 7), st.data())
 def test_range_is_pythons_range(start: int, stop: int, step: int, data: st.DataObject) -> None:
-    """The records are those of `range`, as Python ints; what `range` has none of, or refuses, is an error."""
+    """The records are those of `range`, as Python ints; what `range` does not hold, or refuses, is an error."""
     if step == 0 or not range(start, stop, step):
         with pytest.raises(ValueError, match=r"step must not be 0|at least one record"):
             RangeDataSource(start, stop, step)

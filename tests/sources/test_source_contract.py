@@ -78,7 +78,7 @@ def bagz(folder: Path) -> BagzDataSource:
 
 
 def megatron(folder: Path) -> MegatronDataSource:
-    """Sequences of two datasets, of another length each."""
+    """Sequences of two datasets, each of another length."""
     for name, numbers in {"a": range(20), "b": range(20, 37)}.items():
         write_megatron(folder / name, [np.arange(number, dtype=np.uint16) for number in numbers])
     return MegatronDataSource([folder / "a", folder / "b"])
@@ -158,7 +158,7 @@ def test_keys_are_left_as_they_are(source: Any, dtype: Any) -> None:
 def test_another_working_folder_is_the_same_source(
     source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was constructed in one folder is read, pickled and described alike in every other."""
+    """A source that was constructed in one folder is read, pickled and described alike in every other."""
     before = (words(source.__getitems__(range(37))), source.fingerprint())
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -203,7 +203,7 @@ def test_closing_ends_reading_where_there_is_something_to_close(source: Any) -> 
 
 @pytest.mark.parametrize("key", [1.0, "1", None])
 def test_keys_that_are_no_integers_are_type_errors(source: Any, key: Any) -> None:
-    """Nothing is rounded or parsed."""
+    """Keys that are not integers are TypeErrors: nothing is rounded or parsed."""
     with pytest.raises(TypeError, match="integer"):
         source[key]
     with pytest.raises(TypeError, match="integer"):
@@ -211,7 +211,7 @@ def test_keys_that_are_no_integers_are_type_errors(source: Any, key: Any) -> Non
 
 
 def test_keys_of_two_dimensions_are_refused(source: Any) -> None:
-    """A batch of keys is a line, not a table."""
+    """A batch of keys has one dimension; two are an error."""
     with pytest.raises(ValueError, match=r"one-dimensional, got the shape \(2, 2\)"):
         source.__getitems__(np.zeros((2, 2), dtype=np.int64))
 
@@ -241,7 +241,7 @@ def test_threads_read_the_same(source: Any) -> None:
 
 
 def test_words_are_short(source: Any) -> None:
-    """A representation and a fingerprint are one line each, that a log or an error has room for."""
+    """A representation and a fingerprint are one line each, short enough for a log or an error."""
     assert len(repr(source)) < 250
     assert len(source.fingerprint()) < 250
     assert "\n" not in repr(source) + source.fingerprint()

@@ -58,7 +58,7 @@ def test_the_index_is_made_once_and_kept_beside_the_data(path: Path) -> None:
 
 
 def test_the_index_has_the_permissions_of_new_files(path: Path) -> None:
-    """Whoever may read the data may read what was found out about it."""
+    """Whoever may read the data may read its index."""
     TFRecordDataSource(path).close()
 
     assert index_of(path).stat().st_mode == path.stat().st_mode
@@ -66,7 +66,7 @@ def test_the_index_has_the_permissions_of_new_files(path: Path) -> None:
 
 @pytest.mark.parametrize("records", [RECORDS[:40], RECORDS[::-1]])
 def test_a_changed_file_is_indexed_anew(path: Path, records: list[bytes]) -> None:
-    """Whether its size changed, or only its time."""
+    """A file is indexed anew whether its size changed, or only its time."""
     TFRecordDataSource(path).close()
     before = path.stat()
     write_tfrecord(path, records)
@@ -77,7 +77,7 @@ def test_a_changed_file_is_indexed_anew(path: Path, records: list[bytes]) -> Non
 
 
 def test_every_truncation_of_the_index_makes_it_anew(path: Path) -> None:
-    """And each file that is something else."""
+    """An index that was cut short, or is another kind of file, is made anew."""
     TFRecordDataSource(path).close()
     whole = index_of(path).read_bytes()
     for content in [
@@ -92,7 +92,7 @@ def test_every_truncation_of_the_index_makes_it_anew(path: Path) -> None:
 
 
 def test_damage_within_the_index_is_an_error_with_file_and_record(path: Path) -> None:
-    """No offset, however wrong, is a crash, or memory without end."""
+    """Wrong offsets are errors with file and record, never a crash or memory without limit."""
     TFRecordDataSource(path).close()
     numbers = np.load(index_of(path))
     for wrong in (-1, 0, 2**62, int(numbers[-1]) + 1):
@@ -124,7 +124,7 @@ def test_where_nothing_can_be_written_beside_the_data_the_cache_has_the_index(
 
 @pytest.mark.parametrize("home", ["xdg", "home"])
 def test_the_cache_is_where_others_have_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str) -> None:
-    """`$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`."""
+    """The cache is `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`."""
     monkeypatch.delenv("MILLSTREAM_CACHE", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg") if home == "xdg" else "relative")
@@ -178,7 +178,7 @@ def test_an_index_that_others_may_have_mapped_is_not_taken_away(path: Path) -> N
 
 
 def test_where_there_are_no_links_the_index_is_renamed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some file systems refuse them."""
+    """Where a file system refuses hard links, the index is renamed into place."""
 
     def refuse(*_: object) -> None:
         raise PermissionError
@@ -191,7 +191,7 @@ def test_where_there_are_no_links_the_index_is_renamed(path: Path, monkeypatch: 
 
 
 def test_a_failed_search_leaves_nothing(tmp_path: Path) -> None:
-    """Neither an index of half a file, nor its beginning under another name."""
+    """A failed search leaves neither an index of half a file nor its beginning under another name."""
     path = write_tfrecord(tmp_path / "a", RECORDS)
     os.truncate(path, 1000)
     with pytest.raises(DataSourceError, match="cut short"):
@@ -213,7 +213,7 @@ def test_a_copied_index_is_not_used(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_short_while_open_is_an_error(path: Path) -> None:
-    """The records that are left can still be read."""
+    """Records beyond the cut are errors; those that are left can still be read."""
     with TFRecordDataSource(path) as source:
         assert source[99] == RECORDS[99]
         os.truncate(path, path.stat().st_size - 30)
@@ -261,7 +261,7 @@ def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @given(st.lists(st.tuples(st.integers(0, 900), st.integers(0, 200)), max_size=100), st.booleans())
 def test_spans_are_the_bytes_of_the_file(pieces: list[tuple[int, int]], slow: bool) -> None:
-    """Whether or not the operating system was asked for them first."""
+    """Spans are the bytes of the file, whether or not the system was asked for them ahead."""
     content = np.random.default_rng(0).bytes(1000)
     with pytest.MonkeyPatch.context() as patch, os.fdopen(os.memfd_create("content"), "r+b") as file:
         file.write(content)
@@ -284,7 +284,7 @@ def test_a_long_search_is_in_the_log(
 
 
 def test_a_long_search_has_a_bar_on_a_terminal(path: Path, tmp_path: Path) -> None:
-    """It is that of tqdm, and it is taken away at the end."""
+    """On a terminal, a long search shows tqdm's bar, which is taken away at the end."""
     code = (
         "import millstream, sys; from millstream.sources import progress; progress.SHOW_AFTER_SECONDS = 0.0; "
         f"millstream.TFRecordDataSource({str(path)!r}); import threading; print(threading.active_count())"
@@ -302,7 +302,7 @@ def test_a_long_search_has_a_bar_on_a_terminal(path: Path, tmp_path: Path) -> No
 
 
 def test_a_search_that_nobody_waits_for_stops() -> None:
-    """The next word of progress ends it."""
+    """A search that nobody waits for ends at its next report of progress."""
     watched = Progress("Indexing", 10)
     watched.advance(5)
     watched.cancel()
@@ -314,13 +314,13 @@ def test_a_search_that_nobody_waits_for_stops() -> None:
 @pytest.mark.parametrize("kind", [TFRecordDataSource, TextLineDataSource])
 @pytest.mark.parametrize("path", ["gs://bucket/a.tfrecord", "https://host/*.tfrecord"])
 def test_urls_are_refused(kind: Any, path: str) -> None:
-    """The error says what can be read."""
+    """URLs are refused, and the error says what can be read."""
     with pytest.raises(FileNotFoundError, match=r"only local and mounted files can be read.*bucket|host"):
         kind(path)
 
 
 def test_what_one_file_lacks_ends_the_search_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits until long files are through when the source cannot be made."""
+    """Where one file makes the source fail, nobody waits for the search in long ones to end."""
     (tmp_path / "1").write_bytes(b"not a TFRecord file, and no header of one")
     write_tfrecord(tmp_path / "2", RECORDS)
     monkeypatch.setattr(files, "INSPECTION_THREADS", 1)

@@ -42,7 +42,7 @@ def fresh(folder: Path, content: bytes) -> Path:
 def test_any_lines_are_read_in_any_order(
     folder: Path, lines: list[tuple[str, str]], last: str, has_mark: bool, block_bytes: int
 ) -> None:
-    """With both line ends, empty lines, a last line without an end, a byte order mark, and wherever blocks end."""
+    """Any lines are read: either line end, empty, last without an end, a byte order mark, and wherever blocks end."""
     content = (b"\xef\xbb\xbf" if has_mark else b"") + "".join([*map("".join, lines), last]).encode()
     expected = [line for line, _ in lines] + [last] * bool(last)
     if expected and expected[0].startswith("\ufeff") and not has_mark:
@@ -61,7 +61,7 @@ def test_any_lines_are_read_in_any_order(
 
 
 def test_a_carriage_return_alone_is_text(tmp_path: Path) -> None:
-    """Only the one before a newline belongs to the line's end."""
+    """A carriage return alone is text: only one before a newline belongs to the line's end."""
     path = fresh(tmp_path, b"a\rb\r\r\n\r\nc\r")
     with TextLineDataSource(path) as source:
         assert every_record(source) == ["a\rb\r", "", "c\r"]
@@ -88,13 +88,13 @@ def test_encodings_in_which_lines_can_be_found(tmp_path: Path, encoding: str) ->
     ],
 )
 def test_other_encodings_are_refused(tmp_path: Path, encoding: Any, error: type[Exception], words: str) -> None:
-    """At construction, with what to do."""
+    """Encodings in which lines cannot be found are errors at construction, which say what to do."""
     with pytest.raises(error, match=words):
         TextLineDataSource(tmp_path / "file", encoding=encoding)
 
 
 def test_a_line_in_another_encoding_is_an_error_with_its_number(tmp_path: Path) -> None:
-    """The lines beside it can be read."""
+    """A line in another encoding is an error with its number; the lines beside it can be read."""
     path = fresh(tmp_path, b"one\ntwo\nthr\xe9\xe9\nfour")
     with TextLineDataSource(path) as source:
         with pytest.raises(DataSourceError, match=r"record 2 of '.*file' \(record key 2\): it is not utf-8: .* byte 3"):
@@ -114,7 +114,7 @@ def test_the_encoding_is_part_of_the_fingerprint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [TextLineDataSource, JsonLinesDataSource])
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
 def test_compressed_files_are_refused(tmp_path: Path, kind: Any, compress: Any) -> None:
-    """They have no lines that could be found."""
+    """Compressed files are refused: their lines cannot be found."""
     path = fresh(tmp_path, compress(b"some text\n" * 100))
     with pytest.raises(DataSourceError, match=r"file' is compressed as a whole, by \w+, .*Decompress it"):
         kind(path)
@@ -142,7 +142,7 @@ BLANK = st.text("\r \t", max_size=3).map(lambda text: text + "\n")
 def test_any_values_are_read_in_any_order(
     folder: Path, lines: list[tuple[Any, str, str, list[str]]], before: list[str], block_bytes: int, ascii_only: bool
 ) -> None:
-    """With blanks around them, blank lines between, and whatever the last line ends with."""
+    """Any values are read, with blanks around them, blank lines between, and whatever the last line ends with."""
     texts = ["".join(before)]
     for value, blanks, end, after in lines:
         texts += [blanks, json.dumps(value, ensure_ascii=ascii_only), blanks, end, *after]
@@ -156,7 +156,7 @@ def test_any_values_are_read_in_any_order(
 
 
 def test_the_last_value_may_have_no_line_end(tmp_path: Path) -> None:
-    """And the first a byte order mark."""
+    """The last value may have no line end, and the first a byte order mark."""
     with JsonLinesDataSource(fresh(tmp_path, b'\xef\xbb\xbf{"a": 1}\n[2]')) as source:
         assert every_record(source) == [{"a": 1}, [2]]
 
@@ -187,7 +187,7 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("line", [b'{"a": 1', b"[1] [2]", b"\xff", b"{'a': 1}", b"nothing", b"[" * 5000])
 def test_what_is_no_json_is_an_error_with_file_and_record(tmp_path: Path, line: bytes) -> None:
-    """The records beside it can be read."""
+    """What is not JSON is an error with file and record; the records beside it can be read."""
     path = fresh(tmp_path, b"[1]\n" + line + b"\n[3]\n")
     with JsonLinesDataSource(path) as source:
         with pytest.raises(DataSourceError, match=r"record 1 of '.*file' \(record key 1\): it is not a JSON value"):

@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=50)
 @given(st.lists(st.lists(st.binary(max_size=40), max_size=8), min_size=1, max_size=4), st.integers(12, 80))
 def test_any_records_are_read_in_any_order(folder: Path, files: list[list[bytes]], block_bytes: int) -> None:
-    """Whatever their lengths, however they are spread over files, and wherever blocks of the scan end."""
+    """Any records are read, whatever their lengths, however spread over files, and wherever blocks of the scan end."""
     everything = [record for records in files for record in records]
     for old in [*folder.iterdir()]:
         old.unlink()
@@ -42,7 +42,7 @@ def test_any_records_are_read_in_any_order(folder: Path, files: list[list[bytes]
 
 
 def test_large_records_are_found_header_by_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between small ones, however many are looked for at once."""
+    """Large records are found between small ones, however many are looked for at once."""
     monkeypatch.setattr(tfrecord, "_HEADERS_ALONE", 3)
     monkeypatch.setattr(tfrecord, "_BLOCK_BYTES", 40_000)
     records = [bytes([n]) * size for n, size in enumerate([5, 90_000, *[30_000] * 8, 7, 7, 7, 50_000, 0])]
@@ -72,7 +72,7 @@ def test_checksums_need_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("place", range(len(tfrecord_bytes([b"first", b"second"]))))
 def test_every_flipped_byte_is_found(tmp_path: Path, place: int) -> None:
-    """Each is an error that names the file and the record: at construction in a length, else when it is read."""
+    """Every flipped byte is an error with file and record: at construction in a length, else when it is read."""
     content = bytearray(tfrecord_bytes([b"first", b"second"]))
     content[place] ^= 0x10
     path = tmp_path / "a"
@@ -94,7 +94,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path, place: int) -> None:
 @pytest.mark.parametrize("length", range(1, len(tfrecord_bytes([b"first", b"second"]))))
 @pytest.mark.parametrize("check_crc", [True, False])
 def test_every_truncation_is_found_at_construction(tmp_path: Path, length: int, check_crc: bool) -> None:
-    """But for one between two records, after which the file is a whole one."""
+    """Every truncation is found at construction, except between two records, where the file is a whole one."""
     path = tmp_path / "a"
     path.write_bytes(tfrecord_bytes([b"first", b"second"])[:length])
 
@@ -107,7 +107,7 @@ def test_every_truncation_is_found_at_construction(tmp_path: Path, length: int, 
 
 
 def test_files_without_checksums_can_be_read(tmp_path: Path) -> None:
-    """Some writers leave zeros there: `check_crc=False` looks at none, not at those of lengths either."""
+    """Some writers leave zeros for checksums: `check_crc=False` looks at none, not even at those of lengths."""
     content = b"".join(len(r).to_bytes(8, "little") + bytes(4) + r + bytes(4) for r in (b"one", b"", b"three"))
     (tmp_path / "a").write_bytes(content)
 
@@ -119,7 +119,7 @@ def test_files_without_checksums_can_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compress", [gzip.compress, zlib.compress])
 def test_compressed_files_are_refused_with_advice(tmp_path: Path, compress: object) -> None:
-    """They have no random access, and the error says what to do."""
+    """Compressed files have no random access, and the error says what to do."""
     assert callable(compress)
     (tmp_path / "a").write_bytes(compress(tfrecord_bytes([b"record"] * 100)))
 

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_samples_are_read_in_any_order(
     folder: Path, tar_format: int, inner: str, samples: list[dict[str, bytes]], has_extras: bool
 ) -> None:
-    """Whatever the names, with files between them that are part of no sample."""
+    """Any samples are read, whatever the names, with files between them that are part of no sample."""
     for old in [*folder.iterdir()]:
         old.unlink()
     files, expected = [], []
@@ -55,7 +55,7 @@ def test_any_samples_are_read_in_any_order(
 
 
 def test_names_longer_than_a_header_has_room_for(tmp_path: Path) -> None:
-    """In GNU's and in pax's way, more than once for one archive, and beside short ones."""
+    """Long names are read, written in GNU's way and in pax's, several in one archive, and beside short ones."""
     name = "folder/" * 60 + "n" * 200
     for tar_format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         files = [("a.x", b"1"), (f"{name}.x", b"2"), (f"{name}.y", b"3"), ("b.x", b"4")]
@@ -66,7 +66,7 @@ def test_names_longer_than_a_header_has_room_for(tmp_path: Path) -> None:
 
 
 def test_members_that_are_not_files_are_passed_over(tmp_path: Path) -> None:
-    """Folders, links and the headers of the whole archive."""
+    """Folders, links and headers of the whole archive are passed over."""
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "for all"}) as archive:
         for name, kind in {"d.x": tarfile.DIRTYPE, "l.x": tarfile.SYMTYPE, "h.x": tarfile.LNKTYPE}.items():
@@ -81,7 +81,7 @@ def test_members_that_are_not_files_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_sizes_in_base_256_and_in_pax_are_read(tmp_path: Path) -> None:
-    """As archives have them whose members are larger than 8 GiB."""
+    """Sizes in base 256 and in pax are read, as archives have them whose members are larger than 8 GiB."""
     content = bytearray(
         write_tar(tmp_path / "a.tar", [("1.x", b"abc"), ("2.x", b"d")], tarfile.GNU_FORMAT).read_bytes()
     )
@@ -109,14 +109,14 @@ def test_archives_laid_end_to_end_are_one(tmp_path: Path) -> None:
 
 
 def test_a_key_that_comes_again_later_is_another_sample(tmp_path: Path) -> None:
-    """Only neighbours are one sample, as the library has it."""
+    """A key that comes again later is another sample: only neighbours are one, as in the library."""
     path = write_tar(tmp_path / "a.tar", [("1.x", b"a"), ("2.x", b"b"), ("1.y", b"c")])
     with WebDatasetDataSource(path) as source:
         assert [record["__key__"] for record in every_record(source)] == ["1", "2", "1"]
 
 
 def test_an_extension_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
-    """One of the two files would be lost."""
+    """An extension that is there twice is an error: one of the two files would be lost."""
     path = write_tar(tmp_path / "a.tar", [("0.x", b""), ("1.JPG", b"a"), ("1.jpg", b"b")])
     with WebDatasetDataSource(path) as source:
         assert source[0] == {"__key__": "0", "x": b""}
@@ -168,7 +168,7 @@ def samples_or_none(path: Path) -> list[dict[str, Any]] | None:
     "content", [b"nothing of the kind", b"x" * 2000, gzip.compress(bytes(5000))], ids=["short", "long", "compressed"]
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    """Compressed archives too."""
+    """Files that are not archives are refused, and compressed archives too."""
     (tmp_path / "a.tar").write_bytes(content)
     with pytest.raises(DataSourceError, match=r"a\.tar' is (not a tar archive|compressed as a whole)"):
         WebDatasetDataSource(tmp_path / "a.tar")
