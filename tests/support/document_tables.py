@@ -1,4 +1,4 @@
-"""The tables of a document, row by row, and the tests that show what the rows say."""
+"""The tables of a document, row by row, and the tests that prove what the rows say."""
 
 import re
 from collections.abc import Callable

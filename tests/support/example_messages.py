@@ -1,4 +1,4 @@
-"""Writes `tf.train.Example`s: protocol buffer messages, field by field, by other code than the one that reads them."""
+"""Writes `tf.train.Example`s: protocol buffer messages, field by field, with other code than the reader's."""
 
 import struct
 from typing import Any

@@ -66,7 +66,7 @@ class Pause:
     """Stops the process until the test continues it.
 
     Attributes:
-        path: a named pipe, in which the process says that it will stop, by its number, and that it goes on, by the
+        path: a named pipe, in which the process says that it will stop, by its number, and that it continues, by the
             negative of it.
     """
 

@@ -54,7 +54,7 @@ class Pipe:
         return [int(word) for word in self.take().split()]
 
     def put(self, count: int = 1) -> None:
-        """Lets so many of those who wait at the pipe go on."""
+        """Lets this many of those that wait at the pipe continue."""
         os.write(self._descriptor, b"\n" * count)
 
 
@@ -80,7 +80,7 @@ def first_time(path: Path) -> bool:
 
 
 def do_nothing() -> None:
-    """Goes on as if nothing had happened."""
+    """Continues as if nothing had happened."""
 
 
 def be_killed() -> None:
@@ -136,13 +136,13 @@ def eat_memory() -> None:
 
 
 def hang() -> NoReturn:
-    """Waits for ever."""
+    """Waits forever."""
     while True:
         threading.Event().wait()
 
 
 def work_for_ever() -> NoReturn:
-    """Works for ever."""
+    """Works forever."""
     while True:
         pass
 
@@ -153,7 +153,7 @@ def start_thread() -> None:
 
 
 def hang_in_c() -> NoReturn:
-    """Waits for ever inside C code that keeps the interpreter's lock, deaf to all signals that can be ignored."""
+    """Waits forever inside C code that keeps the interpreter's lock, deaf to all signals that can be ignored."""
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()) - {signal.SIGUSR1})
     while True:
         ctypes.PyDLL(None).pause()

@@ -19,16 +19,16 @@ from worker_pools import environment, still_there
 
 
 def run_group(program: str, count: int, log: Path, *, devices: int = 1, **task: Any) -> list[Any]:
-    """Returns what each process of a group has to say; None for one that died before it could.
+    """Returns what each process of a group reports; None for one that died before it could.
 
-    When one has killed itself, the others are told to say what they have, and are killed: JAX would let them wait.
+    When one has killed itself, the others are told to report, and are killed: JAX would leave them waiting.
 
     Args:
         program: which function of `jax_programs` all of them run.
         count: how many processes.
         log: where they write what they print.
         devices: how many devices each of them has.
-        task: arguments of the program; `killed` is the process that it lets kill itself, if it does.
+        task: arguments of the program; `killed` is the process that is to kill itself, if any.
     """
     killed = task.get("killed")
     with contextlib.ExitStack() as stack:
@@ -92,7 +92,7 @@ def _member(
 
 
 def _results(pipes: list[int]) -> list[Any]:
-    """Returns what some processes have to say, as soon as all have said it, one has ended without, or it takes long."""
+    """Returns what some processes report, as soon as all have, one has ended without a report, or it takes too long."""
     deadline, said = time.monotonic() + 2 * WAIT_SECONDS, {pipe: bytearray() for pipe in pipes}
     speaking = list(pipes)
     while speaking:
@@ -114,7 +114,7 @@ def _free_port() -> int:
 
 
 def _assert_gone(mark: str) -> None:
-    """Finds whatever the group has started and left: all of it inherits the mark."""
+    """Fails if anything that the group has started is left: all of it inherits the mark."""
     left = [
         process.pid
         for process in psutil.process_iter(["environ"])

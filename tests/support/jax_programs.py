@@ -78,7 +78,7 @@ def loader(
 
 
 def devices_in_a_row() -> NamedSharding:
-    """Returns the sharding that deals the first axis to all devices of all processes."""
+    """Returns the sharding that splits the first axis over all devices of all processes."""
     return NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec("data"))
 
 
@@ -98,7 +98,7 @@ def trained(model: dict[str, jax.Array], batch: dict[str, Any]) -> dict[str, jax
 def train(
     folder: Path, save_at: int, stop_at: int, worker_count: int, *, arrivals: Path, killed: int | None = None
 ) -> dict[str, Any]:
-    """Trains from the newest checkpoint on, saves once, and says what there was.
+    """Trains from the newest checkpoint on, saves once, and reports what it has seen.
 
     Args:
         folder: the checkpoints.
@@ -153,7 +153,7 @@ def take_part_in_vain(model: dict[str, jax.Array], batch: dict[str, Any]) -> Non
 
 
 def close_when_told(batches: millstream.DataLoaderIterator, told: dict[str, Any]) -> None:
-    """Closes the loader and says what there was, once the launcher has let go of this process's standard input.
+    """Closes the loader and reports what it has seen, once the launcher has closed this process's standard input.
 
     In a thread: the main one may hang in a collective operation of JAX, which a process of the group has left.
     """
@@ -163,7 +163,7 @@ def close_when_told(batches: millstream.DataLoaderIterator, told: dict[str, Any]
 
 
 def save_both(folder: Path, step: int) -> list[Any]:
-    """Saves a 1:1 pipeline and a filtered one at a step, and says what the restored filtered one yields then.
+    """Saves a 1:1 pipeline and a filtered one at a step, and reports what the restored filtered one yields then.
 
     Each process also keeps its state in a folder of its own, as on a disk of its own, and finds it there.
     """
@@ -182,7 +182,7 @@ def save_both(folder: Path, step: int) -> list[Any]:
 
 
 def restore_each(attempts: dict[str, tuple[Path, int, bool]]) -> dict[str, tuple[str, bool]]:
-    """Tries to go on from checkpoints, and says of each why not, and whether the iterator is where it was.
+    """Tries to resume from checkpoints, and reports of each why not, and whether the iterator is where it was.
 
     Args:
         attempts: for each a folder of checkpoints, the loader's seed, and whether the loader filters.
@@ -205,7 +205,7 @@ def restore_each(attempts: dict[str, tuple[Path, int, bool]]) -> dict[str, tuple
 
 
 def stage(steps: int) -> dict[str, Any]:
-    """Takes global batches that are put on the devices ahead, and says what they are, and what was refused."""
+    """Takes global batches that are put on the devices ahead, and reports what they are, and what was refused."""
     shard = millstream.ShardByJaxProcess(drop_remainder=True)
     told: dict[str, Any] = {"global": [], "shapes": []}
     with millstream.device_put(iter(loader(shard, Noise())), devices_in_a_row(), buffer_size=3) as batches:

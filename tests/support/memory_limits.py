@@ -1,4 +1,4 @@
-"""Limits of memory, set as containers and batch systems set them."""
+"""Memory limits, set as containers and batch systems set them."""
 
 import contextlib
 import time
@@ -28,7 +28,7 @@ class MemoryLimit:
             (self.group / "cgroup.procs").write_text(str(pid))
 
     def num_kills(self) -> int | None:
-        """Returns how many processes were killed for want of memory; None where there is no limit."""
+        """Returns how many processes were killed for lack of memory; None where there is no limit."""
         if self.group is None:
             return None
         file = next(

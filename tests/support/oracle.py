@@ -21,7 +21,7 @@ def oracle(
     operations: Sequence[Transformation],
     shard: ShardOptions | None = None,
 ) -> Iterator[Any]:
-    """Yields the stream of one shard, in the order of design: shuffle, partition, read, operate."""
+    """Yields the stream of one shard, in the order of the design: shuffle, partition, read, operate."""
     positions, template = partitioned(len(sampler), operations, shard or NoSharding())
     elements: Iterator[Element] = ((position, position, source[sampler[position].record_key]) for position in positions)
     random_number = 0
@@ -34,8 +34,8 @@ def oracle(
 def partitioned(length: int, operations: Sequence[Transformation], shard: ShardOptions) -> tuple[list[int], int | None]:
     """Returns the positions of one shard: global batches of whole blocks, and an evenly split tail.
 
-    A padded tail is not split: each shard has its place in it. The second value is the position that a shard without
-    one there reads all the same, to pad what it cannot know the structure of otherwise.
+    A padded tail is not split: each shard has its part of it. The second value is the position that a shard without
+    any there reads all the same, to know the structure of what it pads.
     """
     leading = [
         operation
@@ -105,7 +105,7 @@ def batches(operation: Batch, elements: Iterator[Element], template: int | None)
 
 
 def padded(values: list[Any], is_template: bool, size: int) -> PaddedBatch:
-    """Returns the padded batch of some numbers or arrays, of no more than their structure if they are a template."""
+    """Returns the padded batch of some numbers or arrays, or only of their structure if they are a template."""
     real = [] if is_template else values
     zero = values[0] - values[0]
     return PaddedBatch(stack([*real, *[zero] * (size - len(real))]), np.arange(size) < len(real))

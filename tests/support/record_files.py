@@ -1,4 +1,4 @@
-"""Writes files of records, by other code than the one that reads them."""
+"""Writes files of records, with other code than the one that reads them."""
 
 import io
 import itertools

@@ -1,8 +1,8 @@
-"""A program that trains with worker processes, saves its place every few steps, and goes on from there.
+"""A program that trains with worker processes, saves its position every few steps, and resumes from there.
 
     python resumed_trainer.py KIND WORKER_COUNT STATE_FILE
 
-It says on standard output where it begins and what each batch is: the latter is the training.
+It prints where it begins and what each batch is: the latter stands for training.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A process that trains, with a worker in a fault, for tests that end it."""
+"""A process that trains, with a fault in a worker, for tests that end it."""
 
 import contextlib
 import subprocess
@@ -24,7 +24,7 @@ faults.report(ready, worker_pools.fork_server_of(iterator), *worker_pools.pids_o
 {then}
 """
 THEN = {
-    # Waits for the batch that the worker in the fault is to make.
+    # Waits for the batch that the faulty worker is to make.
     "waits": "list(iterator)",
     # Is busy with a batch before.
     "trains": "[next(iterator) for _ in range(4)]; faults.hang()",

@@ -24,7 +24,7 @@ SIZE = 48
 
 
 def loader_of(*operations: Any, **options: Any) -> millstream.DataLoader:
-    """Returns a loader of the numbers below SIZE, shuffled and in batches of BATCH, with two workers if not told."""
+    """Returns a loader of the numbers below SIZE, shuffled and in batches of BATCH, with two workers by default."""
     arguments: dict[str, Any] = {
         "data_source": range(SIZE),
         "sampler": millstream.IndexSampler(SIZE, shuffle=True, num_epochs=1, seed=5),
@@ -71,7 +71,7 @@ def pids_of(iterator: millstream.DataLoaderIterator) -> list[int]:
 
 
 def expect_stalls(iterator: millstream.DataLoaderIterator, seconds: float) -> None:
-    """Shortens the stall timeout, once the workers are there: how long they take to start is the machine's affair."""
+    """Shortens the stall timeout, once the workers are there: how long they take to start depends on the machine."""
     workers_of(iterator)
     executor = executor_of(iterator)
     executor._options = dataclasses.replace(executor._options, stall_timeout=seconds)
@@ -94,7 +94,7 @@ def made_all(iterator: millstream.DataLoaderIterator) -> list[int]:
 
 
 def still_there(pids: Iterable[int], seconds: float = 2.0) -> list[int]:
-    """Returns those of some processes that have not ended after so many seconds, whoever has to take note of it.
+    """Returns those of some processes that have not ended after this many seconds, whoever has to reap them.
 
     They have more time where the machine is busy with other things.
     """
@@ -120,7 +120,7 @@ def has_ended(pid: int, deadline: float) -> bool:
 
 
 def slowness() -> float:
-    """Returns how many times longer things take than on a machine that does nothing else: 1 if it does nothing else."""
+    """Returns how many times longer things take than on an idle machine: 1 if it is idle."""
     start, end = time.monotonic(), time.thread_time() + 0.05
     while time.thread_time() < end:
         pass
@@ -131,7 +131,7 @@ def slowness() -> float:
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Fails if what is done within takes longer, on a machine that does nothing else."""
+    """Fails if what is done within takes longer than this would be on an idle machine."""
     start = time.monotonic()
     yield
     taken = time.monotonic() - start
