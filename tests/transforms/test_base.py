@@ -278,7 +278,7 @@ def test_a_function_stands_in_place_of_the_method(kind: Callable[[Any], Any], me
 
 
 def test_flat_map_keeps_its_limit() -> None:
-    """A FlatMap made from a function holds max_fan_out as a plain int, by place or by name, also after pickling."""
+    """A FlatMap made from a function holds max_fan_out as a plain int, however given, also after pickling."""
     for operation in (FlatMap(list, 3), FlatMap(list, max_fan_out=np.int64(3))):
         assert type(operation.max_fan_out) is int
         assert pickle.loads(pickle.dumps(operation)).max_fan_out == 3
@@ -286,7 +286,7 @@ def test_flat_map_keeps_its_limit() -> None:
 
 @pytest.mark.parametrize("function", [double, math.sqrt, functools.partial(max, 1), AddSlots(1).map, lambda x: x])
 def test_a_bare_function_means_map(function: Callable[[Any], Any]) -> None:
-    """Whatever is callable and no operation becomes a Map of it."""
+    """Whatever is callable and is not an operation becomes a Map of it."""
     operation = as_transformation(function)
     assert type(operation) is Map
     assert operation.map(4) == function(4)

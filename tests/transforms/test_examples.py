@@ -84,7 +84,7 @@ def test_what_was_encoded_comes_out(examples: list[tuple[dict[str, Any], bool, r
     st.lists(st.tuples(st.lists(st.integers(-5, 10**9), min_size=6, max_size=6), st.booleans()), min_size=1, max_size=9)
 )
 def test_fixed_lengths_are_arrays_of_their_shape(rows: list[tuple[list[int], bool]]) -> None:
-    """Elements that have not the feature get the default; all of it is there, or nothing."""
+    """Elements without the feature get the default, all of it."""
     batch = [example_message({"x": ("int64", values)} if there else {}) for values, there in rows]
     operation = decode_examples({"x": FixedLengthFeature((2, 3), np.int64, default=[[7, 7, 7], [8, 8, 8]])})
 
@@ -123,7 +123,7 @@ def test_later_ones_win() -> None:
 
 
 def test_a_feature_without_a_list_is_absent() -> None:
-    """And one with an empty list is there, with no values; the empty name is a name."""
+    """A feature without a list is absent; one with an empty list has no values; the empty name is a name."""
     empty, none = entry_message("", feature_message("int64", [])), entry_message("", b"")
     operation = decode_examples({"": FixedLengthFeature((), np.int64, default=5)})
 
@@ -166,7 +166,7 @@ ALL = {
 
 @pytest.mark.parametrize("length", range(1, len(WHOLE)))
 def test_every_truncation_is_an_error_with_its_element(length: int) -> None:
-    """The outermost message says how long it is."""
+    """Every truncation is an error with its element: the outermost field says how long it is."""
     with pytest.raises(ValueError, match=r"Element 1 of the batch is not a tf\.train\.Example, or is damaged"):
         decode_examples(ALL).map([WHOLE, WHOLE[:length], WHOLE])
 
@@ -216,7 +216,7 @@ def test_damaged_lists_are_errors_with_their_element(inner: bytes, words: str) -
 
 
 def test_a_list_of_three_and_a_half_floats_is_an_error() -> None:
-    """And not the floats before the rest."""
+    """A list of three and a half floats is an error, and does not give the whole ones."""
     damaged = field(1, field(1, entry_message("floats", field(2, field(1, bytes(14))))))
     with pytest.raises(ValueError, match=r"Element 0 of the batch .* no whole number"):
         decode_examples(ALL).map([damaged, WHOLE])
@@ -231,14 +231,14 @@ def test_a_list_of_three_and_a_half_floats_is_an_error() -> None:
     ],
 )
 def test_what_does_not_fit_is_an_error_with_the_element(feature: Any, words: str) -> None:
-    """It says what the Example holds and what was asked for."""
+    """What does not fit is an error that says what the Example holds and what was asked for."""
     batch = [example_message({"x": ("int64", values)}) for values in ([1, 2, 3], [4, 5])]
     with pytest.raises(ValueError, match=words):
         decode_examples({"x": feature}).map(batch)
 
 
 def test_an_absent_feature_without_default_is_an_error() -> None:
-    """It names the element, the feature and what to do."""
+    """An absent feature without a default is an error with the element, the feature and what to do."""
     batch = [example_message({"x": ("int64", [1])}), example_message({"y": ("int64", [1])})]
     with pytest.raises(ValueError, match=r"Element 1 of the batch has no feature 'x', .*default="):
         decode_examples({"x": FixedLengthFeature((), np.int64)}).map(batch)

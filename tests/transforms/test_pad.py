@@ -1,4 +1,4 @@
-"""Padding fills a batch up as if elements of zeros had been stacked behind the real ones."""
+"""Padding fills a batch up as if elements of zeros had been stacked after the real ones."""
 
 import dataclasses
 from typing import Any
@@ -47,7 +47,7 @@ def test_padding_is_stacking_zeros(elements: list[Any], zero: Any) -> None:
 
 
 def test_of_a_template_nothing_stays_but_its_structure() -> None:
-    """Of a batch without a real row, only structure, shapes and dtypes stay."""
+    """A batch without a real row keeps only its structure, shapes and dtypes."""
     template = stack([{"text": "word", "image": np.full((2,), 7, np.uint8), "raw": b"x", "nothing": None}])
     zeros = {"text": np.zeros(3, "<U4"), "image": np.zeros((3, 2), np.uint8), "raw": np.array([b""] * 3, object)}
 

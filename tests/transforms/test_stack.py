@@ -296,7 +296,7 @@ MIRRORED = np.zeros((64, 64, 3), np.uint8)[:, ::-1]
 
 @pytest.mark.parametrize("other", [MIRRORED[0], MIRRORED[:, 1:], MIRRORED.astype("i1"), MIRRORED[..., 0], np.array(0)])
 def test_a_flipped_image_among_others_is_refused(other: Array) -> None:
-    """Arrays that differ are told of, wherever the one is that makes the others be copied in another way."""
+    """Arrays that differ are an error, wherever the one stands for which the others are copied in another way."""
     for elements in ([MIRRORED, other], [MIRRORED[:, ::-1], MIRRORED, other]):
         with pytest.raises(StackError, match=r"agree in (shape|dtype)") as caught:
             stack(elements)
@@ -305,7 +305,7 @@ def test_a_flipped_image_among_others_is_refused(other: Array) -> None:
 
 @given(st.integers(0, 20), st.integers(1, 5), st.randoms(use_true_random=False))
 def test_wide_dicts_stack(num_keys: int, num_elements: int, random: Any) -> None:
-    """Dicts of any number of keys stack key by key, in the first one's order; one that lacks a key is told of."""
+    """Dicts of any number of keys stack key by key, in the first one's order; one that lacks a key is named."""
     keys = [f"key {number}" for number in range(num_keys)]
     elements = [{key: (row, key) for key in random.sample(keys, num_keys)} for row in range(num_elements)]
     assert_same(oracle(elements), stack(elements))
@@ -435,7 +435,7 @@ ZEROS = np.zeros((2, 3), np.uint8)
     ],
 )
 def test_what_does_not_stack_is_refused(elements: list[Any], path: str, rows: tuple[int, ...], words: str) -> None:
-    """Each way not to stack is an error that names the leaf, the elements' places, and what they hold."""
+    """What does not stack is an error that names the leaf, which elements differ, and what they hold."""
     with pytest.raises(StackError, match=words) as caught:
         stack(elements)
     assert (caught.value.path, caught.value.rows) == (path, rows)
