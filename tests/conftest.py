@@ -22,7 +22,7 @@ LEAK_SECONDS = 2.0
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves a thread, process, descriptor or piece of shared memory of ours behind."""
+    """Fails a test that leaves one of our threads, processes, descriptors or pieces of shared memory behind."""
     keeps_own = request.node.get_closest_marker("third_party") is not None
     descriptors, segments = open_descriptors(), shared_segments()
     yield
@@ -37,7 +37,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     assert psutil.Process().children(recursive=True) == []
     assert shared_segments() - segments == set()
     assert keeps_own or len(open_descriptors()) <= len(descriptors), sorted(open_descriptors() - descriptors)
-    # What is left, JAX and its like above all, is no concern of the next test's collection: it would take half of the
+    # What is left, JAX and its like above all, need not be collected after the next test: it would take half of the
     # time of all tests.
     gc.freeze()
 
@@ -59,5 +59,5 @@ def open_descriptors() -> set[str]:
 
 
 def shared_segments() -> set[Path]:
-    """Returns the named pieces of shared memory of ours; other programs on the machine have theirs."""
+    """Returns our named pieces of shared memory; other programs on the machine have theirs."""
     return set(Path("/dev/shm").glob("*millstream*"))

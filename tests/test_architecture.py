@@ -45,7 +45,7 @@ IMPORTING_PARTS = {"cloudpickle": "loader"}
 LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "tqdm", "zstandard"}
 """What is imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
-"""What type checkers bring themselves: imported for their eyes only, it is no dependency."""
+"""What type checkers bring themselves: imported for their eyes only, it is not a dependency."""
 
 MODULE_LINES = 300
 """How long a module may be; a tenth more is still `around`."""

@@ -41,7 +41,7 @@ def test_flags_are_plain_bools(value: Any, expected: bool) -> None:
 
 @pytest.mark.parametrize("value", [1, 0, "no", None])
 def test_what_is_not_a_flag_is_refused(value: Any) -> None:
-    """What is true or false for Python only is not a flag."""
+    """What is merely true or false for Python is not a flag."""
     with pytest.raises(TypeError, match=re.escape(f"shuffle must be True or False, got {value!r} of type")):
         as_flag(value, "shuffle")
 

@@ -77,7 +77,7 @@ def test_a_row_is_true(row: str) -> None:
 
 
 def test_no_row_has_gone() -> None:
-    """Each test here belongs to a row that is there."""
+    """Each test here belongs to a row that exists."""
     assert ROWS.keys() == set(first_cells(DOCUMENT))
 
 
@@ -402,14 +402,14 @@ def loader(
 
 
 def state_of_step_1(of: grain.DataLoader) -> bytes:
-    """Returns the state of a loader behind its first batch."""
+    """Returns the state of a loader after its first batch."""
     with iter(of) as iterator:
         next(iterator)
         return iterator.get_state()
 
 
 def next_from(state: bytes, of: grain.DataLoader, **options: Any) -> list[int]:
-    """Returns the batch with which a loader goes on from a state."""
+    """Returns the first batch of a loader that resumes from a state."""
     with iter(of) as iterator:
         iterator.set_state(state, **options)
         return list(next(iterator))

@@ -1,4 +1,4 @@
-"""Every row of the tables in docs/coming-from-pytorch.md is true: what stands beside a name does its work."""
+"""Every row of the tables in docs/coming-from-pytorch.md is true: what stands beside a name does the same work."""
 
 import dataclasses
 import inspect
@@ -28,7 +28,7 @@ def test_a_row_is_true(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_row_has_gone() -> None:
-    """Each test here belongs to a row that is there."""
+    """Each test here belongs to a row that exists."""
     assert ROWS.keys() == set(first_cells(DOCUMENT))
 
 

@@ -1,4 +1,4 @@
-"""The documents tell the truth: their code runs, prints what they show, and what they name is there."""
+"""The documents tell the truth: their code runs, prints what they show, and what they name exists."""
 
 import contextlib
 import dataclasses
@@ -72,7 +72,7 @@ def run(example: Example, name: str, namespace: dict[str, object]) -> str:
 
 
 def anchors_in(document: str) -> set[str]:
-    """Returns what links to the headings of a document end in."""
+    """Returns the anchors of a document's headings, as links have them."""
     headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", document), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""A generator set to the start of a stream is a new one, whichever way it was set."""
+"""A generator set to the start of a stream is as good as a new one, whichever way it was set."""
 
 import numpy as np
 import pytest

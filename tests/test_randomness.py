@@ -165,7 +165,7 @@ def draws_of(operations: Sequence[Transformation], seed: int = 3) -> list[list[i
 )
 @settings(deadline=None, max_examples=40)
 def test_adding_operations_leaves_the_draws_of_those_before(kinds: list[str], added: list[str]) -> None:
-    """More operations behind a RandomMap, random ones too, do not change what it draws."""
+    """More operations after a RandomMap, random ones too, do not change what it draws."""
     make: dict[str, Callable[[], Transformation]] = {
         "random": lambda: RandomMap(add_draw),
         "map": lambda: Map(list),
@@ -191,7 +191,7 @@ def test_no_two_draws_of_a_pipeline_are_equal() -> None:
 
 
 def test_a_random_operation_on_batches_draws_once_a_batch() -> None:
-    """Behind a Batch, the stream is that of the batch's first position."""
+    """After a Batch, the stream is that of the batch's first position."""
 
     def shift(batch: Any, rng: np.random.Generator) -> Any:
         return batch * 0 + draw_words(rng, 1)[0]

@@ -77,7 +77,7 @@ def test_no_sharding_is_the_only_shard() -> None:
 
 @pytest.mark.parametrize("shard_count", [1, 2, 3, 4, 6, 12])
 def test_shards_divide_a_global_batch(shard_count: int) -> None:
-    """Where the global batch can be dealt to the shards, `local_batch_size` says how much each of them gets."""
+    """Where the shards can share the global batch evenly, `local_batch_size` says how much each of them gets."""
     assert ShardOptions(0, shard_count).local_batch_size(12) * shard_count == 12
 
 
@@ -143,7 +143,7 @@ print(millstream.ShardByJaxProcess(), millstream.shard_by_jax_process() == mills
 def test_two_jax_processes_are_warned_or_sharded(tmp_path: Path) -> None:
     """In a real program of two JAX processes, a loader without shards warns, and `ShardByJaxProcess` deals the batches.
 
-    Saying `NoSharding()` is saying that it is meant: no warning.
+    `NoSharding()` says that it is intended: no warning.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -191,7 +191,7 @@ def test_the_shard_of_a_loader_is_what_it_reads() -> None:
 def test_checkpoints_that_bind_to_the_shards_are_told_of(
     operations: list[Any], shard_count: int, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever builds a loader whose checkpoints need the same number of shards learns it then, not at a restore."""
+    """Whoever builds a loader whose checkpoints need the same number of shards learns it then, and not at a restore."""
     shard = ShardOptions(0, shard_count, drop_remainder=True)
     millstream.load(range(10), transformations=operations, shard_options=shard)
 

@@ -146,7 +146,7 @@ def test_what_is_a_number_is_a_leaf() -> None:
 
 
 def test_a_field_that_is_not_set_is_an_error() -> None:
-    """There is no part to give."""
+    """A field that is not set is an error: there is no part to give."""
     half = object.__new__(Frozen)
     with pytest.raises(AttributeError):
         tree.parts(half)

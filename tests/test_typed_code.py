@@ -129,7 +129,7 @@ def test_types_of_operations_are_known() -> None:
 
 
 def wrong() -> None:
-    """Is not run: each line is an error of types, which mypy must find, or it complains of the comment."""
+    """Is not run: each line is a type error, which mypy must find, or it complains of the comment."""
     millstream.load(RECORDS, batchsize=2)  # type: ignore[call-arg]
     millstream.Batch(2, batch_fn=3)  # type: ignore[arg-type]
     Decode().map("text")  # type: ignore[arg-type]
