@@ -15,7 +15,7 @@ class Scale:
         seconds: how long a rate is measured, once it is warm.
         warm_seconds: how long a stream runs before it is measured.
         repeats: how often each contender runs, by default.
-        limit_seconds: after so long a contender is stopped, and said to have been.
+        limit_seconds: after this long a contender is stopped, and reported as stopped.
     """
 
     name: str

@@ -56,7 +56,7 @@ def num_rows(batch: Any) -> int:
 
 
 def take_for(take: Callable[[], int], seconds: float, at_least: int) -> tuple[int, float]:
-    """Takes for so long, and so often at least; returns the records taken and the seconds that passed."""
+    """Takes for this long, and at least this often; returns the records taken and the seconds that passed."""
     records = times = 0
     start = now = time.perf_counter()
     while times < at_least or now - start < seconds:

@@ -64,7 +64,7 @@ def measure_idle(run: Run) -> Measurement:
 
 
 def _seconds_for(times: int, action: Callable[[], None]) -> float:
-    """Returns how long it takes to do something so often."""
+    """Returns how long it takes to do something this often."""
     start = time.perf_counter()
     for _ in range(times):
         action()
