@@ -111,7 +111,7 @@ def test_only_several_shards_have_a_remainder_to_drop() -> None:
 
 
 def test_another_global_batch_needs_leave_and_a_position_that_it_divides() -> None:
-    """Another global batch must be allowed and divide the saved position; if it does not, the nearest steps are named."""
+    """Another global batch must be allowed and divide the saved position; where it does not, steps are suggested."""
     for size in (16, 64, 80, 160, 33, 100, 1000):
         here = with_stream(STATE, global_batch=size)
         message = mismatch(STATE, here)
