@@ -1,13 +1,13 @@
 """Measures millstream beside its peers, on the same work, in one run.
 
-    python benchmarks                           everything: some two hours
-    python benchmarks --scale=quick             everything, short: some thirty minutes
+    python benchmarks                           everything: some three hours
+    python benchmarks --scale=quick             everything, short: about an hour
     python benchmarks --cases=tiny,tokens --peers=millstream,grain --repeats=3
     python benchmarks --cases=                  nothing: draws the picture anew
 
 Writes `<name>.json`, `<name>.md` and `<name>.png` into the output folder; the name is `latest` for a full run with all
-peers, and else that of the scale. A full run of some cases keeps what `latest` says of the others, so that two hours
-can be spread over several nights. Peers that are not installed are reported as absent.
+peers, and else that of the scale. A full run of some cases keeps what `latest` says of the others, so that the
+hours can be spread over several nights. Peers that are not installed are reported as absent.
 """
 
 import json

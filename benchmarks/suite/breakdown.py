@@ -14,7 +14,7 @@ def break_down(run: Run) -> dict[str, float]:
     work = run.work()
     stream = PEERS["millstream"].adapter().open(work, run.contender)
     run.gate()
-    take = taker(stream.batches, work.batch_size, run.case.consume)
+    take = taker(stream.batches, work.batch_size, run.case)
     take_for(take, run.scale.warm_seconds, at_least=2)
     before = stream.loader.profile()
     records, _ = take_for(take, run.scale.seconds, at_least=2)

@@ -31,9 +31,9 @@ class Contender:
     def label(self) -> str:
         """What to call the contender in tables."""
         words = [self.mode] if self.mode else []
-        if self.peer not in {"bare", "tensorflow"}:
+        if self.peer not in {"bare", "tensorflow", "huggingface"}:
             words.append(f"{self.workers} worker{'s'[: self.workers != 1]}")
-        if self.peer in {"millstream", "grain"} and self.threads != 0:
+        if self.peer.partition("_")[0] in {"millstream", "grain"} and self.threads != 0:
             words.append("default threads" if self.threads is None else f"{self.threads} threads")
         if self.copies > 1:
             words.append(f"{self.copies} at once")
@@ -142,6 +142,7 @@ class Case:
         higher_is_better: whether a larger value wins.
         view: what of a batch is the same for all contenders, where randomness differs.
         consume: what the consumer does with each batch; nothing by default.
+        count: how many records a batch holds, where it is not as many as it has rows.
     """
 
     name: str
@@ -154,6 +155,7 @@ class Case:
     higher_is_better: bool = True
     view: Callable[[Any], Any] = identity
     consume: Callable[[Any], None] | None = None
+    count: Callable[[Any], int] | None = None
 
     def ratio(self, ours: float, theirs: float) -> float:
         """Returns how many times as good ours is as theirs: above 1 is better, whatever the unit."""

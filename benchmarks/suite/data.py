@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suite import formats
 from suite.steps import IMAGE_SIDE, TOKEN_BYTES
-from suite.work import SEED, Files
+from suite.work import SEED, Files, Mixture, Records
 
 FOLDER = Path(os.environ.get("MILLSTREAM_BENCHMARK_DATA", Path(__file__).parents[1] / "data"))
 """Where files are kept."""
 
 NUM_FILES = 4
+ROW_LENGTH = 2048
+"""Tokens in a packed row, and in the longest document."""
+
 BIG_SHAPE = (224, 224, 3)
 """150,528 bytes, as an image for a vision model."""
 
@@ -59,14 +63,82 @@ def sentences(count: int) -> list[str]:
     return [f"text number {record:08d}{'x' * length}" for record, length in enumerate(lengths)]
 
 
-def token_files(count: int) -> Files:
-    """Returns ArrayRecord files of random records of 1 KB each."""
+def token_files(count: int, form: str = "array_record", options: str = "") -> Files:
+    """Returns files of random records of 1 KB each.
 
-    def records(part: int) -> Iterable[bytes]:
-        rng = np.random.default_rng((SEED, part))
-        return (rng.bytes(TOKEN_BYTES) for _ in range(count // NUM_FILES))
+    Args:
+        count: how many records all of them hold.
+        form: their format: one of those whose records are bytes.
+        options: of ArrayRecord's writer, beside the group size.
+    """
+    name = "-".join(("tokens", *([options] if options else []), str(count)))
+    return _files(name, count // NUM_FILES, _random_bytes(count // NUM_FILES), form=form, options=options)
 
-    return _files(f"tokens-{count}", count // NUM_FILES, records)
+
+def token_components(count: int, components: int) -> Mixture:
+    """Returns as many ArrayRecord files as there are components: random records of 1 KB, `count` in all."""
+    files = _files(f"components-{count}", count // components, _random_bytes(count // components), num_files=components)
+    return Mixture(tuple(Files((path,), files.records_per_file) for path in files.paths))
+
+
+def integer_components(count: int, components: int) -> Mixture:
+    """Returns the ints 0 … count - 1, in as many lists."""
+    size = count // components
+    return Mixture(tuple(Records(list(range(start, start + size))) for start in range(0, size * components, size)))
+
+
+def text_files(count: int) -> Files:
+    """Returns files with the `sentences` on lines."""
+    texts = sentences(count)
+    return _files(f"sentences-{count}", count // NUM_FILES, lambda part: texts[part::NUM_FILES], form="text")
+
+
+def json_files(count: int) -> Files:
+    """Returns files of JSON on lines of some 600 characters: a number, and 100 tokens."""
+
+    def records(part: int) -> Iterable[dict[str, Any]]:
+        tokens = np.random.default_rng((SEED, part)).integers(0, 50_000, (count // NUM_FILES, 100)).tolist()
+        return ({"id": part * count + row, "tokens": tokens[row]} for row in range(len(tokens)))
+
+    return _files(f"json-{count}", count // NUM_FILES, records, form="json_lines")
+
+
+def csv_files(count: int) -> Files:
+    """Returns CSV files with rows of some 60 characters: a number, and eight fractions."""
+
+    def records(part: int) -> Iterable[dict[str, Any]]:
+        values = np.random.default_rng((SEED, part)).integers(0, 10_000, (count // NUM_FILES, 8)) / 16
+        rows = values.tolist()
+        return (
+            dict(zip(formats.CSV_COLUMNS, (part * count + row, *rows[row]), strict=True)) for row in range(len(rows))
+        )
+
+    return _files(f"csv-{count}", count // NUM_FILES, records, form="csv")
+
+
+def sample_files(count: int) -> Files:
+    """Returns WebDataset archives with samples of two members: 1 KB of random bytes, and a label in digits."""
+
+    def records(part: int) -> Iterable[dict[str, Any]]:
+        contents = _random_bytes(count // NUM_FILES)(part)
+        return (
+            {"__key__": f"{part}-{row:07d}", "bin": content, "cls": str(part * count + row).encode()}
+            for row, content in enumerate(contents)
+        )
+
+    return _files(f"samples-{count}", count // NUM_FILES, records, form="webdataset")
+
+
+def documents(count: int) -> list[NDArray[np.uint16]]:
+    """Returns documents of 1 to 2,048 tokens, in lengths that are log-normal, as those of web text are."""
+    rng = np.random.default_rng(SEED)
+    return [rng.integers(0, 50_000, length, dtype=np.uint16) for length in document_lengths(count).tolist()]
+
+
+def document_lengths(count: int) -> NDArray[np.int64]:
+    """Returns how long such documents are: 600 tokens on average, 370 in the middle."""
+    lengths = np.random.default_rng(SEED).lognormal(5.9, 1.1, count)
+    return np.clip(lengths, 1, ROW_LENGTH).astype(np.int64)
 
 
 def image_files(count: int) -> Files:
@@ -99,22 +171,42 @@ def _jpeg(rng: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-def _files(name: str, records_per_file: int, records: Callable[[int], Iterable[bytes]]) -> Files:
-    paths = [FOLDER / f"{name}-{part}-of-{NUM_FILES}.array_record" for part in range(NUM_FILES)]
+def _random_bytes(count: int) -> Callable[[int], Iterable[bytes]]:
+    def records(part: int) -> Iterable[bytes]:
+        rng = np.random.default_rng((SEED, part))
+        return (rng.bytes(TOKEN_BYTES) for _ in range(count))
+
+    return records
+
+
+def _files(
+    name: str,
+    records_per_file: int,
+    records: Callable[[int], Iterable[Any]],
+    *,
+    form: str = "array_record",
+    options: str = "",
+    num_files: int = NUM_FILES,
+) -> Files:
+    suffix = form if form == "array_record" else formats.FORMATS[form].suffix
+    paths = [FOLDER / f"{name}-{part}-of-{num_files}.{suffix}" for part in range(num_files)]
     for part, path in enumerate(paths):
         if not path.exists():
-            _write(path, records(part))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if form == "array_record":
+                _write(path, records(part), options)
+            else:
+                formats.write(path, formats.FORMATS[form], records(part))
         bring_into_memory(path)
-    return Files(tuple(map(str, paths)), records_per_file)
+    return Files(tuple(map(str, paths)), records_per_file, form)
 
 
-def _write(path: Path, records: Iterable[bytes]) -> None:
-    """Writes a file that is either complete or not there."""
+def _write(path: Path, records: Iterable[bytes], options: str) -> None:
+    """Writes an ArrayRecord file that is either complete or not there."""
     from array_record.python.array_record_module import ArrayRecordWriter  # noqa: PLC0415  (starts threads)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".partial-{os.getpid()}")
-    writer = ArrayRecordWriter(str(partial), "group_size:1")
+    writer = ArrayRecordWriter(str(partial), ",".join(["group_size:1", *([options] if options else [])]))
     for record in records:
         writer.write(record)
     writer.close()

@@ -12,6 +12,9 @@ COLUMNS: dict[str, Pick] = {
     "Grain Dataset": Pick("grain", mode="Dataset"),
     "PyTorch": Pick("pytorch"),
     "tf.data": Pick("tensorflow"),
+    "HF datasets": Pick("huggingface"),
+    "WebDataset": Pick("webdataset"),
+    "wids": Pick("wids"),
     "the bound": Pick("bare"),
 }
 """Whom millstream is compared with, the best mode of each."""

@@ -60,16 +60,17 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) ->
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 
 
-def _ratio_table(findings: Iterable[Finding]) -> str:
+def _ratio_table(findings: Sequence[Finding]) -> str:
+    titles = [title for title in COLUMNS if any(finding.ratios[title] is not None for finding in findings)]
     rows = [
         [
             f"`{finding.case.name}`",
             finding.case.title,
-            *(_times(finding.ratios[title]) for title in COLUMNS),
+            *(_times(finding.ratios[title]) for title in titles),
         ]
         for finding in findings
     ]
-    return _table(["", "case", *COLUMNS], rows, left=2)
+    return _table(["", "case", *titles], rows, left=2)
 
 
 def _goal_table(findings: Iterable[Finding]) -> str:

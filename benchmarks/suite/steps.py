@@ -56,6 +56,29 @@ def tokens_in_graph(record: Any) -> Any:
     return tf.io.decode_raw(record, tf.uint16, fixed_length=TOKEN_BYTES)
 
 
+def fields_of_json(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns the number and the tokens, uint16 of shape (100,)."""
+    return {"id": record["id"], "tokens": np.array(record["tokens"], np.uint16)}
+
+
+def fields_of_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the number and the features, float32 of shape (8,)."""
+    return {"id": int(row["id"]), "features": np.array([float(row[f"x{column}"]) for column in range(8)], np.float32)}
+
+
+def fields_of_row_in_graph(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the same in TensorFlow's operations, for one row or many."""
+    import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)
+
+    features = [tf.strings.to_number(row[f"x{column}"]) for column in range(8)]
+    return {"id": tf.strings.to_number(row["id"], tf.int64), "features": tf.stack(features, axis=-1)}
+
+
+def fields_of_sample(sample: dict[str, Any]) -> dict[str, Any]:
+    """Returns the label and the tokens, uint16 of shape (512,)."""
+    return {"label": int(sample["cls"]), "tokens": tokens_of(sample["bin"])}
+
+
 def decode(record: bytes) -> dict[str, Any]:
     """Returns the image, uint8 of shape (256, 256, 3), and its label."""
     from PIL import Image  # noqa: PLC0415  (only the images need it)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from suite.case import Measurement, Run
+from suite.case import Case, Measurement, Run
 from suite.peers import PEERS
 
 ELEMENTS_AT_ONCE = 256
@@ -18,7 +18,7 @@ def measure_rate(run: Run) -> Measurement:
     work = run.work()
     stream = PEERS[run.contender.peer].adapter().open(work, run.contender)
     try:
-        take = taker(stream.batches, work.batch_size, run.case.consume)
+        take = taker(stream.batches, work.batch_size, run.case)
         take_for(take, run.scale.warm_seconds, at_least=2)
         run.gate()
         processor = time.process_time()
@@ -29,8 +29,9 @@ def measure_rate(run: Run) -> Measurement:
     return Measurement(records / seconds, {"processors_busy_in_consumer": round(busy, 3)})
 
 
-def taker(batches: Iterator[Any], batch_size: int | None, consume: Callable[[Any], None] | None) -> Callable[[], int]:
+def taker(batches: Iterator[Any], batch_size: int | None, case: Case) -> Callable[[], int]:
     """Returns what takes some records and says how many."""
+    consume, count = case.consume, case.count or num_rows
     if batch_size is None:
 
         def take_elements() -> int:
@@ -43,7 +44,7 @@ def taker(batches: Iterator[Any], batch_size: int | None, consume: Callable[[Any
         batch = next(batches)
         if consume is not None:
             consume(batch)
-        return num_rows(batch)
+        return count(batch)
 
     return take_batch
 

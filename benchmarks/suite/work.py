@@ -63,15 +63,38 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Records in ArrayRecord files, group size 1.
+    """Records in files.
 
     Attributes:
         paths: the files.
         records_per_file: how many records each holds.
+        format: "array_record", of group size 1, or one of `suite.formats.FORMATS`.
     """
 
     paths: tuple[str, ...]
     records_per_file: int
+    format: str = "array_record"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """Components that are equally long and come in equal shares: all of them end together.
+
+    Attributes:
+        parts: the components, all of one kind.
+    """
+
+    parts: tuple[Records, ...] | tuple[Files, ...]
+
+    def whole(self) -> Records | Files:
+        """Returns one source of the same records."""
+        if isinstance(self.parts[0], Records):
+            return Records([value for part in self.parts for value in part.values])
+        paths = tuple(path for part in self.parts for path in part.paths)
+        return dataclasses.replace(self.parts[0], paths=paths)
+
+
+Source: TypeAlias = Records | Columns | Files | Mixture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +104,18 @@ class Work:
     Attributes:
         source: where the records are.
         steps: what happens to each record, in order.
-        batch_size: records in a batch; None for single elements.
+        batch_size: records, or rows, in a batch; None for single elements.
         one_epoch: whether the stream ends after one epoch; otherwise it is endless.
         shard: which part to read, and of how many.
+        row_length: tokens in a row, where records are documents that are packed into rows; None where they are not.
     """
 
-    source: Records | Columns | Files
+    source: Source
     steps: tuple[Step, ...]
     batch_size: int | None
     one_epoch: bool = False
     shard: tuple[int, int] = (0, 1)
+    row_length: int | None = None
 
     @property
     def in_memory(self) -> bool:

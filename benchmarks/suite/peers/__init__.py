@@ -42,10 +42,16 @@ class Peer:
 
 PEERS = {
     "millstream": Peer("millstream", "suite.peers.millstream_adapter", ("millstream",)),
+    "millstream_one_source": Peer("millstream over one source", "suite.peers.millstream_adapter"),
+    "millstream_unpacked": Peer("millstream without packing", "suite.peers.millstream_adapter"),
     "grain": Peer("Grain", "suite.peers.grain_adapter", ("grain",)),
+    "grain_our_source": Peer("Grain reading by millstream's source", "suite.peers.grain_adapter"),
     "pytorch": Peer("PyTorch", "suite.peers.pytorch_adapter", ("torch",)),
     "pytorch_our_source": Peer("PyTorch reading by millstream's source", "suite.peers.pytorch_adapter"),
     "tensorflow": Peer("tf.data", "suite.peers.tensorflow_adapter", ("tensorflow-cpu", "tensorflow")),
+    "huggingface": Peer("HF datasets", "suite.peers.huggingface_adapter", ("datasets",)),
+    "webdataset": Peer("WebDataset", "suite.peers.webdataset_adapter", ("webdataset",)),
+    "wids": Peer("wids", "suite.peers.wids_adapter", ("wids",)),
     "bare": Peer("the bound", "suite.peers.bare_loop"),
 }
 """By key. The bare loop is not a loader: it shows what the machine gives to a program without one."""

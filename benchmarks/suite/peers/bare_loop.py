@@ -7,9 +7,16 @@
 * copy in turns: the same into two buffers: what is handed to another process cannot be written over at once.
 * read: only the read, by ArrayRecord's C++ reader: about a thousand records of each file in one call.
 * read singly: the same, one call per record.
+* pread: only the read, from a file of another format: one `os.pread` for each record, whose place is known.
+* documents: only the lookup of documents that others pack.
+
+Where documents are packed, the loop lays them one after the other into rows of zeros, and begins a row where the next
+one does not fit.
 """
 
 import itertools
+import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
@@ -17,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.case import Contender, UnsupportedError
+from suite.formats import FORMATS, pieces_of
 from suite.peers.base import Stream, no_sampler
-from suite.work import SEED, Columns, Files, Records, Work, apply_to_many
+from suite.work import SEED, Columns, Files, Mixture, Records, Source, Work, apply_to_many
 
 LARGE_CALL = 4096
 """Records read at once by the bounds that only read."""
@@ -32,20 +40,25 @@ class BareLoop:
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
-        read, count = _reader(work)
+        read, count = _reader(work.source)
         index, shards = work.shard
         order = np.random.default_rng(SEED).permutation(count)[index::shards]
-        size = work.batch_size or 256
+        size = 256 if work.row_length is not None else work.batch_size or 256
         chunks = [order[start : start + size] for start in range(0, len(order), size)]
         if not work.one_epoch:
             # A short last chunk would count as a whole one.
             chunks = [chunk for chunk in chunks if len(chunk) == size]
         repeated = iter(chunks) if work.one_epoch else itertools.cycle(chunks)
+        batches: Iterator[Any]
         match contender.mode:
+            case "loop" if work.row_length is not None:
+                batches = _packed(work, read, repeated)
             case "loop":
                 batches = _loop(work, read, repeated)
-            case "keys":
+            case "keys" | "documents":
                 batches = map(read, repeated)
+            case "pread":
+                batches = _read_pieces(work.source, repeated)
             case "read" | "read singly" as mode:
                 batches = _read_files(work, repeated, singly=mode != "read")
             case "index":
@@ -98,15 +111,49 @@ def _copy(read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[Any],
         yield buffer
 
 
-def _reader(work: Work) -> tuple[Callable[[NDArray[np.int64]], list[Any]], int]:
+def _packed(
+    work: Work, read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[NDArray[np.int64]]
+) -> Iterator[dict[str, NDArray[Any]]]:
+    rows = _rows_of(itertools.chain.from_iterable(map(read, chunks)), work.row_length or 0)
+    return map(stacked, iter(lambda: list(itertools.islice(rows, work.batch_size)), []))
+
+
+def _rows_of(documents: Iterator[NDArray[Any]], row_length: int) -> Iterator[dict[str, NDArray[Any]]]:
+    counting = np.arange(row_length, dtype=np.int32)
+    row: dict[str, NDArray[Any]] = {}
+    used = row_length
+    number = 0
+    for document in documents:
+        if used + len(document) > row_length:
+            if row:
+                yield row
+            used = number = 0
+            row = {"tokens": np.zeros(row_length, document.dtype)}
+            row |= {f"tokens_{name}": np.zeros(row_length, np.int32) for name in ("segment_ids", "positions")}
+        stop = used + len(document)
+        number += 1
+        row["tokens"][used:stop] = document
+        row["tokens_segment_ids"][used:stop] = number
+        row["tokens_positions"][used:stop] = counting[: len(document)]
+        used = stop
+    yield row
+
+
+def _reader(source: Source) -> tuple[Callable[[NDArray[np.int64]], list[Any]], int]:
     """Returns what reads the records of some keys, and how many records there are."""
-    match work.source:
+    match source:
+        case Mixture():
+            return _reader(source.whole())
         case Records(values):
             return lambda keys: [values[key] for key in keys.tolist()], len(values)
         case Columns(arrays):
             return lambda keys: _rows(arrays, keys), len(next(iter(arrays.values())))
-        case Files(paths=paths):
+        case Files(paths=paths, format="array_record"):
             return _file_reader(paths)
+        case Files():
+            read, count = _piece_reader(source)
+            decode = FORMATS[source.format].decode
+            return lambda keys: list(map(decode, read(keys))), count
 
 
 def _rows(arrays: dict[str, NDArray[Any]], keys: NDArray[np.int64]) -> list[Any]:
@@ -126,9 +173,34 @@ def _file_reader(paths: tuple[str, ...]) -> tuple[Callable[[NDArray[np.int64]], 
     return read, int(ends[-1])
 
 
+def _read_pieces(source: Source, chunks: Iterator[NDArray[np.int64]]) -> Iterator[list[bytes]]:
+    if not isinstance(source, Files) or source.format not in FORMATS:
+        raise UnsupportedError("only files whose records are pieces are read by pread")
+    return map(_piece_reader(source)[0], chunks)
+
+
+def _piece_reader(files: Files) -> tuple[Callable[[NDArray[np.int64]], list[bytes]], int]:
+    """Returns what reads the pieces of some records, and how many records there are."""
+    opened = [os.open(path, os.O_RDONLY) for path in files.paths]
+    pieces = [pieces_of(path) for path in files.paths]
+    descriptors = np.repeat(opened, [len(places) for places in pieces])
+    starts, lengths = np.concatenate(pieces).T
+
+    def read(keys: NDArray[np.int64]) -> list[bytes]:
+        return list(map(os.pread, descriptors[keys].tolist(), lengths[keys].tolist(), starts[keys].tolist()))
+
+    weakref.finalize(read, _close, opened)
+    return read, len(starts)
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
 def _read_files(work: Work, chunks: Iterator[NDArray[np.int64]], *, singly: bool) -> Iterator[list[bytes]]:
-    if not isinstance(work.source, Files):
-        raise UnsupportedError("only files are read from files")
+    if not isinstance(work.source, Files) or work.source.format != "array_record":
+        raise UnsupportedError("only ArrayRecord files are read by its reader")
     readers, ends = _open_readers(work.source.paths)
     while True:
         keys = np.concatenate(list(itertools.islice(chunks, LARGE_CALL // (work.batch_size or 1))))

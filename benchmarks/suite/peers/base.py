@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from suite.case import Contender, UnsupportedError
-from suite.work import Columns, Records, Work
+from suite.work import Columns, Files, Records, Work
 
 
 class Position(Protocol):
@@ -65,6 +65,35 @@ class Adapter(Protocol):
 def no_sampler(_num_records: int, _starts: list[int], _count: int) -> list[Any]:
     """Raises: for peers whose samplers have no positions."""
     raise UnsupportedError("its order cannot be asked for positions")
+
+
+def our_source(files: Files) -> Any:
+    """Returns millstream's source for files, for peers that have none for the format but take any object with `[]`."""
+    import millstream  # noqa: PLC0415  (for the adapters that ask for it)
+
+    sources = {
+        "array_record": millstream.ArrayRecordDataSource,
+        "tfrecord": millstream.TFRecordDataSource,
+        "bagz": millstream.BagzDataSource,
+        "text": millstream.TextLineDataSource,
+        "json_lines": millstream.JsonLinesDataSource,
+        "csv": millstream.CsvDataSource,
+        "webdataset": millstream.WebDatasetDataSource,
+    }
+    return sources[files.format](list(files.paths))
+
+
+def bagz_reader(files: Files) -> Any:
+    """Returns the `bagz` library's reader.
+
+    Raises:
+        UnsupportedError: the library is not installed.
+    """
+    try:
+        import bagz  # noqa: PLC0415  (only where it is a contender)
+    except ImportError as error:
+        raise UnsupportedError(f"bagz is not installed here ({error})") from None
+    return bagz.Reader(",".join(files.paths))
 
 
 def columns_of(work: Work) -> Any:

@@ -1,4 +1,8 @@
-"""Grain, by its two interfaces: `DataLoader`, whose names millstream follows, and the newer `Dataset`."""
+"""Grain, by its two interfaces: `DataLoader`, whose names millstream follows, and the newer `Dataset`.
+
+It reads ArrayRecord and Bagz files at random, and TFRecord files in order. Of other files it is given millstream's
+source, as a peer of its own: that compares the loaders, and not the formats.
+"""
 
 import json
 from typing import Any, final
@@ -7,9 +11,15 @@ import grain
 import numpy as np
 from absl import flags
 
-from suite.case import Contender
-from suite.peers.base import Stream
-from suite.work import SEED, Columns, Files, Filter, Map, RandomMap, Records, Step, Work
+from suite.case import Contender, UnsupportedError
+from suite.peers.base import Stream, bagz_reader, our_source
+from suite.work import SEED, Columns, Files, Filter, Map, Mixture, RandomMap, Records, Source, Step, Work
+
+WINDOW = 10_000
+"""Records that come from files in order are shuffled within this many of them, as tf.data's are."""
+
+PACKING_BINS = 64
+"""Rows that are open at once, where documents are packed."""
 
 
 @final
@@ -22,10 +32,10 @@ class GrainAdapter:
         flags.FLAGS.mark_as_parsed()
         threads = contender.threads
         reading = grain.ReadOptions() if threads is None else grain.ReadOptions(num_threads=threads)
-        if contender.mode == "Dataset":
-            iterator = iter(_dataset(work, contender.workers, reading))
+        if contender.mode != "DataLoader":
+            iterator = iter(_dataset(work, contender, reading))
             return Stream(iterator, getattr(iterator, "close", lambda: None), _DatasetPosition(iterator))
-        loader = _data_loader(work, contender.workers, reading)
+        loader = _data_loader(work, contender, reading)
         iterator = iter(loader)
         position = _LoaderPosition(iterator, work.batch_size or 1, contender.workers)
         return Stream(iterator, getattr(iterator, "close", lambda: None), position, loader)
@@ -39,8 +49,8 @@ class GrainAdapter:
 ADAPTER = GrainAdapter()
 
 
-def _data_loader(work: Work, workers: int, reading: Any) -> Any:
-    source, (shard, shards) = _source(work), work.shard
+def _data_loader(work: Work, contender: Contender, reading: Any) -> Any:
+    source, (shard, shards) = _source(work.source, contender), work.shard
     return grain.DataLoader(
         data_source=source,
         sampler=grain.samplers.IndexSampler(
@@ -54,17 +64,25 @@ def _data_loader(work: Work, workers: int, reading: Any) -> Any:
             *map(_transform, work.steps),
             *([grain.transforms.Batch(work.batch_size)] if work.batch_size else []),
         ],
-        worker_count=workers,
+        worker_count=contender.workers,
         read_options=reading,
     )
 
 
-def _dataset(work: Work, workers: int, reading: Any) -> Any:
-    dataset: Any = grain.MapDataset.source(_source(work)).seed(SEED).shuffle()
-    shard, shards = work.shard
-    dataset = dataset[shard::shards]
-    if not work.one_epoch:
-        dataset = dataset.repeat()
+def _dataset(work: Work, contender: Contender, reading: Any) -> Any:
+    if isinstance(work.source, Files) and work.source.format == "tfrecord" and contender.peer == "grain":
+        dataset = _in_order(work, work.source)
+    elif work.row_length is not None:
+        dataset = _packed(work, contender, reading)
+    else:
+        dataset = _at_random(work, contender, reading)
+    if contender.workers:
+        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=contender.workers))
+    return dataset
+
+
+def _at_random(work: Work, contender: Contender, reading: Any) -> Any:
+    dataset = _shuffled(work, contender)
     for step in work.steps:
         dataset = _chained(dataset, step)
     if work.batch_size and not work.filters:
@@ -73,9 +91,48 @@ def _dataset(work: Work, workers: int, reading: Any) -> Any:
     dataset = dataset.to_iter_dataset(reading)
     if work.batch_size and work.filters:
         dataset = dataset.batch(work.batch_size)
-    if workers:
-        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
     return dataset
+
+
+def _shuffled(work: Work, contender: Contender) -> Any:
+    parts = work.source.parts if isinstance(work.source, Mixture) else (work.source,)
+    datasets: list[Any] = [
+        grain.MapDataset.source(_source(part, contender)).seed(SEED + number).shuffle()
+        for number, part in enumerate(parts)
+    ]
+    shard, shards = work.shard
+    datasets = [dataset[shard::shards] for dataset in datasets]
+    if not work.one_epoch:
+        datasets = [dataset.repeat() for dataset in datasets]
+    return grain.MapDataset.mix(datasets, [1.0] * len(datasets)) if len(datasets) > 1 else datasets[0]
+
+
+def _in_order(work: Work, files: Files) -> Any:
+    parts = [grain.experimental.TFRecordIterDataset(path) for path in files.paths]
+    dataset: Any = grain.experimental.InterleaveIterDataset(parts, cycle_length=len(parts))
+    dataset = grain.experimental.WindowShuffleIterDataset(dataset, window_size=WINDOW, seed=SEED)
+    if not work.one_epoch:
+        dataset = grain.experimental.RepeatIterDataset(dataset)
+    for step in work.steps:
+        dataset = _chained(dataset, step)
+    return dataset.batch(work.batch_size)
+
+
+def _packed(work: Work, contender: Contender, reading: Any) -> Any:
+    documents = _shuffled(work, contender).map(as_feature).to_iter_dataset(reading)
+    lengths = {"tokens": work.row_length}
+    if contender.mode == "Dataset, concatenated":
+        rows = grain.experimental.ConcatThenSplitIterDataset(documents, length_struct=lengths)
+    else:
+        best = contender.mode == "Dataset, best fit"
+        packing = grain.experimental.BestFitPackIterDataset if best else grain.experimental.FirstFitPackIterDataset
+        rows = packing(documents, length_struct=lengths, num_packing_bins=PACKING_BINS, seed=SEED)
+    return rows.batch(work.batch_size)
+
+
+def as_feature(document: Any) -> dict[str, Any]:
+    """Returns a document as packing takes it."""
+    return {"tokens": document}
 
 
 def _chained(dataset: Any, step: Step) -> Any:
@@ -88,14 +145,22 @@ def _chained(dataset: Any, step: Step) -> Any:
             return dataset.filter(step.function)
 
 
-def _source(work: Work) -> Any:
-    match work.source:
+def _source(source: Source, contender: Contender) -> Any:
+    match source:
         case Records(values):
             return values
         case Columns(arrays):
             return Rows(arrays)
-        case Files(paths=paths):
+        case Files() if contender.peer == "grain_our_source":
+            return our_source(source)
+        case Files(paths=paths, format="array_record"):
             return grain.sources.ArrayRecordDataSource(list(paths))
+        case Files(format="bagz"):
+            return bagz_reader(source)
+        case Files():
+            raise UnsupportedError(f"it has no random access to {source.format} files")
+        case Mixture():
+            raise UnsupportedError("its DataLoader mixes nothing")
 
 
 def _transform(step: Step) -> Any:

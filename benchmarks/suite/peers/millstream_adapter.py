@@ -1,11 +1,21 @@
-"""millstream: records as they are or, where a contender says so, as columns, batched before any step."""
+"""millstream: records as they are or, where a contender says so, as columns, batched before any step.
 
+Two more peers show what mixing and packing cost it: the same records in one source, and the same documents unpacked.
+"""
+
+import dataclasses
+from collections.abc import Callable
 from typing import Any, final
+
+import numpy as np
 
 import millstream
 from suite.case import Contender, UnsupportedError
-from suite.peers.base import Stream, columns_of
-from suite.work import SEED, Columns, Files, Filter, Map, RandomMap, Records, Step, Work
+from suite.peers.base import Stream, columns_of, our_source
+from suite.work import SEED, Columns, Files, Filter, Map, Mixture, RandomMap, Records, Source, Step, Work
+
+DOCUMENTS_AT_ONCE = 256
+"""How many documents a batch has that are not packed."""
 
 
 @final
@@ -14,16 +24,18 @@ class MillstreamAdapter:
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
+        if contender.peer == "millstream_one_source" and isinstance(work.source, Mixture):
+            work = dataclasses.replace(work, source=work.source.whole())
+        if contender.peer == "millstream_unpacked":
+            work = dataclasses.replace(work, row_length=None, batch_size=DOCUMENTS_AT_ONCE)
         as_columns = contender.mode == "columns"
-        source = millstream.InMemoryDataSource(columns_of(work)) if as_columns else _source(work)
-        sampler = millstream.IndexSampler(
-            len(source), shuffle=True, seed=SEED, num_epochs=1 if work.one_epoch else None
-        )
+        source = millstream.InMemoryDataSource(columns_of(work)) if as_columns else _source(work.source)
+        batch_fn = list if contender.peer == "millstream_unpacked" else None
         threads = contender.threads
         loader = millstream.DataLoader(
             data_source=source,
-            sampler=sampler,
-            operations=_operations(work, batches_first=as_columns),
+            sampler=_sampler(work, source, contender.mode),
+            operations=_operations(work, batch_fn, batches_first=as_columns),
             worker_count=contender.workers,
             shard_options=millstream.ShardOptions(*work.shard),
             read_options=millstream.ReadOptions() if threads is None else millstream.ReadOptions(num_threads=threads),
@@ -52,18 +64,38 @@ class _Position:
         return self._iterator.get_state()
 
 
-def _source(work: Work) -> Any:
-    match work.source:
+def _source(source: Source) -> Any:
+    match source:
         case Records(values):
             return values
         case Columns(arrays):
             return millstream.InMemoryDataSource(arrays)
-        case Files(paths=paths):
-            return millstream.ArrayRecordDataSource(list(paths))
+        case Files():
+            return our_source(source)
+        case Mixture(parts):
+            return millstream.ConcatenatedDataSource([_source(part) for part in parts])
 
 
-def _operations(work: Work, *, batches_first: bool) -> list[Any]:
-    batch = [millstream.Batch(work.batch_size)] if work.batch_size else []
+def _sampler(work: Work, source: Any, strategy: str) -> Any:
+    num_epochs = 1 if work.one_epoch else None
+    if work.row_length is not None:
+        lengths = np.fromiter(map(len, source), np.int64, len(source))
+        return millstream.PackingSampler(
+            lengths, work.row_length, seed=SEED, num_epochs=num_epochs, strategy=strategy or "best_fit"
+        )
+    if not isinstance(source, millstream.ConcatenatedDataSource):
+        return millstream.IndexSampler(len(source), shuffle=True, seed=SEED, num_epochs=num_epochs)
+    samplers = [
+        millstream.IndexSampler(length, shuffle=True, seed=SEED + part, num_epochs=num_epochs)
+        for part, length in enumerate(source.lengths.tolist())
+    ]
+    return millstream.MixtureSampler(samplers, [1] * len(samplers))
+
+
+def _operations(work: Work, batch_fn: Callable[[list[Any]], Any] | None, *, batches_first: bool) -> list[Any]:
+    batch = [millstream.Batch(work.batch_size, batch_fn=batch_fn)] if work.batch_size else []
+    if work.row_length is not None:
+        return [millstream.Pack({"tokens": work.row_length}), *batch]
     if not batches_first:
         return [*map(_operation, work.steps), *batch]
     if any(not isinstance(step, Map) or step.graph_of_many is not step.function for step in work.steps):

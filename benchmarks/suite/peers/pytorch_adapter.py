@@ -14,10 +14,10 @@ import torch
 import torch.utils.data
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-import millstream
 from suite.case import Contender, UnsupportedError
-from suite.peers.base import Stream
-from suite.work import SEED, Columns, Files, Records, Work, apply_to_many
+from suite.peers.base import Stream, bagz_reader
+from suite.peers.base import our_source as millstream_source
+from suite.work import SEED, Columns, Files, Mixture, Records, Work, apply_to_many
 
 LARGE_BYTES = 4096
 """Arrays of this many bytes are stacked by PyTorch itself in workers, where it does so in shared memory."""
@@ -107,7 +107,7 @@ class Batched:
 
     Args:
         work: what to read.
-        our_source: whether files are read by millstream's source instead of ArrayRecord's own.
+        our_source: whether files are read by millstream's source instead of their format's own.
     """
 
     def __init__(self, work: Work, *, our_source: bool = False) -> None:
@@ -115,10 +115,7 @@ class Batched:
         self._rng: np.random.Generator | None = None
         self._source: Any = None
         if isinstance(work.source, Files):
-            # With the numbers of records given, nothing is opened here: the reader's threads do not survive a fork.
-            count = work.source.records_per_file
-            parts = [_Part(path, 0, count, count) for path in work.source.paths]
-            self._source = millstream.ArrayRecordDataSource(parts) if our_source else ArrayRecordDataSource(parts)
+            self._source = millstream_source(work.source) if our_source else _source(work.source)
         self._length = _count(work, self._source)
 
     def __len__(self) -> int:
@@ -139,11 +136,25 @@ class Batched:
         match self._work.source:
             case Records(values):
                 return [values[key] for key in keys]
+            case Files(format="bagz") if not hasattr(self._source, "__getitems__"):
+                return list(self._source.read_indices(keys))
             case Files():
                 return list(self._source.__getitems__(keys))
             case Columns(arrays):
                 columns = {name: column[keys] for name, column in arrays.items()}
                 return [{name: column[row] for name, column in columns.items()} for row in range(len(keys))]
+            case Mixture():
+                raise UnsupportedError("it mixes nothing")
+
+
+def _source(files: Files) -> Any:
+    if files.format == "bagz":
+        return bagz_reader(files)
+    if files.format != "array_record":
+        raise UnsupportedError(f"there is no map-style dataset for {files.format} files")
+    # With the numbers of records given, nothing is opened here: the reader's threads do not survive a fork.
+    count = files.records_per_file
+    return ArrayRecordDataSource([_Part(path, 0, count, count) for path in files.paths])
 
 
 @final
@@ -214,3 +225,5 @@ def _count(work: Work, files: Any) -> int:
             return len(next(iter(arrays.values())))
         case Files():
             return len(files)
+        case Mixture():
+            raise UnsupportedError("it mixes nothing")

@@ -3,6 +3,7 @@
 It has no worker processes, and reads files in order only: there it shuffles through a buffer.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any, final
 
@@ -10,8 +11,9 @@ import tensorflow as tf
 
 from suite.case import Contender, UnsupportedError
 from suite.data import bring_into_memory
+from suite.formats import CSV_COLUMNS
 from suite.peers.base import Stream, columns_of, no_sampler
-from suite.work import SEED, Files, Filter, Step, Work
+from suite.work import SEED, Files, Filter, Mixture, Step, Work
 
 SHUFFLE_BUFFER = 10_000
 """Records from files are shuffled within this many of them."""
@@ -61,8 +63,12 @@ def _masked(function: Any) -> Any:
 
 def _records(work: Work, batch_size: int | None) -> Any:
     """Returns the records, shuffled; in batches if a size is given."""
+    if isinstance(work.source, Mixture):
+        parts = [_records(dataclasses.replace(work, source=part), None) for part in work.source.parts]
+        dataset = tf.data.Dataset.sample_from_datasets(parts, seed=SEED)
+        return dataset.batch(batch_size) if batch_size else dataset
     if isinstance(work.source, Files):
-        dataset = _files(work)
+        dataset = _files(work.source, work)
         return dataset.batch(batch_size) if batch_size else dataset
     columns, count = _columns(work)
     keys = _shuffled(tf.data.Dataset.range(count), count, work)
@@ -86,14 +92,27 @@ def _columns(work: Work) -> tuple[Any, int]:
     return tf.nest.map_structure(tf.constant, columns), len(tf.nest.flatten(columns)[0])
 
 
-def _files(work: Work) -> Any:
-    if not isinstance(work.source, Files):
-        raise TypeError("Only files are read from files.")
-    paths = [_as_tfrecord(Path(path)) for path in work.source.paths]
+def _files(files: Files, work: Work) -> Any:
     index, shards = work.shard
-    dataset = tf.data.TFRecordDataset(paths, num_parallel_reads=len(paths)).shard(shards, index)
-    dataset = dataset.shuffle(SHUFFLE_BUFFER, seed=SEED)
+    dataset = _in_order(files).shard(shards, index).shuffle(SHUFFLE_BUFFER, seed=SEED)
     return dataset if work.one_epoch else dataset.repeat()
+
+
+def _in_order(files: Files) -> Any:
+    paths = list(files.paths)
+    match files.format:
+        case "array_record":
+            paths = [_as_tfrecord(Path(path)) for path in paths]
+            return tf.data.TFRecordDataset(paths, num_parallel_reads=len(paths))
+        case "tfrecord":
+            return tf.data.TFRecordDataset(paths, num_parallel_reads=len(paths))
+        case "text":
+            return tf.data.TextLineDataset(paths, num_parallel_reads=len(paths))
+        case "csv":
+            rows = tf.data.experimental.CsvDataset(paths, [tf.string] * len(CSV_COLUMNS), header=True)
+            return rows.map(lambda *fields: dict(zip(CSV_COLUMNS, fields, strict=True)))
+        case form:
+            raise UnsupportedError(f"it does not read {form} files")
 
 
 def _as_tfrecord(path: Path) -> str:

@@ -1,0 +1,145 @@
+"""Files of other formats, shuffled globally: what reading and parsing a record at random costs in each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from suite import data
+from suite.case import Case, Contender, Goal, Pick
+from suite.scale import Scale
+from suite.steps import (
+    fields_of_json,
+    fields_of_row,
+    fields_of_row_in_graph,
+    fields_of_sample,
+    identity,
+    tokens_in_graph,
+    tokens_of,
+)
+from suite.work import Files, Map, Work
+
+BATCH_SIZE = 256
+
+OURS = (
+    Contender("millstream"),
+    Contender("millstream", threads=None),
+    Contender("millstream", workers=2),
+    Contender("millstream", workers=2, threads=None),
+)
+
+BY_OUR_SOURCE = (
+    Contender("grain_our_source", threads=None, mode="DataLoader"),
+    Contender("grain_our_source", threads=None, mode="Dataset"),
+    Contender("grain_our_source", threads=None, workers=2, mode="Dataset"),
+    Contender("pytorch_our_source"),
+    Contender("pytorch_our_source", workers=2, mode="forkserver"),
+)
+"""Loaders that have no source for most formats, but take ours: it reads a batch at a time for PyTorch only."""
+
+GRAIN = (
+    Contender("grain", threads=None, mode="Dataset"),
+    Contender("grain", threads=None, workers=2, mode="Dataset"),
+)
+TENSORFLOW = (Contender("tensorflow"), Contender("tensorflow", mode="batches first"))
+HUGGINGFACE = (Contender("huggingface", mode="table"), Contender("huggingface", mode="streamed"))
+WEBDATASET = tuple(
+    Contender(peer, workers=workers, mode=mode)
+    for peer in ("webdataset", "wids")
+    for workers, mode in ((0, ""), (2, "forkserver"))
+)
+
+
+def label_and_tokens(batch: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the step makes of a sample: WebDataset puts its key beside that."""
+    return {name: np.asarray(batch[name]) for name in ("label", "tokens")}
+
+
+def _case(
+    name: str,
+    title: str,
+    files: Callable[[int], Files],
+    step: Map,
+    *,
+    peers: tuple[Contender, ...],
+    bounds: tuple[Contender, ...] = (Contender("bare", mode="pread"), Contender("bare", mode="loop")),
+    goals: tuple[Goal, ...] = (),
+    view: Callable[[Any], Any] = identity,
+) -> Case:
+    def work(scale: Scale) -> Work:
+        return Work(files(scale.pick(tiny=1024, quick=65_536, full=262_144)), (step,), BATCH_SIZE)
+
+    return Case(
+        name=name,
+        title=f"{title}, batch {BATCH_SIZE}",
+        make_work=work,
+        contenders=(*OURS, *peers, *bounds),
+        goals=(
+            *goals,
+            Goal("0.5 of the bare loop, without workers", 0.5, Pick("bare", mode="loop"), Pick("millstream", 0)),
+        ),
+        view=view,
+    )
+
+
+def _tokens(form: str, options: str = "") -> Callable[[int], Files]:
+    return lambda count: data.token_files(count, form, options)
+
+
+_TOKENS = Map(tokens_of, tokens_in_graph, tokens_in_graph)
+
+CASES = (
+    _case(
+        "array_record",
+        "1 KB records from uncompressed ArrayRecord files, as uint16",
+        _tokens("array_record", "uncompressed"),
+        _TOKENS,
+        peers=(*GRAIN, Contender("pytorch"), Contender("pytorch", workers=2, mode="forkserver")),
+        bounds=(Contender("bare", mode="read"), Contender("bare", mode="read singly"), Contender("bare", mode="loop")),
+    ),
+    _case(
+        "tfrecord",
+        "1 KB records from TFRecord files, as uint16",
+        _tokens("tfrecord"),
+        _TOKENS,
+        peers=(*GRAIN, *TENSORFLOW, *BY_OUR_SOURCE),
+        goals=(Goal("twice ArrayRecord, uncompressed", 2, Pick("millstream", case="array_record")),),
+    ),
+    _case(
+        "bagz",
+        "1 KB records from Bagz files, uncompressed, as uint16",
+        _tokens("bagz"),
+        _TOKENS,
+        peers=(*GRAIN, Contender("pytorch"), Contender("pytorch", workers=2, mode="forkserver"), *BY_OUR_SOURCE),
+        goals=(Goal("twice ArrayRecord, uncompressed", 2, Pick("millstream", case="array_record")),),
+    ),
+    _case(
+        "text",
+        "lines of 20 to 60 characters from text files",
+        data.text_files,
+        Map(identity, identity, identity),
+        peers=(*TENSORFLOW, *HUGGINGFACE, *BY_OUR_SOURCE),
+    ),
+    _case(
+        "json_lines",
+        "JSON of 600 characters on lines: a number and 100 tokens",
+        data.json_files,
+        Map(fields_of_json),
+        peers=(*HUGGINGFACE, *BY_OUR_SOURCE),
+    ),
+    _case(
+        "csv",
+        "rows of 60 characters from CSV files: a number and 8 fractions",
+        data.csv_files,
+        Map(fields_of_row, fields_of_row_in_graph, fields_of_row_in_graph),
+        peers=(*TENSORFLOW, *HUGGINGFACE, *BY_OUR_SOURCE),
+    ),
+    _case(
+        "webdataset",
+        "samples of 1 KB and a label from WebDataset archives",
+        data.sample_files,
+        Map(fields_of_sample),
+        peers=(*WEBDATASET, *BY_OUR_SOURCE),
+        view=label_and_tokens,
+    ),
+)

@@ -1,0 +1,138 @@
+"""Documents packed into rows: how long the plan takes, how full the rows are, and how fast they come."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from suite import data
+from suite.case import Case, Contender, Goal, Measurement, Pick, Run
+from suite.data import ROW_LENGTH
+from suite.peers import PEERS
+from suite.scale import Scale
+from suite.work import SEED, Records, Work
+
+ROWS_IN_BATCH = 8
+
+
+def _documents(scale: Scale) -> Work:
+    documents = data.documents(scale.pick(tiny=512, quick=30_000, full=100_000))
+    return Work(Records(documents), (), ROWS_IN_BATCH, row_length=ROW_LENGTH)
+
+
+def number_of_documents(batch: Any) -> int:
+    """Returns how many documents a batch of packed rows holds, or a list of documents."""
+    return int(batch["tokens_segment_ids"].max(axis=1).sum()) if isinstance(batch, dict) else len(batch)
+
+
+def sums_of_documents(batch: Any) -> Any:
+    """Returns for each document its length and the weighted sum of its tokens: packing must keep both."""
+    if not isinstance(batch, dict):
+        return np.array([_sums(document) for document in batch])
+    return np.array(
+        [
+            _sums(row[segments == number])
+            for row, segments in zip(batch["tokens"], batch["tokens_segment_ids"], strict=True)
+            for number in range(1, segments.max() + 1)
+        ]
+    )
+
+
+def _sums(document: Any) -> tuple[int, int]:
+    tokens = document.astype(np.int64)
+    return len(tokens), int((tokens * np.arange(1, len(tokens) + 1)).sum())
+
+
+def measure_plan(run: Run) -> Measurement:
+    """Returns the seconds that it takes to plan the rows of very many documents from their lengths."""
+    lengths = data.document_lengths(run.scale.pick(tiny=10_000, quick=1_000_000, full=10_000_000))
+    run.gate()
+    if run.contender.peer == "bare":
+        start = time.perf_counter()
+        np.argsort(lengths, kind="stable")
+        return Measurement(time.perf_counter() - start)
+    import millstream  # noqa: PLC0415  (only where it is measured)
+
+    start = time.perf_counter()
+    sampler = millstream.PackingSampler(lengths, ROW_LENGTH, seed=SEED, strategy=run.contender.mode)
+    seconds = time.perf_counter() - start
+    rows = sampler.num_records
+    return Measurement(seconds, {"documents": len(lengths), "rows": rows, "fill": lengths.sum() / rows / ROW_LENGTH})
+
+
+def measure_fill(run: Run) -> Measurement:
+    """Returns how much of the rows of an epoch is filled, in percent."""
+    work = run.work()
+    stream = PEERS[run.contender.peer].adapter().open(work, run.contender)
+    run.gate()
+    tokens = sum(len(document) for document in work.source.values) if isinstance(work.source, Records) else 0
+    rows = filled = 0
+    # About an epoch of an endless stream: rows that are short because an epoch ends would count for more in one.
+    while filled < tokens:
+        batch = next(stream.batches)
+        rows += len(batch["tokens"])
+        filled += int(np.count_nonzero(batch["tokens_segment_ids"]))
+    stream.close()
+    return Measurement(100 * filled / rows / ROW_LENGTH)
+
+
+_WHOLE = ("Dataset", "Dataset, best fit")
+"""How Grain packs whole documents: the first is first fit."""
+
+CASES = (
+    Case(
+        name="pack_plan",
+        title="the plan of 10^7 documents in rows of 2,048 tokens, from their lengths (10^6 in quick runs)",
+        make_work=_documents,
+        contenders=(
+            Contender("millstream", mode="best_fit"),
+            Contender("millstream", mode="concat_then_split"),
+            Contender("bare", mode="sort"),
+        ),
+        goals=(
+            Goal(
+                "no longer than to sort the lengths, twice at most",
+                0.5,
+                Pick("bare"),
+                Pick("millstream", mode="best_fit"),
+            ),
+        ),
+        measure=measure_plan,
+        unit="s",
+        higher_is_better=False,
+    ),
+    Case(
+        name="pack_fill",
+        title="how full rows of 2,048 tokens are",
+        make_work=_documents,
+        contenders=(
+            Contender("millstream"),
+            *(Contender("grain", mode=mode) for mode in (*_WHOLE, "Dataset, concatenated")),
+        ),
+        goals=(Goal("99.9 %", 1, 99.9),),
+        measure=measure_fill,
+        unit="%",
+    ),
+    Case(
+        name="pack_rows",
+        title=f"documents in memory, packed into rows of 2,048 tokens, batch {ROWS_IN_BATCH}; documents that come",
+        make_work=_documents,
+        contenders=(
+            Contender("millstream"),
+            Contender("millstream", threads=None),
+            Contender("millstream", workers=2),
+            Contender("millstream_unpacked"),
+            Contender("millstream_unpacked", workers=2),
+            *(Contender("grain", mode=mode) for mode in _WHOLE),
+            Contender("grain", workers=2, mode="Dataset"),
+            Contender("bare", mode="loop"),
+            Contender("bare", mode="documents"),
+        ),
+        goals=(
+            Goal("5 times Grain", 5, Pick("grain")),
+            Goal("0.8 of the bare loop, without workers", 0.8, Pick("bare", mode="loop"), Pick("millstream", 0)),
+        ),
+        view=sums_of_documents,
+        count=number_of_documents,
+    ),
+)
