@@ -170,18 +170,24 @@ class _Layout:
         self._length = length
         self._allocate = allocate
         widths = np.diff(starts)
-        self._sizes = np.array(sizes, dtype=np.int64)
-        ends = np.concatenate([[0], np.cumsum(self._sizes)])
+        row_of = np.repeat(np.arange(len(widths)), widths)
+        ends = np.zeros(len(sizes) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=ends[1:])
         self._gaps = length - np.diff(ends[starts])
-        # Of each piece, where it begins in its row, and its number there.
-        self._begins = ends[:-1] - np.repeat(ends[starts[:-1]], widths)
-        self._numbers = np.arange(1, len(sizes) + 1) - np.repeat(starts[:-1], widths)
+        # Of each piece, its number in its row, and where it begins there.
+        self._numbers = np.arange(1, len(sizes) + 1) - starts[row_of]
+        self._begins = ends[:-1] - ends[starts[row_of]]
+        # A row is its pieces and the padding after them: these are runs, of which each has a length.
+        self._runs_of_pieces = np.arange(len(sizes)) + row_of
+        self._runs = np.empty(len(sizes) + len(widths), dtype=np.int64)
+        self._runs[self._runs_of_pieces] = sizes
+        self._runs[starts[1:] + np.arange(len(widths))] = self._gaps
 
     @property
     def firsts(self) -> NDArray[np.int64]:
         """Where the pieces begin that are not empty, in all rows laid end to end."""
-        rows = np.repeat(np.arange(len(self._gaps)), np.diff(self._starts))
-        firsts: NDArray[np.int64] = (rows * self._length + self._begins)[self._sizes > 0]
+        begins = np.cumsum(self._runs) - self._runs
+        firsts: NDArray[np.int64] = begins[self._runs_of_pieces][self._runs[self._runs_of_pieces] > 0]
         return firsts
 
     def tokens(self, parts: Sequence[Array], padding: Any) -> Array:
@@ -214,8 +220,9 @@ class _Layout:
 
     def _spread(self, of_pieces: NDArray[np.int64]) -> NDArray[np.int32]:
         """Returns a number of each piece for each of its tokens, and 0 for padding."""
-        numbers = np.insert(of_pieces, self._starts[1:], 0).astype(np.int32)
-        return np.repeat(numbers, np.insert(self._sizes, self._starts[1:], self._gaps)).reshape(-1, self._length)
+        numbers = np.zeros(len(self._runs), dtype=np.int32)
+        numbers[self._runs_of_pieces] = of_pieces
+        return np.repeat(numbers, self._runs).reshape(-1, self._length)
 
     def _rows(self, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Array:
         whole = (len(self._gaps), self._length, *shape)

@@ -152,7 +152,7 @@ class Regrouping:
             is_new: whether the cursor says nothing of the group itself.
         """
         outer = cursor.skip if is_new else cursor.skip[:-1]
-        return dataclasses.replace(cursor, skip=(*outer, used))
+        return Cursor(cursor.block, (*outer, used), cursor.is_final)
 
 
 class Schedule:
