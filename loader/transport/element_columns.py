@@ -1,7 +1,8 @@
 """Elements as columns, for the way between two processes: small arrays of many elements become one array.
 
 To pickle an array costs some microseconds, however small it is. Elements that are not batched yet are often alike and
-have small arrays, whose rows in one common array are all that has to cross.
+have small arrays, whose rows in one common array are all that has to cross. Documents differ in length: theirs are laid
+end to end.
 
 Guarantees:
     * Elements come back with the structure, keys, dtypes, shapes, bytes and writability that they had.
@@ -13,6 +14,7 @@ parts, in attributes or in the way in which it makes up a value, and has to come
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
@@ -58,7 +60,23 @@ class Parts:
     columns: Sequence["Columns"]
 
 
-Columns: TypeAlias = Rows | Parts | list[Any]
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ragged:
+    """Arrays that are alike but for their lengths, such as documents: laid end to end in one.
+
+    Attributes:
+        array: all of them.
+        lengths: how many entries each has, along the first axis; an int64 array as bytes, which pickle quicker.
+        step: each begins at a multiple of this many entries.
+    """
+
+    array: NDArray[Any]
+    lengths: bytes
+    step: int
+
+
+Columns: TypeAlias = Rows | Ragged | Parts | list[Any]
 
 
 def to_columns(elements: list[Any], allocate: Allocate, depth: int = MOST_LEVELS) -> Columns:
@@ -94,6 +112,13 @@ def to_elements(columns: Columns) -> list[Any]:
     """Returns the elements that `to_columns` was given; small arrays are views of the common ones."""
     if isinstance(columns, Rows):
         return list(columns.array)
+    if isinstance(columns, Ragged):
+        lengths = np.frombuffer(columns.lengths, dtype=np.int64)
+        starts = _starts(lengths, columns.step)[:-1]
+        return [
+            columns.array[start : start + length]
+            for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]
     if isinstance(columns, Parts):
         rows = zip(*map(to_elements, columns.columns), strict=True)
         return list(rows) if columns.names is None else [dict(zip(columns.names, row, strict=True)) for row in rows]
@@ -101,22 +126,52 @@ def to_elements(columns: Columns) -> list[Any]:
 
 
 def _rows(arrays: list[NDArray[Any]], allocate: Allocate) -> Columns:
-    count, first = len(arrays), arrays[0]
-    if (
-        first.ndim == 0
-        or first.dtype.hasobject
-        or not 0 < first.nbytes < LARGE_BYTES
-        or (first.nbytes >= UNALIGNED_BYTES and first.nbytes % ALIGNMENT)
-        or list(map(_IS_WRITEABLE, arrays)).count(first.flags.writeable) < count
-    ):
+    first = arrays[0]
+    is_shared = list(map(_IS_WRITEABLE, arrays)).count(first.flags.writeable) == len(arrays)
+    if first.ndim == 0 or first.dtype.hasobject or not is_shared:
         return arrays
     try:
-        if list(map(len, arrays)).count(len(first)) < count:
-            return arrays
-        rows = allocate((count, *first.shape), first.dtype)
-        np.concatenate(arrays, axis=0, out=rows.reshape(-1, *first.shape[1:]), casting="no")
+        lengths = list(map(len, arrays))
+        is_even = lengths.count(len(first)) == len(arrays)
+        return _even(arrays, allocate) if is_even else _ragged(arrays, lengths, allocate)
     except (TypeError, ValueError):
         # Other shapes or dtypes: NumPy looks at them anyway.
         return arrays
+
+
+def _even(arrays: list[NDArray[Any]], allocate: Allocate) -> Columns:
+    count, first = len(arrays), arrays[0]
+    if not 0 < first.nbytes < LARGE_BYTES or (first.nbytes >= UNALIGNED_BYTES and first.nbytes % ALIGNMENT):
+        return arrays
+    rows = allocate((count, *first.shape), first.dtype)
+    np.concatenate(arrays, axis=0, out=rows.reshape(-1, *first.shape[1:]), casting="no")
     rows.flags.writeable = first.flags.writeable
     return Rows(rows)
+
+
+def _ragged(arrays: list[NDArray[Any]], lengths: list[int], allocate: Allocate) -> Columns:
+    first, shape = arrays[0], arrays[0].shape[1:]
+    entry_bytes = math.prod(shape) * first.dtype.itemsize
+    if not 0 < sum(lengths) * entry_bytes < LARGE_BYTES * len(arrays):
+        return arrays
+    step = 1
+    if max(lengths) * entry_bytes >= UNALIGNED_BYTES:
+        step, rest = divmod(ALIGNMENT, entry_bytes)
+        if rest:
+            return arrays
+    sizes = np.array(lengths, dtype=np.int64)
+    starts = _starts(sizes, step)
+    whole = allocate((int(starts[-1]), *shape), first.dtype)
+    gap = np.zeros((step - 1, *shape), first.dtype)
+    gaps = (np.diff(starts) - sizes).tolist()
+    laid = [part for array, missing in zip(arrays, gaps, strict=True) for part in (array, gap[:missing])]
+    np.concatenate(laid if any(gaps) else arrays, axis=0, out=whole, casting="no")
+    whole.flags.writeable = first.flags.writeable
+    return Ragged(whole, sizes.tobytes(), step)
+
+
+def _starts(lengths: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+    """Returns where arrays of some lengths begin, and where the next one would, each at a multiple of `step`."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(-(-lengths // step) * step, out=starts[1:])
+    return starts

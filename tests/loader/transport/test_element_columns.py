@@ -84,6 +84,51 @@ def test_small_arrays_cross_together(row_bytes: int, *, together: bool) -> None:
     assert all(np.shares_memory(array, memory[0]) is together for array in arrays_in(arrived) for _ in memory)
 
 
+@given(
+    lengths=st.lists(st.integers(0, 700), min_size=2, max_size=8).filter(lambda lengths: len(set(lengths)) > 1),
+    dtype=st.sampled_from(["u1", "<i4", ">i8", "f8", "M8[s]", "S3"]),
+    shape=st.sampled_from([(), (2,), (3,), (0,)]),
+    writeable=st.booleans(),
+)
+@settings(deadline=None)
+def test_documents_come_back_unchanged(lengths: list[int], dtype: str, shape: tuple[int, ...], writeable: bool) -> None:
+    """Arrays that differ in their lengths, with their bytes and writability; large ones as aligned as they were."""
+    rng, entry = np.random.default_rng(sum(lengths)), int(np.prod(shape)) * np.dtype(dtype).itemsize
+    values = [np.frombuffer(rng.bytes(length * entry), dtype).reshape(length, *shape).copy() for length in lengths]
+    for value in values:
+        value.flags.writeable = writeable
+    arrived = to_elements(to_columns(values, aligned))
+    assert [comparable(value) for value in arrived] == [comparable(value) for value in values]
+    assert all(array.flags.writeable == writeable for array in arrived)
+    if max(array.nbytes for array in values) >= UNALIGNED_BYTES:
+        assert all(
+            array.__array_interface__["data"][0] % ALIGNMENT == 0
+            for array in arrived
+            if array.nbytes >= UNALIGNED_BYTES and not any(array is value for value in values)
+        )
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Returns memory as an arena gives it."""
+    memory = np.empty(int(np.prod(shape)) * dtype.itemsize + ALIGNMENT, np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return memory[start : len(memory) - ALIGNMENT + start].view(dtype).reshape(shape)
+
+
+def test_documents_cross_in_one_array() -> None:
+    """However many there are; unless they are large on average, or would not be aligned."""
+    for lengths, dtype, together in (
+        ([3, 5, 0], "i4", True),
+        ([300, 2000], "i4", True),
+        ([1, LARGE_BYTES], "u1", True),
+        ([LARGE_BYTES, LARGE_BYTES + 1], "u1", False),
+        ([300, 2000], "S3", False),
+        ([300, 200], "S3", True),
+    ):
+        columns = to_columns([np.zeros(length, dtype) for length in lengths], np.empty)
+        assert isinstance(columns, list) is not together
+
+
 def test_an_element_may_contain_itself() -> None:
     """An endless structure is taken apart to a limited depth only, and comes back containing itself."""
     values: list[dict[str, Any]] = [{"image": np.full(3, row)} for row in range(3)]
