@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import functools
+import operator
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -451,6 +452,58 @@ def test_bad_arguments_of_concat_then_split_are_errors(
     """When the operation is made."""
     with pytest.raises(error, match=message):
         ConcatThenSplit(**{"length_struct": {"a": ROW}, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Rebatch(0), ValueError, "batch_size must be at least 1"),
+        (lambda: Rebatch(2, drop_remainder=1), TypeError, "drop_remainder must be True or False"),  # type: ignore[arg-type]
+        (lambda: WindowShuffle(0), ValueError, "window_size must be at least 1"),
+        (lambda: WindowShuffle(2, seed=-1), ValueError, "seed must be at least 0"),
+        (lambda: TokenBudgetBatch(0, "a"), ValueError, "budget must be at least 1"),
+        (lambda: TokenBudgetBatch(9, [3]), TypeError, "feature must be the name of a feature"),  # type: ignore[list-item]
+        (lambda: TokenBudgetBatch(9, []), ValueError, "at least one feature"),
+        (lambda: TokenBudgetBatch(9, "a", padding_struct={"b": 0}), ValueError, "padding_struct names 'b'"),
+        (lambda: TokenBudgetBatch(9, "a", max_batch_size=0), ValueError, "max_batch_size must be at least 1"),
+        (lambda: BucketBatch([], [], "a"), ValueError, "at least one length"),
+        (lambda: BucketBatch([4, 4], [1, 1], "a"), ValueError, "and ascend, got"),
+        (lambda: BucketBatch([4, 8], [1], "a"), ValueError, "got 2 boundaries and 1 batch_sizes"),
+        (lambda: BucketBatch([4, 8], [1, 0], "a"), ValueError, r"batch_sizes\[1\] must be at least 1"),
+        (lambda: BucketBatch([4], [1], "a", window_size=0), ValueError, "window_size must be at least 1"),
+    ],
+)
+def test_bad_arguments_are_errors(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    """When the operation is made."""
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (TokenBudgetBatch(3, "a"), "An element has 4 tokens, but budget=3"),
+        (BucketBatch([2, 3], [1, 1], "a"), "An element has 4 tokens, but the last of boundaries is 3"),
+        (BucketBatch([2, 3], [1, 1], "b"), "The feature 'b' is missing: there are 'a'"),
+    ],
+)
+def test_an_element_that_fits_into_no_batch_is_named(operation: Transformation, message: str) -> None:
+    """At its turn, with the record key."""
+    source = [{"a": np.ones(3), "b": np.ones(3)}, {"a": np.ones(4)}]
+    iterator = iter(DataLoader(data_source=source, sampler=IndexSampler(2, num_epochs=1), operations=[operation]))
+    with pytest.raises(ValueError, match=message) as caught:
+        next(iterator)
+    assert any("operation 0" in note and "record key 1" in note for note in caught.value.__notes__)
+
+
+def test_buckets_have_one_shape_each() -> None:
+    """But for the last batch of a window, however the lengths fall."""
+    buckets = BucketBatch([4, 8, ROW], [4, 3, 2], ["a", "b"], window_size=30)
+    operations = [Document(), buckets, MapTransform(operator.itemgetter("a"))]
+    sampler = IndexSampler(90, shuffle=True, seed=1, num_epochs=2)
+    batches = list(DataLoader(data_source=range(90), sampler=sampler, operations=operations))
+    assert sum(batch.shape not in {(4, 4), (3, 8), (2, ROW)} for batch in batches) <= 6
+    assert sum(map(len, batches)) == 180
 
 
 def test_a_bos_that_replaces_nothing_is_a_warning() -> None:
