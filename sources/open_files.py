@@ -54,23 +54,36 @@ class _Registry:
     def __init__(self) -> None:
         self._all: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
         self._lock = threading.RLock()
+        # No more descriptors than this are in use: counted when all sources were last looked at, and for each file that
+        # was opened since. A mixture may have a thousand sources.
+        self._most_in_use = 0
 
     def add(self, files: "OpenFiles[Any]") -> None:
         """Adds the files of a source, for as long as it lives."""
         with self._lock:
             self._all.add(files)
 
-    def make_room(self) -> None:
-        """Closes idle files of the sources that have more open than is their share. Needs no lock of OpenFiles."""
+    def make_room(self, descriptors: int) -> None:
+        """Closes idle files of the sources that have more open than is their share. Needs no lock of OpenFiles.
+
+        Args:
+            descriptors: how many are about to be taken.
+        """
         with self._lock:
+            self._most_in_use += descriptors
+            if self._most_in_use <= descriptor_share():
+                return
             using = [files for files in self._all if len(files)]
             share = max(1, descriptor_share() // max(1, len(using)))
             for files in using:
-                files.close_idle_beyond(share)
+                if files.descriptors > share:
+                    files.close_idle_beyond(share)
+            self._most_in_use = sum(files.descriptors for files in using)
 
     def start_anew(self) -> None:
         """Begins without open files in a forked process; threads that are not here may have held the locks."""
         self._lock = threading.RLock()
+        self._most_in_use = 0
         for files in list(self._all):
             files.start_anew()
 
@@ -121,6 +134,11 @@ class OpenFiles(Generic[FileT]):
         """Returns how many files are open or being opened."""
         return len(self._entries)
 
+    @property
+    def descriptors(self) -> int:
+        """How many descriptors these take."""
+        return len(self._entries) * self._descriptors_per_file
+
     def acquire(self, path: str, open_file: Callable[[str], FileT]) -> FileT:
         """Returns the open file of a path, which stays open until `release(path)`.
 
@@ -143,7 +161,8 @@ class OpenFiles(Generic[FileT]):
                 self._entries.move_to_end(path)
             entry.users += 1
         if is_new:
-            _registry().make_room()
+            _registry().make_room(self._descriptors_per_file)
+            self.close_idle_beyond(sys.maxsize)
         # Set once, and only closed when there are no users: reading it without the lock is safe.
         return entry.file if entry.file is not None else self._open(path, entry, open_file)
 
