@@ -88,7 +88,7 @@ class BinPack(GroupingOperation):
         max_sequences_per_bin: SupportsIndex | None = None,
         overflow: str = "error",
     ) -> None:
-        self._rows = RowFormat(length_struct, meta_features, padding_struct)
+        self._rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
         self.num_packing_bins = as_integer(num_packing_bins, "num_packing_bins", minimum=1)
         self.seed = as_seed(seed)
         self.shuffle_bins = as_flag(shuffle_bins, "shuffle_bins")

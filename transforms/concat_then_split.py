@@ -68,7 +68,7 @@ class ConcatThenSplit(GroupingOperation):
         bos_features: Collection[str] = (),
         bos_token_id: SupportsIndex | None = None,
     ) -> None:
-        self._rows = RowFormat(length_struct, meta_features, padding_struct)
+        self._rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
         if len(set(self._rows.lengths)) > 1:
             raise ValueError(
                 f"length_struct must give all features one length, since they are cut at the same token, "

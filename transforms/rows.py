@@ -4,7 +4,7 @@ import functools
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, final
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,10 @@ Array = NDArray[Any]
 
 Document = tuple[Array, ...]
 """The features of a document, in the order of the length_struct."""
+
+
+_COMPANIONS = ("_segment_ids", "_positions")
+"""What the names of the arrays that say which token is of which document end in; they are those of Grain."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -59,6 +63,20 @@ class RowFormat:
         self.meta_features = self.named("meta_features", meta_features)
         self.padding_struct = dict(padding_struct or {})
         self.named("padding_struct", self.padding_struct)
+
+    @classmethod
+    def of_rows(
+        cls,
+        length_struct: Mapping[str, int],
+        meta_features: Collection[str],
+        padding_struct: Mapping[str, Any] | None,
+    ) -> Self:
+        """Returns the format of rows that are laid out; refuses a feature whose name is that of another's segments."""
+        made = cls(length_struct, meta_features, padding_struct)
+        for name in made.length_struct:
+            if taken := [name + ending for ending in _COMPANIONS if name + ending in made.length_struct]:
+                raise ValueError(f"length_struct names {taken[0]!r}, but rows get this of {name!r}: leave it out.")
+        return made
 
     def __repr__(self) -> str:
         options = {"meta_features": self.meta_features, "padding_struct": self.padding_struct}
@@ -135,7 +153,8 @@ class RowFormat:
             if first_tokens is not None and name in first_tokens:
                 tokens.reshape(-1, *tokens.shape[2:])[layout.firsts] = first_tokens[name]
             if name not in self.meta_features:
-                columns[f"{name}_segment_ids"], columns[f"{name}_positions"] = layout.segment_ids(), layout.positions()
+                companions = (layout.segment_ids(), layout.positions())
+                columns |= {name + ending: made for ending, made in zip(_COMPANIONS, companions, strict=True)}
         names = list(columns)
         return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

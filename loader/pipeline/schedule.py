@@ -7,14 +7,13 @@ thread at a time.
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
 
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.empty_epochs import EmptyEpochs
 from millstream.loader.pipeline.outputs import BlockOutputs, Cursor, GroupOutputs, Outputs
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
 from millstream.loader.pipeline.requests import Blocks, Group
-from millstream.transforms.grouping import Grouping
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -78,83 +77,6 @@ class GroupCall:
 Call = BlockCall | GroupCall
 
 
-class Regrouping:
-    """Collects the outputs of one stage into the groups of the next one.
-
-    Args:
-        grouping: the rule.
-        start: the position of the first group, what is used up of that group included where it is counted in units.
-    """
-
-    def __init__(self, grouping: Grouping, start: Cursor) -> None:
-        self._grouping = grouping
-        self._start = start
-        self._group = grouping.begin(start.skip[-1])
-        self._pieces: list[tuple[Outputs, int, int]] = []
-
-    def add(self, outputs: Outputs) -> Iterator[tuple[Elements, Cursor, Cursor]]:
-        """Yields the groups that are full now: the elements, the position before and the one after them."""
-        row, stop, sizes = outputs.first, len(outputs.values), outputs.origins.sizes
-        while row < stop:
-            taken = self._group.take(sizes[:, row:stop])
-            if taken:
-                self._pieces.append((outputs, row, row + taken))
-                row += taken
-            while self._group.is_full:
-                yield self._take_group()
-
-    def finish(self) -> Iterator[tuple[Elements, Cursor, Cursor]]:
-        """Yields the last, short group, if there is one and it is wanted."""
-        if self._pieces and self._grouping.keeps_remainder:
-            elements, start, end = self._take_group()
-            yield elements, start, dataclasses.replace(end, is_final=True)
-
-    def cut(self) -> Iterator[tuple[Elements, Cursor, Cursor]]:
-        """Yields what is whole of the last group, since an error follows: where groups are, may no output depend on."""
-        if self._pieces and (whole := self._group.cut()):
-            start, unit = self._start, self._grouping.unit or 1
-            yield self._elements(), start, self._within(start, start.skip[-1] + whole * unit)
-
-    def _take_group(self) -> tuple[Elements, Cursor, Cursor]:
-        elements, start, pieces = self._elements(), self._start, self._pieces
-        last, first, stop = pieces[-1]
-        if used := self._group.used:
-            # The last element is the first of the next group, too.
-            if stop - 1 > first:
-                before = self._within(last.after(stop - 2), used, is_new=True)
-            elif len(pieces) > 1:
-                earlier, _, end = pieces[-2]
-                before = self._within(earlier.after(end - 1), used, is_new=True)
-            else:
-                before = self._within(start, used)
-            self._start = before
-        else:
-            self._start = self._within(last.after(stop - 1), 0, is_new=True)
-        self._group, self._pieces = self._grouping.begin(used), []
-        if used:
-            self._group.take(last.origins.sizes[:, stop - 1 : stop])
-            self._pieces.append((last, stop - 1, stop))
-        return elements, start, self._start
-
-    def _elements(self) -> Elements:
-        """Returns the elements that the group has taken, with what it has decided about each."""
-        values = [value for outputs, row, stop in self._pieces for value in outputs.values[row:stop]]
-        origins = Origins.concatenate([outputs.origins.take(slice(row, stop)) for outputs, row, stop in self._pieces])
-        return Elements(values, origins.with_sizes(self._group.decided()))
-
-    @staticmethod
-    def _within(cursor: Cursor, used: int, *, is_new: bool = False) -> Cursor:
-        """Returns a position in the group that begins at a cursor.
-
-        Args:
-            cursor: the position of the group in the stage before, or in the group itself.
-            used: how much of the group is used up.
-            is_new: whether the cursor says nothing of the group itself.
-        """
-        outer = cursor.skip if is_new else cursor.skip[:-1]
-        return Cursor(cursor.block, (*outer, used), cursor.is_final)
-
-
 class Schedule:
     """The calls of one pass over the stream, from a cursor on.
 
@@ -176,8 +98,8 @@ class Schedule:
         for number, stage in enumerate(plan.stages):
             if stage.grouping is not None:
                 used = 0 if stage.grouping.unit is None else self._take_skip(number)
-                start = Cursor(cursor.block, (*cursor.skip[:number], used))
-                self._regroupings.append(Regrouping(stage.grouping, start))
+                start = Cursor(cursor.block, cursor.skip[:number])
+                self._regroupings.append(Regrouping(stage.grouping, start, used))
         self._empty_epochs = EmptyEpochs(plan) if any(stage.filters for stage in plan.stages) else None
         self._end_stages()
 
@@ -284,19 +206,19 @@ class Schedule:
             self._outputs.append(outputs)
             return
         for group in self._regroupings[stage].add(outputs):
-            self._enqueue(stage + 1, *group)
+            self._enqueue(stage + 1, group)
         if outputs.error is not None:
             for group in self._regroupings[stage].cut():
-                self._enqueue(stage + 1, *group)
+                self._enqueue(stage + 1, group)
             nothing, nowhere = Elements.failed(outputs.error), Cursor(0, (0,))
             call = GroupCall(stage + 1, nothing, nowhere, nowhere, 0)
             call.outputs = GroupOutputs(nothing, 0, 0, (nowhere, nowhere))
             self._pending[stage + 1].append(call)
 
-    def _enqueue(self, stage: int, group: Elements, start: Cursor, end: Cursor) -> None:
+    def _enqueue(self, stage: int, group: FormedGroup) -> None:
         grouping = self._plan.stages[stage].grouping
         unit = None if grouping is None else grouping.unit
-        call = GroupCall(stage, group, start, end, self._take_skip(stage), unit)
+        call = GroupCall(stage, *group, self._take_skip(stage), unit)
         self._pending[stage].append(call)
         self._untaken[stage].append(call)
 
@@ -309,7 +231,7 @@ class Schedule:
             self._ended_stages += 1
             if stage + 1 < len(self._pending) and not self._failed:
                 for group in self._regroupings[stage].finish():
-                    self._enqueue(stage + 1, *group)
+                    self._enqueue(stage + 1, group)
 
     def _num_records(self, call: Call) -> int:
         if isinstance(call, GroupCall):

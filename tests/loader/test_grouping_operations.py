@@ -405,6 +405,7 @@ def test_a_document_that_does_not_fit_is_named(document: Any, message: str) -> N
     ("options", "error", "message"),
     [
         ({"length_struct": ["a"]}, TypeError, "how long each feature is"),
+        ({"length_struct": {"a_positions": 3, "a": 3}}, ValueError, "names 'a_positions', but rows get this of 'a'"),
         ({"num_packing_bins": 0}, ValueError, "num_packing_bins must be at least 1"),
         ({"num_packing_bins": 2.0}, TypeError, "num_packing_bins must be an integer"),
         ({"seed": -1}, ValueError, "seed must be at least 0"),

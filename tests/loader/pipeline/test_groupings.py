@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.outputs import Cursor, Outputs
-from millstream.loader.pipeline.schedule import Regrouping
+from millstream.loader.pipeline.regrouping import Regrouping
 from millstream.transforms import (
     Batch,
     BestFitPack,
@@ -132,7 +132,7 @@ class Taken(NamedTuple):
 def regrouped(case: Case, pieces: list[int], start: tuple[int, int] = (0, 0)) -> list[Taken]:
     """Returns the groups of elements that come in pieces, from a position on."""
     (at, used), found = start, []
-    regrouping = Regrouping(case.grouping, Cursor(at, (0, used)))
+    regrouping = Regrouping(case.grouping, Cursor(at, (0,)), used)
     for size in pieces:
         found += list(regrouping.add(Numbers(case.sizes, at, size)))
         at += size
@@ -222,7 +222,7 @@ def test_a_full_group_takes_nothing_more(name: str, data: st.DataObject) -> None
 def test_outputs_that_were_used_before_are_in_no_group() -> None:
     """A schedule that begins inside a call's outputs groups the rest of them."""
     sizes = np.empty((0, 6), dtype=np.int64)
-    regrouping = Regrouping(Batch(2), Cursor(3, (0, 0)))
+    regrouping = Regrouping(Batch(2), Cursor(3, (0,)))
     groups = [*regrouping.add(Numbers(sizes, 0, 6, first=3)), *regrouping.finish()]
 
     assert [list(elements.values) for elements, _, _ in groups] == [[3, 4], [5]]
