@@ -50,8 +50,8 @@ class PackingSampler(EpochSampler):
         loader = DataLoader(data_source=documents, sampler=sampler, operations=operations)
 
     Args:
-        lengths: how many tokens each document of the source has: integers from 0 on, by record key. Documents without
-            tokens are in no row.
+        lengths: how many tokens each document of the source has: integers from 0 on, by record key, as
+            `millstream.lengths_of` finds them. Documents without tokens are in no row.
         row_length: how many tokens a row takes.
         shuffle: whether each epoch has other rows in another order: documents trade places with others of their length,
             and the rows are permuted. It needs a seed. With "concat_then_split", rows begin at other documents, and are

@@ -142,12 +142,16 @@ def convert(conversion: Conversion, jobs: int, *, overwrite: bool) -> None:
         _wait_for_writers(conversion)
         try:
             _begin_or_resume(conversion, overwrite=overwrite)
+            todo = [number for number, target in enumerate(conversion.targets) if not os.path.exists(target)]  # noqa: PTH110
+            if todo:
+                _write(conversion, todo, min(jobs, len(todo)))
         except FileExistsError:
             shutil.rmtree(folder)
             raise
-        todo = [number for number, target in enumerate(conversion.targets) if not os.path.exists(target)]  # noqa: PTH110
-        if todo:
-            _write(conversion, todo, min(jobs, len(todo)))
+        except BaseException:
+            if not any(map(os.path.exists, conversion.targets)):  # There is nothing to resume.
+                shutil.rmtree(folder)
+            raise
         shutil.rmtree(folder)
 
 
@@ -220,8 +224,11 @@ class _WriteShard(Map[int, int]):
                 writer.write(some)
                 self._counts.set(shard, done)
             sizes = writer.finish()
-        finally:
+        except BaseException:
             writer.abandon()
+            with contextlib.suppress(FileNotFoundError):  # Where it could not even be begun.
+                os.unlink(unfinished)  # noqa: PTH108
+            raise
         target = conversion.targets[shard]
         os.replace(unfinished, target)  # noqa: PTH105
         if conversion.extension == ".array_record":  # The others say it themselves.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -96,6 +97,7 @@ def test_lines_that_are_not_json_are_an_error(tmp_path: Path) -> None:
 
     assert "record 1 of" in reported
     assert visible(tmp_path) == ["a.jsonl"]
+    assert not list(tmp_path.glob(".*.conversion"))
 
 
 def test_rows_become_json_and_lines_stay_text(tmp_path: Path) -> None:
@@ -319,3 +321,22 @@ def test_objects_in_stores_are_converted(tmp_path: Path, store: ObjectServer) ->
     assert f"'{url}' is of no format that is known by its name. Say which" in reported
     run("convert", url, "b.bag", "--format=tfrecord", folder=tmp_path)
     assert records_in(tmp_path / "b.bag") == RECORDS
+
+
+@pytest.mark.parametrize("extension", ["array_record", "bag"])
+def test_a_full_disk_is_a_sentence(tmp_path: Path, extension: str) -> None:
+    """And nothing is left of what was written: a limit on the size of files stands for the end of a disk."""
+    write_tfrecord(tmp_path / "a.tfrecord", [bytes(1_000_000)] * 4)
+    run("index", "a.tfrecord", folder=tmp_path)
+    _, reported = run(
+        "convert",
+        "a.tfrecord",
+        f"b.{extension}",
+        folder=tmp_path,
+        status=1,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000)),
+    )
+
+    assert "File too large" in reported
+    assert visible(tmp_path) == ["a.tfrecord"]
+    assert not list(tmp_path.glob(".b.*"))
