@@ -87,6 +87,7 @@ FORMATS = (
     FileFormat("tfrecord", (".tfrecord", ".tfrecords"), "TFRecordDataSource", _is_tfrecord),
     FileFormat("webdataset", (".tar",), "WebDatasetDataSource", _is_tar),
     FileFormat("bagz", (".bag", ".bagz"), "BagzDataSource"),
+    FileFormat("parquet", (".parquet", ".pq"), "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")),
     FileFormat("megatron", (), "MegatronDataSource", _is_megatron),
     FileFormat("parquet", (".parquet", ".pq"), "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")),
     FileFormat("csv", (".csv",), "CsvDataSource"),

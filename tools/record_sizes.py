@@ -29,7 +29,7 @@ def sizes_of(source: Any) -> tuple[NDArray[np.int64], bool] | None:
     if (kept := _kept_sizes(source)) is not None:
         return kept, True
     if not isinstance(source[0], bytes | str):
-        return None
+        return None  # Where records are read in units, a sample would be a unit each.
     keys = np.unique(np.linspace(0, len(source) - 1, _SAMPLE, dtype=np.int64))
     records = source.__getitems__(keys.tolist())
     if not all(isinstance(record, bytes | str) for record in records):

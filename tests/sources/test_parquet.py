@@ -22,6 +22,7 @@ import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import ParquetDataSource, arrow_library
+from millstream.sources.formats import format_of_file
 from millstream.transforms.stack import stack
 
 ROWS = 100
@@ -481,6 +482,14 @@ def test_damaged_text_is_an_error_of_its_own_record_only(tmp_path: Path) -> None
         for read in (lambda: source[1], lambda: source.__getitems__([0, 1])):
             with pytest.raises(DataSourceError, match=r"record 1 of .*a\.parquet' \(record key 1\).*utf-8"):
                 read()
+
+
+def test_a_parquet_file_is_known_by_its_first_bytes(path: Path) -> None:
+    """And by its name; the table of formats opens it."""
+    shutil.copy(path, path.with_name("noname"))
+    for name in ("a.parquet", "noname"):
+        with format_of_file(str(path.with_name(name))).open(path.with_name(name)) as source:
+            assert isinstance(source, ParquetDataSource)
 
 
 def test_a_closed_copy_stays_closed(path: Path) -> None:
