@@ -88,7 +88,7 @@ class BinPack(GroupingOperation):
         max_sequences_per_bin: SupportsIndex | None = None,
         overflow: str = "error",
     ) -> None:
-        self._rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
+        self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
         self.num_packing_bins = as_integer(num_packing_bins, "num_packing_bins", minimum=1)
         self.seed = as_seed(seed)
         self.shuffle_bins = as_flag(shuffle_bins, "shuffle_bins")
@@ -96,15 +96,19 @@ class BinPack(GroupingOperation):
         if overflow not in OVERFLOWS:
             raise ValueError(f"overflow must be one of {', '.join(map(repr, OVERFLOWS))}, got {overflow!r}.")
         self.overflow = overflow
-        self.splits = overflow == "split"
+
+    @property
+    def splits(self) -> bool:
+        """Whether long documents become several."""
+        return self.overflow == "split"
 
     @property
     def length_struct(self) -> dict[str, int]:
         """How long a row is, for each feature."""
-        return self._rows.length_struct
+        return self.rows.length_struct
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._rows}, num_packing_bins={self.num_packing_bins})"
+        return f"{type(self).__name__}({self.rows}, num_packing_bins={self.num_packing_bins})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
         """Returns the features of the documents that go into rows, and how many tokens each feature has.
@@ -112,15 +116,15 @@ class BinPack(GroupingOperation):
         Raises:
             ValueError: a document lacks a feature, or is too long and must not be.
         """
-        columns = self._rows.columns(values)
+        columns = self.rows.columns(values)
         sizes = lengths_of(columns)
         documents: list[Document] = list(zip(*columns, strict=True))
-        is_long = sizes > np.array(self._rows.lengths)[:, np.newaxis]
+        is_long = sizes > np.array(self.rows.lengths)[:, np.newaxis]
         if not is_long.any() and sizes.any(axis=0).all():
             return Prepared(documents, sizes)
         if is_long.any() and self.overflow == "error":
             feature, number = np.argwhere(is_long)[0].tolist()
-            name, length = list(self._rows.length_struct.items())[feature]
+            name, length = list(self.rows.length_struct.items())[feature]
             raise ValueError(
                 f"A document has {sizes[feature, number]} {name!r}, but a row takes {length}: choose "
                 "overflow='truncate', 'split' or 'drop', or a longer row."
@@ -133,7 +137,7 @@ class BinPack(GroupingOperation):
     def begin(self, skip: int = 0) -> Bins:
         """Returns empty rows."""
         del skip
-        return self.bins(self.num_packing_bins, self._rows.lengths, self.max_sequences_per_bin)
+        return self.bins(self.num_packing_bins, self.rows.lengths, self.max_sequences_per_bin)
 
     def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
         """Returns which documents are in which row."""
@@ -144,13 +148,13 @@ class BinPack(GroupingOperation):
 
     def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
         """Returns the rows."""
-        return self._rows.lay_out(values, pieces, allocate)
+        return self.rows.lay_out(values, pieces, allocate)
 
     def _cut(self, document: Document) -> list[Document]:
         """Returns what goes into rows of a document."""
         if not any(map(len, document)):
             return []
-        lengths = self._rows.lengths
+        lengths = self.rows.lengths
         counts = [-(-len(array) // length) for array, length in zip(document, lengths, strict=True)]
         if max(counts) <= 1:
             return [document]

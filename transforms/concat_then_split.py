@@ -68,31 +68,31 @@ class ConcatThenSplit(GroupingOperation):
         bos_features: Collection[str] = (),
         bos_token_id: SupportsIndex | None = None,
     ) -> None:
-        self._rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
-        if len(set(self._rows.lengths)) > 1:
+        self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
+        if len(set(self.rows.lengths)) > 1:
             raise ValueError(
                 f"length_struct must give all features one length, since they are cut at the same token, "
-                f"got {self._rows.length_struct}."
+                f"got {self.rows.length_struct}."
             )
         if not isinstance(bos_handling, BOSHandling):
             raise TypeError(f"bos_handling must be one of {', '.join(map(str, BOSHandling))}, got {bos_handling!r}.")
         self.bos_handling = bos_handling
-        self.bos_features = self._rows.named("bos_features", bos_features)
+        self.bos_features = self.rows.named("bos_features", bos_features)
         self.bos_token_id = None if bos_token_id is None else as_integer(bos_token_id, "bos_token_id")
         self._check_bos()
 
     @property
     def length_struct(self) -> dict[str, int]:
         """How long a row is, for each feature."""
-        return self._rows.length_struct
+        return self.rows.length_struct
 
     @property
     def unit(self) -> int:
         """A row uses up as many tokens as it is long."""
-        return self._rows.lengths[0]
+        return self.rows.lengths[0]
 
     def __repr__(self) -> str:
-        return f"ConcatThenSplit({self._rows})"
+        return f"ConcatThenSplit({self.rows})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
         """Returns the features of the documents that have any token, and how many these are.
@@ -100,7 +100,7 @@ class ConcatThenSplit(GroupingOperation):
         Raises:
             ValueError: a document lacks a feature, or its features differ in length.
         """
-        columns = self._rows.columns(values)
+        columns = self.rows.columns(values)
         sizes = lengths_of(columns)
         if (is_other := sizes != sizes[0]).any():
             row = np.argmax(is_other.any(axis=0))
@@ -125,7 +125,7 @@ class ConcatThenSplit(GroupingOperation):
 
     def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
         """Returns the rows."""
-        return self._rows.lay_out(values, pieces, allocate, dict.fromkeys(self.bos_features, self.bos_token_id))
+        return self.rows.lay_out(values, pieces, allocate, dict.fromkeys(self.bos_features, self.bos_token_id))
 
     def _check_bos(self) -> None:
         if self.bos_handling is BOSHandling.DO_NOTHING:
@@ -136,7 +136,7 @@ class ConcatThenSplit(GroupingOperation):
                 )
         elif self.bos_token_id is None:
             raise ValueError(f"bos_handling={self.bos_handling.name} needs a bos_token_id, got None.")
-        elif both := set(self.bos_features) & set(self._rows.meta_features):
+        elif both := set(self.bos_features) & set(self.rows.meta_features):
             raise ValueError(f"{min(both)!r} is one of bos_features and of meta_features: choose one.")
         elif not self.bos_features:
             warn(

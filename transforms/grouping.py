@@ -208,17 +208,17 @@ class Identity:
 
 
 class GroupingOperation(Transformation, Grouping):
-    """An operation whose outputs are made of groups of elements as they come.
-
-    Attributes:
-        splits: whether `prepare` may make several values of an element.
-    """
+    """An operation whose outputs are made of groups of elements as they come."""
 
     keeps_count: ClassVar[bool] = False
     is_complete: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
     regroups: ClassVar[bool] = True
-    splits: bool = False
+
+    @property
+    def splits(self) -> bool:
+        """Whether `prepare` may make several values of an element."""
+        return False
 
     @abc.abstractmethod
     def prepare(self, values: Sequence[Any]) -> Prepared:

@@ -52,19 +52,19 @@ class Pack(Transformation):
         meta_features: Collection[str] = (),
         padding_struct: Mapping[str, Any] | None = None,
     ) -> None:
-        self._rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
+        self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
 
     @property
     def length_struct(self) -> dict[str, int]:
         """How long a row is, for each feature."""
-        return self._rows.length_struct
+        return self.rows.length_struct
 
     def __repr__(self) -> str:
-        return f"Pack({self._rows})"
+        return f"Pack({self.rows})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
         """Returns the features of some documents, and how many tokens each feature has."""
-        columns = self._rows.columns(values)
+        columns = self.rows.columns(values)
         return Prepared(list(zip(*columns, strict=True)), lengths_of(columns))
 
     def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
@@ -73,4 +73,4 @@ class Pack(Transformation):
         Raises:
             StackError: the documents of a row differ in dtype or shape.
         """
-        return self._rows.lay_out(values, pieces, allocate)
+        return self.rows.lay_out(values, pieces, allocate)

@@ -31,19 +31,19 @@ class PadTo(Map):
 
     @named_arguments()
     def __init__(self, length_struct: Mapping[str, int], padding_struct: Mapping[str, Any] | None = None) -> None:
-        self._rows = RowFormat(length_struct, (), padding_struct)
+        self.rows = RowFormat(length_struct, (), padding_struct)
 
     def __repr__(self) -> str:
-        return f"PadTo({self._rows})"
+        return f"PadTo({self.rows})"
 
     def map(self, element: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the element with its features padded."""
-        columns = self._rows.columns([dict(element)])
-        arrays = {name: array for name, (array,) in zip(self._rows.length_struct, columns, strict=True)}
-        for name, length in self._rows.length_struct.items():
+        columns = self.rows.columns([dict(element)])
+        arrays = {name: array for name, (array,) in zip(self.rows.length_struct, columns, strict=True)}
+        for name, length in self.rows.length_struct.items():
             if len(arrays[name]) > length:
                 raise ValueError(f"An element has {len(arrays[name])} {name!r}, which are to be padded to {length}.")
-        return dict(element) | padded(arrays, self._rows.length_struct, self._rows.padding_struct)
+        return dict(element) | padded(arrays, self.rows.length_struct, self.rows.padding_struct)
 
 
 def padded(
@@ -73,8 +73,8 @@ class PaddedFeatures:
         self.names = (features,) if isinstance(features, str) else tuple(features)
         if not all(isinstance(name, str) for name in self.names):
             raise TypeError(f"feature must be the name of a feature, or a list of names, got {features!r}.")
-        self._rows = RowFormat(dict.fromkeys(self.names, 1), (), padding_struct)
-        self.padding_struct = self._rows.padding_struct
+        self.rows = RowFormat(dict.fromkeys(self.names, 1), (), padding_struct)
+        self.padding_struct = self.rows.padding_struct
 
     def __repr__(self) -> str:
         shown = repr(self.names[0]) if len(self.names) == 1 else repr(list(self.names))
@@ -89,7 +89,7 @@ class PaddedFeatures:
         for element in elements:
             if not isinstance(element, Mapping):
                 raise ValueError(f"Elements must be dicts with {list(self.names)}, got {type(element).__name__}.")  # noqa: TRY004  (data, not an argument)
-        columns = self._rows.columns([dict(element) for element in elements])
+        columns = self.rows.columns([dict(element) for element in elements])
         sizes = np.array([list(map(len, column)) for column in columns], dtype=np.int64)
         longest: NDArray[np.int64] = sizes.max(axis=0, keepdims=True)
         return longest
