@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from millstream.errors import DataSourceError
 from millstream.sources.scan import BLOCK_BYTES, Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.stored_files import exists
+from millstream.sources.urls import without_query
 
 _LIMIT_BYTES = 8
 
@@ -66,8 +68,8 @@ class _BagzFormat(SpanFormat[bytes]):
         yield np.array([0])
         if not scan.size:
             return
-        folder, name = os.path.split(scan.path)
-        if os.path.exists(os.path.join(folder, f"limits.{name}")):  # noqa: PTH110, PTH118
+        folder, name = os.path.split(without_query(scan.path))
+        if exists(os.path.join(folder, f"limits.{name}")):  # noqa: PTH118
             raise DataSourceError(
                 f"{scan.path!r} has its limits in a file of their own, which cannot be read. Write them into the file."
             )
@@ -105,7 +107,7 @@ class _BagzFormat(SpanFormat[bytes]):
 
 
 def _is_compressed(path: str) -> bool:
-    return path.endswith(".bagz")
+    return without_query(path).endswith(".bagz")
 
 
 def _zstandard() -> Any:

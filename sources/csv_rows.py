@@ -80,11 +80,27 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
 
     def _count(self, path: str) -> int:
         offsets = self._offsets(path)
-        self._headers[path] = _read_header(path, int(offsets[0]), self._delimiter)
+        self._headers[path] = self._read_header(path, int(offsets[0]))
         return len(offsets) - 1
 
     def _format_of(self, path: str) -> SpanFormat[dict[str, str]]:
         return _CsvFormat(self._delimiter, self._headers[path], self._columns)
+
+    def _read_header(self, path: str, stop: int) -> tuple[str, ...]:
+        """Returns the names in the row that ends before a place."""
+        file = self._open_stored(path)
+        try:
+            content = file.read(0, stop)
+        finally:
+            file.close()
+        try:
+            text = content.decode().removeprefix(_BYTE_ORDER_MARK).strip("\r\n")
+            (row,) = _rows([text], self._delimiter)
+        except (ValueError, csv.Error) as error:
+            raise DataSourceError(
+                f"{path!r} does not begin with the names of its columns, in UTF-8: {error}."
+            ) from error
+        return tuple(row)
 
     def _check_header(self, path: str, *, is_whole: bool) -> None:
         """Raises unless the file has the columns that are wanted, once each."""
@@ -183,15 +199,3 @@ def _rows(texts: list[str], delimiter: str) -> list[list[str]]:
             return list(csv.reader(texts, delimiter=delimiter, strict=True))
         finally:
             csv.field_size_limit(limit)
-
-
-def _read_header(path: str, stop: int, delimiter: str) -> tuple[str, ...]:
-    """Returns the names in the row that ends before a place."""
-    with open(path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
-        content = file.read(stop)
-    try:
-        text = content.decode().removeprefix(_BYTE_ORDER_MARK).strip("\r\n")
-        (row,) = _rows([text], delimiter)
-    except (ValueError, csv.Error) as error:
-        raise DataSourceError(f"{path!r} does not begin with the names of its columns, in UTF-8: {error}.") from error
-    return tuple(row)

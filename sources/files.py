@@ -16,7 +16,7 @@ import datetime as dt
 import errno
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar
 
@@ -26,6 +26,8 @@ from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, items_at
 from millstream.sources.open_files import OpenFiles, descriptor_share
 from millstream.sources.paths import RECORD_LIMIT, FileIdentity, resolve_paths
+from millstream.sources.stored_files import identify
+from millstream.sources.urls import is_url, without_query
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -130,11 +132,11 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         files = self._files_array[parts]
         order = np.argsort(files, kind="stable")
         files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
-        records: list[RecordT] = []
-        for stop in (*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)):
-            start = len(records)
-            if stop > start:
-                records += self._read(self._paths[files[start]], positions[start:stop], keys[start:stop])
+        stops = [*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)] if keys else []
+        records = self._read_files(
+            (self._paths[files[start]], positions[start:stop], keys[start:stop])
+            for start, stop in itertools.pairwise([0, *stops])
+        )
         places = np.empty_like(order)
         places[order] = np.arange(len(order))
         return list(items_at(records, places.tolist()))
@@ -186,9 +188,13 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
         uncounted = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
         with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
-            identities = threads.map(FileIdentity.of_regular_file, self._paths, itertools.repeat(self.kind))
+            identities = threads.map(self._identify, self._paths)
             self._identities.update(zip(self._paths, identities, strict=True))
             self._count_files(uncounted, threads)
+
+    def _identify(self, path: str) -> FileIdentity:
+        """Returns which file is at a path. Called by many threads at once."""
+        return identify(path, self.kind)
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:
         """Counts the records of some files, many at once."""
@@ -212,20 +218,33 @@ class FileRecords(abc.ABC, Generic[RecordT]):
     def _named_files(self) -> str:
         return f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}, first {self._paths[0]!r}"
 
+    def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
+        """Returns the records at the positions of some files, one file after the other; with keys for errors."""
+        records: list[RecordT] = []
+        for path, positions, keys in requests:
+            records += self._read(path, positions, keys)
+        return records
+
     def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
         """Returns the records at the positions of one file; the keys are for errors."""
-        try:
-            file = self._open_files.acquire(path, self._open_unchanged)
-        except OSError as error:
-            raise _open_error(error, path, positions[0], keys[0]) from error
+        file = self._acquire(path, positions[0], keys[0])
         try:
             return file.read(positions, keys)
         finally:
             self._open_files.release(path)
 
+    def _acquire(self, path: str, position: int, key: int) -> RecordFile[RecordT]:
+        """Returns a file, open until it is released; the position and the key are for errors."""
+        try:
+            return self._open_files.acquire(path, self._open_unchanged)
+        except OSError as error:
+            raise _open_error(error, path, position, key) from error
+
     def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
         """Returns the file, open, after comparing it with what the constructor saw."""
         file = self._open(path)
+        if is_url(path):
+            return file  # Each read compares.
         try:
             # Looked at after it was opened: what is at the path now is what was opened, or newer.
             self._check_unchanged(path, file.num_records, FileIdentity.of(path))
@@ -254,7 +273,9 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
 def _names_within_common_folder(paths: Sequence[str]) -> list[str]:
     """Returns the paths without the folder that holds all of the files."""
-    normal = [os.path.normpath(path) for path in paths]
+    # The root of a store is as good as one of a disk, and a bucket as good as a folder.
+    rooted = [f"/{without_query(path)}" if is_url(path) else path for path in paths]
+    normal = [os.path.normpath(path) for path in rooted]
     folder = os.path.commonpath([os.path.dirname(path) for path in normal])  # noqa: PTH120
     return [path[len(folder) :].lstrip(os.sep) for path in normal]
 

@@ -13,6 +13,7 @@ laid end to end, and PREFIX.idx, all of it little-endian:
     …       where documents begin, and more, which is not read here
 """
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from millstream.errors import DataSourceError
 from millstream.sources.scan import Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.stored_files import StoredFile, identify, open_stored
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
@@ -87,11 +89,12 @@ class _MegatronFormat(SpanFormat[NDArray[Any]]):
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         dtype, count = _read_header(scan.path)
         stop = 0
-        with open(_index_path(scan.path), "rb") as file:  # noqa: PTH123  (the path is a string throughout)
+        # Opened twice, as it is read at two places in turn: what is read of a store is read ahead.
+        with _open_index(scan.path) as (lengths_file, _), _open_index(scan.path) as (starts_file, _):
             for first in range(0, count, _SEQUENCES_AT_ONCE):
                 some = min(_SEQUENCES_AT_ONCE, count - first)
-                lengths = np.frombuffer(_read_at(file.fileno(), _HEADER_BYTES + 4 * first, 4 * some), "<i4")
-                starts = np.frombuffer(_read_at(file.fileno(), _HEADER_BYTES + 4 * count + 8 * first, 8 * some), "<i8")
+                lengths = np.frombuffer(_read_at(lengths_file, _HEADER_BYTES + 4 * first, 4 * some), "<i4")
+                starts = np.frombuffer(_read_at(starts_file, _HEADER_BYTES + 4 * count + 8 * first, 8 * some), "<i8")
                 stops = stop + np.cumsum(lengths, dtype=np.int64) * np.dtype(dtype).itemsize
                 expected = np.concatenate([[stop], stops[:-1]])
                 if lengths.min() < 0 or (starts != expected).any():
@@ -122,12 +125,22 @@ def _index_path(path: str) -> str:
     return path.removesuffix(".bin") + ".idx"
 
 
+@contextlib.contextmanager
+def _open_index(path: str) -> Iterator[tuple[StoredFile, int]]:
+    """Opens the index of a .bin file, for the length of a block, and gives its size."""
+    index_path = _index_path(path)
+    identity = identify(index_path, "Megatron index")
+    file = open_stored(index_path, identity)
+    try:
+        yield file, identity.size
+    finally:
+        file.close()
+
+
 def _read_header(path: str) -> tuple[str, int]:
     """Returns the dtype of the tokens and the number of sequences."""
-    index_path = _index_path(path)
-    with open(index_path, "rb") as file:  # noqa: PTH123
-        header = file.read(_HEADER_BYTES)
-        size = os.fstat(file.fileno()).st_size
+    with _open_index(path) as (file, size):
+        header = _read_at(file, 0, _HEADER_BYTES)
     number = len(_MAGIC)
     version, code = int.from_bytes(header[number : number + 8], "little"), header[number + 8 : number + 9]
     count = int.from_bytes(header[number + 9 : number + 17], "little")
@@ -140,10 +153,10 @@ def _read_header(path: str) -> tuple[str, int]:
     return _DTYPES[code[0]], count
 
 
-def _read_at(descriptor: int, start: int, length: int) -> bytes:
+def _read_at(file: StoredFile, start: int, length: int) -> bytes:
     """Returns the bytes at a place of an index, fewer at its end only."""
-    content = os.pread(descriptor, length, start)
-    while len(content) < length and (more := os.pread(descriptor, length - len(content), start + len(content))):
+    content = file.read(start, length)
+    while len(content) < length and (more := file.read(start + len(content), length - len(content))):
         content += more
     return content
 

@@ -2,7 +2,8 @@
 
 The index of `data/a.txt` is `data/.a.txt.lines-index.npy`, whose name no pattern such as `data/*` matches. Where
 nothing can be written beside the data, it is in `$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else
-`~/.cache/millstream`; where that cannot be written to either, it is in memory.
+`~/.cache/millstream`; where that cannot be written to either, it is in memory. The index of an object in a store is in
+the cache, too: its name there says which version of the object it is of, so that those of two versions do not meet.
 
 An index file is a `.npy` of int64: `_HEAD` numbers that say what it is the index of, then the places where the records
 begin, in order, and at last the place where the last one ends.
@@ -18,13 +19,14 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.paths import FileIdentity
+from millstream.sources.urls import is_url, without_query
 
 _LAYOUT = 1
 """The version of what is written here."""
@@ -51,19 +53,36 @@ def find_offsets(path: str, kind: str, version: int, identity: FileIdentity) -> 
         version: the version of how records are looked for.
         identity: which file the index must be of.
     """
-    for place in _places(path, kind):
-        try:
-            numbers = np.load(place, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError):
-            continue  # Absent, not to be read, or not whole.
-        if numbers.dtype != np.int64 or numbers.ndim != 1 or len(numbers) <= _HEAD:
+    for place in _places(path, kind, identity.version):
+        numbers = _numbers_at(place)
+        if numbers is None:
             continue
         expected = _head(version, identity, len(numbers) - _HEAD - 1)
         if numbers[:_HEAD].tolist() != expected or not 0 <= numbers[_HEAD] <= numbers[-1] <= identity.size:
             continue
-        # Plain: each look at a subclass of arrays, as `np.load` gives it, takes a microsecond longer.
-        return cast("Offsets", np.asarray(numbers)[_HEAD:])
+        return numbers[_HEAD:]
     return None
+
+
+def indexed_size(url: str, kind: str, version: bytes) -> int | None:
+    """Returns how many bytes a version of an object has, if its index is there to say so."""
+    (place,) = _places(url, kind, version)
+    numbers = _numbers_at(place)
+    if numbers is None or numbers[0] != _LAYOUT or numbers[3] != FileIdentity.of_object(0, version).modified:
+        return None
+    return int(numbers[2])
+
+
+def _numbers_at(place: str) -> Offsets | None:
+    """Returns what an index file holds, mapped, or None if there is none, or something else."""
+    try:
+        numbers = np.load(place, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None  # Absent, not to be read, or not whole.
+    if numbers.dtype != np.int64 or numbers.ndim != 1 or len(numbers) <= _HEAD:
+        return None
+    # Plain: each look at a subclass of arrays, as `np.load` gives it, takes a microsecond longer.
+    return np.asarray(numbers)
 
 
 def store_offsets(path: str, kind: str, version: int, identity: FileIdentity, chunks: Iterable[Any]) -> Offsets:
@@ -76,7 +95,7 @@ def store_offsets(path: str, kind: str, version: int, identity: FileIdentity, ch
         identity: which file it is the index of.
         chunks: the offsets, in order, in arrays. They are never in memory all at once.
     """
-    place, file = _new_file(_places(path, kind))
+    place, file = _new_file(_places(path, kind, identity.version))
     try:
         with file:
             count = _write(file, chunks) - 1
@@ -107,20 +126,33 @@ def _publish(temporary: str, place: str, find: Callable[[], Offsets | None]) -> 
     return find()
 
 
-def _places(path: str, kind: str) -> list[str]:
+def _places(path: str, kind: str, version: bytes) -> list[str]:
     """Returns where the index of a file may lie, the best place first."""
-    import hashlib  # noqa: PLC0415  (OpenSSL takes its time)
-
+    suffix = f"{kind}-index.npy"
+    if is_url(path):
+        return [os.path.join(cache_folder(), f"{object_name(path, version)}.{suffix}")]  # noqa: PTH118
     folder, name = os.path.split(path)
-    real = os.path.realpath(path)
-    digest = hashlib.blake2b(os.fsencode(real), digest_size=8).hexdigest()
     return [
-        os.path.join(folder, f".{name}.{kind}-index.npy"),  # noqa: PTH118
-        os.path.join(_cache_folder(), f"{name[:_MAX_NAME]}.{digest}.{kind}-index.npy"),  # noqa: PTH118
+        os.path.join(folder, f".{name}.{suffix}"),  # noqa: PTH118
+        os.path.join(cache_folder(), f"{_cached_name(name, os.path.realpath(path))}.{suffix}"),  # noqa: PTH118
     ]
 
 
-def _cache_folder() -> str:
+def object_name(url: str, version: bytes) -> str:
+    """Returns the name in the cache of what is kept of one version of an object."""
+    plain = without_query(url)
+    return _cached_name(plain.rpartition("/")[2], plain, version)
+
+
+def _cached_name(name: str, whole: str, version: bytes = b"") -> str:
+    """Returns the beginning of a name, and a digest of what else tells files apart."""
+    import hashlib  # noqa: PLC0415  (OpenSSL takes its time)
+
+    return f"{name[:_MAX_NAME]}.{hashlib.blake2b(os.fsencode(whole) + version, digest_size=8).hexdigest()}"
+
+
+def cache_folder() -> str:
+    """Returns where what is made of files is kept, if not beside them."""
     if own := os.environ.get("MILLSTREAM_CACHE"):
         return os.path.abspath(own)  # noqa: PTH100
     # A relative one is to be ignored, says the XDG Base Directory Specification.
@@ -139,7 +171,7 @@ def _new_file(places: list[str]) -> tuple[str | None, Any]:
         folder, name = os.path.split(place)
         temporary = os.path.join(folder, f".{name.lstrip('.')}.{os.urandom(6).hex()}.part")  # noqa: PTH118
         with contextlib.suppress(OSError):
-            if place is not places[0]:
+            if folder == cache_folder():
                 os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
             opener = functools.partial(os.open, mode=0o666)
             return place, open(temporary, "xb", opener=opener)

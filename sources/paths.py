@@ -12,9 +12,13 @@ from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from millstream.errors import DataSourceError
+from millstream.sources import object_stores
+from millstream.sources.urls import Url, is_url, matching
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _MAGIC = re.compile(r"[*?[]")
+_BROKEN_URL = re.compile(r"(gs|s3|https?):/[^/]")
+"""What `pathlib` makes of a URL."""
 
 RECORD_LIMIT = (1 << 63) - 1
 """No file or source has more records than this: their numbers are int64."""
@@ -37,7 +41,7 @@ class FilePart:
     """The records [start, stop) of one file.
 
     Attributes:
-        path: the file, absolute, with `~` expanded.
+        path: the file, absolute, with `~` expanded; or a URL.
         start: the number of the first record in the file, from 0.
         stop: the number after the last one, or None for the end of the file.
     """
@@ -63,13 +67,15 @@ class FileIdentity:
         device: the number of its device.
         inode: its number there.
         size: in bytes.
-        modified: when it was last written to, in nanoseconds.
+        modified: when it was last written to, in nanoseconds; for an object, a digest of the version.
+        version: what the store of an object calls its state; empty for a local file.
     """
 
     device: int
     inode: int
     size: int
     modified: int
+    version: bytes = b""
 
     @classmethod
     def of(cls, path: str) -> "FileIdentity":
@@ -92,7 +98,7 @@ class FileIdentity:
         try:
             status = os.stat(path)  # noqa: PTH116
         except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, f"No such {kind} file{_only_local(path)}", path) from None
+            raise FileNotFoundError(errno.ENOENT, f"No such {kind} file", path) from None
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(
                 errno.EISDIR,
@@ -105,6 +111,13 @@ class FileIdentity:
                 "Copy it to a file."
             )
         return cls._of_status(status)
+
+    @classmethod
+    def of_object(cls, size: int, version: bytes) -> "FileIdentity":
+        """Returns the identity of an object of a store."""
+        import hashlib  # noqa: PLC0415  (OpenSSL takes long to import)
+
+        return cls(0, 0, size, int.from_bytes(hashlib.blake2b(version, digest_size=7).digest(), "big"), version)
 
     @classmethod
     def _of_status(cls, status: os.stat_result) -> "FileIdentity":
@@ -120,14 +133,16 @@ def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
         paths: one path, or several in an order. A path is a `str` or path-like object: a file, a pattern (`*`, `?`,
             `[…]`, `**`; its matches come sorted), or a file followed by a range of its records, `file[10:20]`. An
             existing file is that file, even if its name reads as a pattern or range. Instead of a path, an object with
-            the attributes `filename`, `skip` and `take` will do.
+            the attributes `filename`, `skip` and `take` will do. A `str` may be a URL, of `gs://`, `s3://`, `http://`
+            or `https://`; those of the first two may be patterns too.
         kind: the name of the format, for errors.
 
     Raises:
         FileNotFoundError: nothing matches a pattern.
         PermissionError: the folder of a pattern may not be read.
         TypeError: something that is not a path, or a set of paths.
-        ValueError: no paths, or a range that ends before it starts.
+        ValueError: no paths, a range that ends before it starts, or a URL that names no object, is of another scheme,
+            or is a pattern of HTTP, whose servers have no lists.
     """
     if isinstance(paths, str | os.PathLike | FileInstruction):
         return _resolve(paths, kind)
@@ -154,6 +169,10 @@ def _resolve(path: Any, kind: str) -> list[FilePart]:
             f"got {type(path).__name__}."
         )
     name = _absolute(os.fsdecode(path))
+    if is_url(name):
+        return _resolve_url(name, kind)
+    if not isinstance(path, str) and _BROKEN_URL.match(os.fspath(path)):
+        raise ValueError(f"URLs must be str: `pathlib` takes a slash out of them, got {path!r}.")
     if not _MAGIC.search(name) or os.path.exists(name):  # noqa: PTH110
         return [FilePart(name)]
     if match := _RANGE.fullmatch(name):
@@ -161,9 +180,34 @@ def _resolve(path: Any, kind: str) -> list[FilePart]:
     return [FilePart(match) for match in _matches(name, kind)]
 
 
+def _resolve_url(name: str, kind: str) -> list[FilePart]:
+    """Returns the parts that a URL means."""
+    match = _RANGE.fullmatch(name)
+    path, start, stop = (match[1], int(match[2]), int(match[3])) if match else (name, 0, None)
+    url = Url.of(path)
+    if not _MAGIC.search(url.key):
+        return [FilePart(path, start, stop)]
+    if not url.can_list:
+        if "*" not in url.key:
+            return [FilePart(path, start, stop)]
+        raise ValueError(
+            f"Servers of HTTP do not list their files: pass the URLs one by one, not a pattern, got {path!r}. (A `*` "
+            "that is part of a name is `%2A`.)"
+        )
+    root = f"{url.scheme}://{url.root}/"
+    fixed = _MAGIC.split(url.key)[0]
+    keys = object_stores.keys_within(root + fixed)
+    if url.key in keys:
+        return [FilePart(path, start, stop)]
+    matches = matching(keys, url.key)
+    if not matches:
+        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", path)
+    return [FilePart(root + key, start, stop) for key in matches]
+
+
 def _absolute(name: str) -> str:
     name = os.path.expanduser(name)  # noqa: PTH111  (Path would drop a trailing slash, `./`, `//`)
-    if os.path.isabs(name) or "://" in name:  # noqa: PTH117
+    if os.path.isabs(name) or is_url(name):  # noqa: PTH117
         return name
     # Not abspath: it would remove a link's name together with a `..` after it.
     return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
@@ -176,10 +220,5 @@ def _matches(pattern: str, kind: str) -> list[str]:
         folder = os.path.dirname(_MAGIC.split(pattern)[0])  # noqa: PTH120
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.scandir(folder).close()  # Raises if it may not be read: `glob` has hidden that.
-        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern{_only_local(pattern)}", pattern)
+        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", pattern)
     return matches
-
-
-def _only_local(path: str) -> str:
-    """Returns what to add to an error if the path is a URL."""
-    return " (only local and mounted files can be read)" if "://" in path else ""

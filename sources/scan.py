@@ -1,6 +1,5 @@
 """A file read from front to back, once, to find where its records begin."""
 
-import os
 import re
 from collections.abc import Iterator
 from typing import final
@@ -11,6 +10,8 @@ from numpy.typing import NDArray
 from millstream.errors import DataSourceError
 from millstream.sources.paths import FileIdentity
 from millstream.sources.progress import Progress
+from millstream.sources.stored_files import StoredFile
+from millstream.sources.urls import is_url
 
 BLOCK_BYTES = 1 << 20
 """How much is read at once: larger blocks leave the processor's cache."""
@@ -21,29 +22,27 @@ class Scan:
     """The bytes of one file, for the format that looks for records in it.
 
     Args:
-        path: the file.
+        path: the name of the file.
+        file: the file, open. The scan closes it.
         identity: which file it must be.
         progress: is told of the bytes that are done.
-
-    Raises:
-        OSError: it cannot be opened.
 
     Attributes:
         path: the file.
         size: in bytes.
     """
 
-    def __init__(self, path: str, identity: FileIdentity, progress: Progress) -> None:
+    def __init__(self, path: str, file: StoredFile, identity: FileIdentity, progress: Progress) -> None:
         self.path = path
         self.size = identity.size
         self._identity = identity
         self._progress = progress
         self._done = 0
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = file
 
     def close(self) -> None:
         """Closes the file."""
-        os.close(self._descriptor)
+        self._file.close()
 
     def read(self, start: int, length: int) -> bytes:
         """Returns the bytes from `start` on, fewer than `length` at the end of the file only.
@@ -52,16 +51,18 @@ class Scan:
             DataSourceError: they cannot be read, or the file has become shorter.
         """
         try:
-            block = os.pread(self._descriptor, length, start)
+            block = self._file.read(start, length)
             while len(block) < min(length, self.size - start):
-                more = os.pread(self._descriptor, length - len(block), start + len(block))
+                more = self._file.read(start + len(block), length - len(block))
                 if not more:
                     raise self.changed()
                 block += more
         except DataSourceError:
             raise
         except OSError as error:
-            raise DataSourceError(f"{self.path!r} cannot be read at byte {start:,}: {error.strerror}.") from error
+            raise DataSourceError(
+                f"{self.path!r} cannot be read at byte {start:,}: {error.strerror or error}."
+            ) from error
         return block[: max(0, self.size - start)]
 
     def blocks(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
@@ -78,6 +79,8 @@ class Scan:
 
     def check_unchanged(self) -> None:
         """Raises DataSourceError if the file is no longer what it was before the scan."""
+        if is_url(self.path):
+            return  # Every answer of a store says which version it is of.
         now = FileIdentity.of(self.path)
         if (now.size, now.modified) != (self._identity.size, self._identity.modified):
             raise self.changed()

@@ -2,42 +2,34 @@
 
 A format says how to find where the records of a file begin, in one pass from its front to its end, and how to turn
 their bytes into records. All else is here: the index of these places is made once and kept (see `offset_index`); a
-read of many records is one `pread` for each, in one go.
+read of many records is one `pread` for each, in one go, or one request to a store (see `stored_files`).
 
 Guarantees, besides those of all sources of files:
-    - Files are read by `pread`, never mapped: a mapped file that is cut short kills the process, and a page that is not
-      in memory is waited for under the interpreter's lock.
     - A span that lies beyond the end of its file is an error with file and record.
-    - Where storage is slow, the rest of a batch is asked for at once.
+    - Where files are objects in stores, all that a batch needs of any of them is asked for before any of it is awaited.
 """
 
 import abc
 import dataclasses
-import itertools
-import os
-import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
 import numpy as np
 
 from millstream.errors import DataSourceError
 from millstream.sources.files import FileRecords
-from millstream.sources.offset_index import Offsets, find_offsets, store_offsets
+from millstream.sources.offset_index import Offsets, find_offsets, indexed_size, store_offsets
+from millstream.sources.paths import FileIdentity
 from millstream.sources.progress import CancelledScanError, Progress
 from millstream.sources.scan import Scan
+from millstream.sources.stored_files import SpanReadError, StoredFile, identify, open_stored
+from millstream.sources.urls import is_url
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 RecordT = TypeVar("RecordT")
-
-_READS_BETWEEN_LOOKS = 32
-"""How many records are read between two looks at the clock."""
-
-_SLOW_READ_SECONDS = 25e-6
-"""A read from the page cache takes 1 µs, and 10 µs for 100 KB; one from an SSD takes 50 to 100 µs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -104,6 +96,7 @@ class SpanRecords(FileRecords[RecordT]):
         self._unsaved: dict[str, Offsets] = {}
         self._progress: Progress | None = None
         super().__init__(paths)
+        self._is_remote = any(map(is_url, self._paths))
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
         """Makes the index of every file that has none. Those of which only ranges are used need one as well."""
@@ -128,8 +121,35 @@ class SpanRecords(FileRecords[RecordT]):
     def _count(self, path: str) -> int:
         return len(self._offsets(path)) - 1
 
+    def _identify(self, path: str) -> FileIdentity:
+        return identify(path, self.kind, lambda url, version: indexed_size(url, self._format.index_kind, version))
+
     def _open(self, path: str) -> "SpanFile[RecordT]":
-        return SpanFile(path, self._offsets(path), self._format_of(path))
+        offsets = self._offsets(path)
+        return SpanFile(path, self._open_stored(path), offsets, self._format_of(path))
+
+    def _open_stored(self, path: str) -> StoredFile:
+        """Returns where the bytes of a file are, open."""
+        return open_stored(path, self._identities[path])
+
+    def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
+        if not self._is_remote:
+            return super()._read_files(requests)
+        begun: list[Callable[[], list[RecordT]]] = []
+        acquired: list[str] = []
+        try:
+            for path, positions, keys in requests:
+                file = self._acquire(path, positions[0], keys[0])
+                acquired.append(path)
+                begun.append(
+                    file.begin(positions, keys)
+                    if isinstance(file, SpanFile)
+                    else functools.partial(file.read, positions, keys)
+                )
+            return [record for finish in begun for record in finish()]
+        finally:
+            for path in acquired:
+                self._open_files.release(path)
 
     def _format_of(self, path: str) -> SpanFormat[RecordT]:  # noqa: ARG002  (a format may know more of each file)
         """Returns how the records of a file are decoded."""
@@ -145,7 +165,7 @@ class SpanRecords(FileRecords[RecordT]):
         if offsets is not None:
             progress.advance(self._identities[path].size)
             return offsets
-        scan = Scan(path, self._identities[path], progress)
+        scan = Scan(path, self._open_stored(path), self._identities[path], progress)
         try:
             offsets = store_offsets(*key, self._scanned(scan))
         except CancelledScanError:
@@ -166,21 +186,17 @@ class SpanFile(Generic[RecordT]):
     """An open file with its index.
 
     Args:
-        path: the file.
+        path: the name of the file.
+        file: the file. It is closed with this.
         offsets: its index.
         span_format: how records are decoded.
-
-    Raises:
-        OSError: it cannot be opened.
     """
 
-    def __init__(self, path: str, offsets: Offsets, span_format: SpanFormat[RecordT]) -> None:
+    def __init__(self, path: str, file: StoredFile, offsets: Offsets, span_format: SpanFormat[RecordT]) -> None:
         self._path = path
+        self._file = file
         self._offsets = offsets
         self._format = span_format
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._finalizer = weakref.finalize(self, os.close, self._descriptor)
-        self._finalizer.atexit = False
 
     @property
     def num_records(self) -> int:
@@ -192,6 +208,14 @@ class SpanFile(Generic[RecordT]):
 
         Raises:
             DataSourceError: one of the records is damaged or lost.
+        """
+        return self.begin(positions, keys)()
+
+    def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], list[RecordT]]:
+        """Asks for the records, and returns what waits for them.
+
+        Raises:
+            DataSourceError: the index is damaged.
         """
         places = SpanPlaces(self._path, positions, keys)
         rows = np.array(positions, np.int64)
@@ -205,46 +229,30 @@ class SpanFile(Generic[RecordT]):
                 f"the index of the file's records is damaged: it has the record from byte {starts[place]} to "
                 f"{stops[place]}. Remove the index, a `.npy` beside the file or in the cache folder.",
             )
-        try:
-            spans = read_spans(self._descriptor, starts.tolist(), lengths.tolist())
-        except OSError as error:
-            raise places.error(
-                0, f"reading failed here or at one of the other {len(keys) - 1} records that were asked for: {error}"
-            ) from error
-        if list(map(len, spans)) != (wanted := lengths.tolist()):
-            place = next(n for n, (span, length) in enumerate(zip(spans, wanted, strict=True)) if len(span) != length)
-            raise places.error(
-                place,
-                f"the file ends after {len(spans[place]):,} of its {wanted[place]:,} bytes, so it was cut short while "
-                "it was open. Restore the file.",
-            )
-        return self._format.decode(spans, places)
+        wanted = lengths.tolist()
+        finish = self._file.begin(starts.tolist(), wanted)
+        return lambda: self._format.decode(_whole_spans(finish, wanted, places), places)
 
     def close(self) -> None:
         """Closes it. Nobody reads it any more."""
-        self._finalizer()
+        self._file.close()
 
 
-_PREAD: Callable[[int, int, int], bytes] = os.pread
-
-
-def read_spans(descriptor: int, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-    """Returns the bytes of each span; one that is too short lies beyond the end of the file.
-
-    Reading begins one by one. If that is slow, the operating system is asked for all other spans at once.
-    """
-    spans: list[bytes] = []
-    while len(spans) < len(starts):
-        done = len(spans)
-        few = slice(done, done + _READS_BETWEEN_LOOKS)
-        before = time.perf_counter()
-        spans += map(_PREAD, itertools.repeat(descriptor), lengths[few], starts[few])
-        if time.perf_counter() - before > _SLOW_READ_SECONDS * (len(spans) - done):
-            break
-    done = len(spans)
-    if done < len(starts):
-        if hasattr(os, "posix_fadvise"):  # Not on macOS.
-            for start, length in zip(starts[done:], lengths[done:], strict=True):
-                os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
-        spans += map(_PREAD, itertools.repeat(descriptor), lengths[done:], starts[done:])
+def _whole_spans(finish: Callable[[], list[bytes]], wanted: list[int], places: SpanPlaces) -> list[bytes]:
+    """Returns the spans that were asked for, or raises the error of the first that is not whole."""
+    try:
+        spans = finish()
+    except SpanReadError as error:
+        raise places.error(error.place, str(error)) from error
+    except OSError as error:
+        raise places.error(
+            0, f"reading failed here or at one of the other {len(places.keys) - 1} records that were asked for: {error}"
+        ) from error
+    if list(map(len, spans)) != wanted:
+        place = next(n for n, (span, length) in enumerate(zip(spans, wanted, strict=True)) if len(span) != length)
+        raise places.error(
+            place,
+            f"the file ends after {len(spans[place]):,} of its {wanted[place]:,} bytes, so it was cut short while "
+            "it was open. Restore the file.",
+        )
     return spans

@@ -1,4 +1,4 @@
-"""What every test gets: a guard against leaks."""
+"""What every test gets, a guard against leaks; and what any may ask for, a store far away."""
 
 import contextlib
 import gc
@@ -11,6 +11,9 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from object_server import ObjectServer, serving
+
+from millstream.sources import object_stores
 
 # The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
@@ -61,3 +64,27 @@ def open_descriptors() -> set[str]:
 def shared_segments() -> set[Path]:
     """Returns the named pieces of shared memory of ours; other programs on the machine have theirs."""
     return set(Path("/dev/shm").glob("*millstream*"))
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """A store that is reached by HTTP, as `gs://bucket` and as `s3://bucket`; what fails is repeated at once."""
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    with serving() as server:
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+        monkeypatch.setenv("GCE_METADATA_ROOT", "127.0.0.1:1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        monkeypatch.setattr(object_stores, "FIRST_DELAY_SECONDS", 0.01)
+        monkeypatch.setattr(object_stores, "LONGEST_DELAY_SECONDS", 0.02)
+        monkeypatch.setattr(object_stores, "ATTEMPTS", 4)
+        forget_clients()
+        yield server
+    forget_clients()
+
+
+def forget_clients() -> None:
+    """Has the next read make its clients anew."""
+    object_stores._context.cache_clear()
+    object_stores._opened_store.cache_clear()

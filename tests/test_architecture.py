@@ -33,6 +33,7 @@ IMPORTERS = {
     # What is quicker or nicer where it is installed.
     "google_crc32c": {"millstream.sources.crc32c"},
     "orjson": {"millstream.sources.json_lines"},
+    "tensorstore": {"millstream.sources.object_stores"},
     "tqdm": {"millstream.sources.progress"},
     "zstandard": {"millstream.sources.bagz"},
     # Which process this is; and where its batches go.
@@ -42,7 +43,7 @@ IMPORTERS = {
 """The modules that may import each third party; numpy is everywhere."""
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
-LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "tqdm", "zstandard"}
+LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "tensorstore", "tqdm", "zstandard"}
 """What is imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
 """What type checkers bring themselves: imported for their eyes only, it is no dependency."""

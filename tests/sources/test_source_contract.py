@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from object_server import ObjectServer
 from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 
 from millstream.sources import (
@@ -105,14 +106,34 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-OF_FILES = ["ArrayRecord", "Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"]
+OF_SPANS = ["Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"]
+"""Those that can be objects of a store."""
+
+REMOTE = [pytest.param(f"remote {name}", marks=pytest.mark.third_party) for name in OF_SPANS]
+
+OF_FILES = ["ArrayRecord", *OF_SPANS, *REMOTE]
 """Those that can be closed."""
 
 
-@pytest.fixture(params=sorted(SOURCES))
+def remote(name: str, folder: Path, store: ObjectServer) -> Any:
+    """The same source of objects of a store, which are those files."""
+    (folder / "files").mkdir()
+    with SOURCES[name](folder / "files") as local:
+        parts = local._parts
+    for path in (folder / "files").iterdir():
+        store.objects[f"bucket/{path.name}"] = path.read_bytes()
+    urls = [f"{store.url}/bucket/{Path(part.path).name}" for part in parts]
+    ranges = [f"[{part.start}:{part.stop}]" if part.stop == 12 else "" for part in parts]
+    return type(local)([url + words for url, words in zip(urls, ranges, strict=True)])
+
+
+@pytest.fixture(params=[*sorted(SOURCES), *REMOTE])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Each kind of source, with 37 records."""
-    made = SOURCES[request.param](tmp_path)
+    if request.param.startswith("remote "):
+        made = remote(request.param.removeprefix("remote "), tmp_path, request.getfixturevalue("store"))
+    else:
+        made = SOURCES[request.param](tmp_path)
     yield made
     if hasattr(made, "close"):
         made.close()
@@ -167,7 +188,8 @@ def test_another_working_folder_is_the_same_source(
     assert words(source.__getitems__(range(37))) == before[0]
 
 
-# The library of ArrayRecord does not survive a fork once it was used: see test_array_record_faults.py.
+# The library of ArrayRecord does not survive a fork once it was used (see test_array_record_faults.py), nor do clients of
+# stores (see test_remote.py).
 @pytest.mark.parametrize("source", sorted(SOURCES.keys() - {"ArrayRecord"}), indirect=True)
 def test_a_forked_process_reads_the_same(source: Any) -> None:
     """After the parent has read: with files of its own, without waiting for the parent's locks."""

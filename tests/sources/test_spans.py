@@ -20,7 +20,14 @@ from record_files import every_record, write_tfrecord
 
 import millstream
 from millstream.errors import DataSourceError
-from millstream.sources import JsonLinesDataSource, TextLineDataSource, TFRecordDataSource, files, progress, spans
+from millstream.sources import (
+    JsonLinesDataSource,
+    TFRecordDataSource,
+    files,
+    progress,
+    spans,
+    stored_files,
+)
 from millstream.sources.offset_index import store_offsets
 from millstream.sources.paths import FileIdentity
 from millstream.sources.progress import CancelledScanError, Progress
@@ -266,8 +273,8 @@ def test_spans_are_the_bytes_of_the_file(pieces: list[tuple[int, int]], slow: bo
     with pytest.MonkeyPatch.context() as patch, os.fdopen(os.memfd_create("content"), "r+b") as file:
         file.write(content)
         file.flush()
-        patch.setattr(spans, "_SLOW_READ_SECONDS", 0.0 if slow else 10.0)
-        read = spans.read_spans(file.fileno(), [p for p, _ in pieces], [n for _, n in pieces])
+        patch.setattr(stored_files, "_SLOW_READ_SECONDS", 0.0 if slow else 10.0)
+        read = stored_files.read_spans(file.fileno(), [p for p, _ in pieces], [n for _, n in pieces])
 
     assert read == [content[place : place + length] for place, length in pieces]
 
@@ -309,14 +316,6 @@ def test_a_search_that_nobody_waits_for_stops() -> None:
 
     with pytest.raises(CancelledScanError):
         watched.advance(5)
-
-
-@pytest.mark.parametrize("kind", [TFRecordDataSource, TextLineDataSource])
-@pytest.mark.parametrize("path", ["gs://bucket/a.tfrecord", "https://host/*.tfrecord"])
-def test_urls_are_refused(kind: Any, path: str) -> None:
-    """The error says what can be read."""
-    with pytest.raises(FileNotFoundError, match=r"only local and mounted files can be read.*bucket|host"):
-        kind(path)
 
 
 def test_what_one_file_lacks_ends_the_search_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

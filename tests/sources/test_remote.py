@@ -1,0 +1,359 @@
+"""Sources of objects in stores far away, read from a real server that is slow, fails and forgets."""
+
+import os
+import pickle
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from object_server import ObjectServer, Request
+from record_files import every_record, tfrecord_bytes, write_tar
+
+import millstream
+from millstream.errors import DataSourceError
+from millstream.sources import (
+    BagzDataSource,
+    CsvDataSource,
+    JsonLinesDataSource,
+    MegatronDataSource,
+    TextLineDataSource,
+    TFRecordDataSource,
+    WebDatasetDataSource,
+    object_stores,
+    stored_files,
+)
+
+pytestmark = pytest.mark.third_party
+
+RECORDS = [b"record %d " % number * 20 for number in range(400)]
+SPREAD = [number.to_bytes(2, "little") * 20_000 for number in range(300)]
+"""Records of which every other one takes a request of its own: the one between is not read along."""
+
+SCHEMES = ["gs", "http", "s3"]
+
+
+def location(store: ObjectServer, scheme: str) -> str:
+    """Returns where the objects of a bucket are."""
+    return f"{store.url}/bucket" if scheme == "http" else f"{scheme}://bucket"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_store_is_read_alike(store: ObjectServer, scheme: str) -> None:
+    """The records, the number of them and the fingerprint are those of the files; names may hold anything."""
+    for name in ("a b", "ü%20", "d/c"):
+        store.objects[f"bucket/{name}"] = tfrecord_bytes([name.encode(), b"", *RECORDS])
+    names = [name.replace("%", "%25") if scheme == "http" else name for name in ("a b", "ü%20", "d/c")]
+    with TFRecordDataSource([f"{location(store, scheme)}/{name}" for name in names]) as source:
+        assert every_record(source) == [
+            record for name in ("a b", "ü%20", "d/c") for record in [name.encode(), b"", *RECORDS]
+        ]
+        assert source[402] == "ü%20".encode()
+
+
+def test_an_object_and_a_file_of_the_same_name_are_one_source(store: ObjectServer, tmp_path: Path) -> None:
+    """A state that was saved when the files were local is good when they are in a bucket, and elsewhere."""
+    fingerprints = set()
+    for name in ("a", "b"):
+        store.objects[f"bucket/train/{name}"] = tfrecord_bytes(RECORDS)
+        (tmp_path / name).write_bytes(tfrecord_bytes(RECORDS))
+    for folder in (tmp_path, "gs://bucket/train", f"{store.url}/bucket/train"):
+        for suffix in ("", "?signature=1") if "http" in str(folder) else ("",):
+            with TFRecordDataSource([f"{folder}/a{suffix}", f"{folder}/b{suffix}"]) as source:
+                fingerprints.add(source.fingerprint())
+    assert len(fingerprints) == 1
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_patterns_are_looked_up_where_there_are_lists(store: ObjectServer, scheme: str) -> None:
+    """Matches come sorted; a name that reads as a pattern is that object, if there is one."""
+    for name in ("t-2", "t-1", "t-10", "u", "d/t-3", "odd[1]", "t/e"):
+        store.objects[f"bucket/x/{name}"] = tfrecord_bytes([name.encode()])
+    base = f"{location(store, scheme)}/x"
+    for pattern, names in {
+        "t-*": [b"t-1", b"t-10", b"t-2"],
+        "t-?": [b"t-1", b"t-2"],
+        "**/t-[23]": [b"d/t-3", b"t-2"],
+        "odd[1]": [b"odd[1]"],
+    }.items():
+        with TFRecordDataSource(f"{base}/{pattern}") as source:
+            assert every_record(source) == names
+    with pytest.raises(FileNotFoundError, match=r"No TFRecord file matches the pattern.*x/v\*"):
+        TFRecordDataSource(f"{base}/v*")
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://host/data/*.tfrecord", "do not list their files: pass the URLs one by one"),
+        ("ftp://host/a", "must begin with gs://, s3://, http:// or https://"),
+        ("gs://bucket", "must name a bucket and an object"),
+        ("s3://bucket/", "must name a bucket and an object"),
+        ("https://host", "must name a host and an object"),
+        ("gs://bucket/a[3:2]", "0 <= start <= stop"),
+        (Path("gs://bucket/a"), "URLs must be str"),
+    ],
+)
+def test_urls_that_mean_nothing_are_refused(url: Any, message: str) -> None:
+    """At construction, with the rule and what to do; no store is asked."""
+    with pytest.raises(ValueError, match=message):
+        TFRecordDataSource(url)
+
+
+def test_ranges_of_records_and_files_on_disk_go_together(store: ObjectServer, tmp_path: Path) -> None:
+    """A source may have files of many places, and parts of them."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    (tmp_path / "b").write_bytes(tfrecord_bytes(RECORDS))
+    paths = [f"{store.url}/bucket/a[10:20]", tmp_path / "b", "gs://bucket/a[1:2]"]
+    with TFRecordDataSource(paths) as source:
+        assert every_record(source) == [*RECORDS[10:20], *RECORDS, RECORDS[1]]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_batch_is_asked_for_at_once(store: ObjectServer, scheme: str) -> None:
+    """Its requests go out together, whichever files they are for: more than 64 are on their way at one time."""
+    for number in range(3):
+        store.objects[f"bucket/{number}"] = tfrecord_bytes(SPREAD[number * 100 : number * 100 + 100])
+    with TFRecordDataSource([f"{location(store, scheme)}/{number}" for number in range(3)]) as source:
+        store.forget()
+        store.latency = 0.1
+        keys = np.random.default_rng(0).permutation(150) * 2
+        assert source.__getitems__(keys) == [SPREAD[key] for key in keys]
+    assert 64 <= store.most_at_once <= object_stores.REQUESTS_AT_ONCE
+    assert len(store.requests) == 150
+
+
+def test_neighbours_come_by_one_request(store: ObjectServer) -> None:
+    """A batch in the order of the file costs as many requests as its bytes need, not as many as its records."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
+        store.forget()
+        assert source.__getitems__(range(100, 356)) == RECORDS[100:356]
+    assert len(store.requests) == 1
+
+
+def test_the_index_is_kept_for_the_version_it_is_of(store: ObjectServer, tmp_path: Path) -> None:
+    """A second source asks once for each object; a signature that is another each time changes nothing."""
+    for number in range(3):
+        store.objects[f"bucket/{number}"] = tfrecord_bytes(RECORDS)
+    for signature in ("first", "second"):
+        store.forget()
+        TFRecordDataSource([f"{store.url}/bucket/{number}?X-Signature={signature}" for number in range(3)]).close()
+    assert len(store.requests) == 3
+    assert len(list((tmp_path / "cache").iterdir())) == 3
+
+    store.objects["bucket/1"] = tfrecord_bytes(RECORDS[:7])
+    with TFRecordDataSource([f"{store.url}/bucket/{number}" for number in range(3)]) as source:
+        assert every_record(source) == [*RECORDS, *RECORDS[:7], *RECORDS]
+
+
+@pytest.mark.parametrize("failure", [429, 500, 503, "reset", "short"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_fails_now_and_then_is_repeated(store: ObjectServer, scheme: str, failure: str | int) -> None:
+    """At construction and when reading: nobody notices."""
+    store.objects["bucket/a"] = tfrecord_bytes(SPREAD)
+    seen: set[int | None] = set()
+
+    def fails_first(request: Request) -> str | int | None:
+        is_first = request.start not in seen
+        seen.add(request.start)
+        return failure if is_first else None
+
+    store.failure = fails_first
+    with TFRecordDataSource(f"{location(store, scheme)}/a") as source:
+        assert every_record(source) == SPREAD
+        keys = np.random.default_rng(0).permutation(150)[:32] * 2
+        assert source.__getitems__(keys) == [SPREAD[key] for key in keys]
+
+
+@pytest.mark.parametrize("failure", [500, "reset", "short"])
+def test_what_fails_for_ever_is_an_error(store: ObjectServer, failure: str | int) -> None:
+    """With the record, the file and what the store said, and once the store is well again, reading is."""
+    store.objects["bucket/a"] = tfrecord_bytes(SPREAD)
+    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
+        store.failure = lambda request: failure if (request.start or 0) > 1_000_000 else None
+        with pytest.raises(DataSourceError, match=r"record 200 of '.*bucket/a' \(record key 200\).*4 retry attempts"):
+            source.__getitems__([1, 200])
+        store.failure = lambda _: None
+        assert source[200] == SPREAD[200]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_may_not_be_read_is_an_error(store: ObjectServer, scheme: str) -> None:
+    """At construction a PermissionError that says where credentials come from; later the record's error."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    url = f"{location(store, scheme)}/a"
+    source = TFRecordDataSource(url)
+    store.failure = lambda _: 403
+    with pytest.raises(PermissionError, match=r"refuses.*GOOGLE_APPLICATION_CREDENTIALS.*AWS_PROFILE.*bucket/a"):
+        TFRecordDataSource(url)
+    with pytest.raises(DataSourceError, match=r"Cannot read record 3 of '.*a' \(record key 3\).*refuses"):
+        source[3]
+    source.close()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_is_not_there_is_an_error(store: ObjectServer, scheme: str) -> None:
+    """At construction a FileNotFoundError, as for files; later the record's error."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    url = f"{location(store, scheme)}/a"
+    with pytest.raises(FileNotFoundError, match=r"No such TFRecord file: '.*/b'"):
+        TFRecordDataSource([url, f"{location(store, scheme)}/b"])
+    with TFRecordDataSource(url) as source:
+        del store.objects["bucket/a"]
+        with pytest.raises(DataSourceError, match=r"record 3 of '.*a' \(record key 3\).*was removed"):
+            source[3]
+
+
+@pytest.mark.parametrize("records", [RECORDS[::-1], RECORDS[:20], [*RECORDS, b"more"]])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_replaced_object_is_an_error(store: ObjectServer, scheme: str, records: Sequence[bytes]) -> None:
+    """Whether or not it has the same size: no byte of another version comes out. A new source reads the new one."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    url = f"{location(store, scheme)}/a"
+    with TFRecordDataSource(url) as source:
+        assert source[399] == RECORDS[399]
+        store.objects["bucket/a"] = tfrecord_bytes(records)
+        with pytest.raises(DataSourceError, match=r"record 5 of '.*a' \(record key 5\).*was replaced.*again"):
+            source.__getitems__([5, 399])
+    with TFRecordDataSource(url) as source:
+        assert every_record(source) == list(records)
+
+
+@pytest.mark.parametrize("etag", [None, 'W/"weak"'])
+def test_a_server_without_versions_is_trusted(store: ObjectServer, etag: str | None) -> None:
+    """Size, beginning and end stand for the version, so that the index of another object is not used."""
+    store.etags["bucket/a"] = etag
+    url = f"{store.url}/bucket/a"
+    for records in (RECORDS, RECORDS[::-1], []):
+        store.objects["bucket/a"] = tfrecord_bytes([*records, b"last"])
+        with TFRecordDataSource(url) as source:
+            assert every_record(source) == [*records, b"last"]
+
+
+def test_a_request_that_is_not_answered_is_made_again(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; then it is an error. No wait is without end."""
+    monkeypatch.setattr(object_stores, "STALL_SECONDS", 0.3)
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
+        store.forget()
+        store.failure = lambda request: "hang" if request.number == 0 else None
+        assert source[7] == RECORDS[7]
+        store.failure = lambda _: "hang"
+        before = time.monotonic()
+        with pytest.raises(DataSourceError, match=r"record 8 of .*not answered 2 times within 0 seconds"):
+            source[8]
+        assert time.monotonic() - before < 5
+
+
+def test_a_server_that_sends_whole_files_only_is_refused(store: ObjectServer) -> None:
+    """The error says why, and what to do."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    store.supports_ranges = False
+    with pytest.raises(DataSourceError, match=r"'.*bucket/a' cannot be read at random: its server sends whole files"):
+        TFRecordDataSource(f"{store.url}/bucket/a")
+
+
+@pytest.mark.parametrize("tells_sizes", [True, False])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_size_is_found(store: ObjectServer, scheme: str, tells_sizes: bool) -> None:
+    """From nothing to megabytes, in few requests, whether or not the store says it in words."""
+    store.tells_sizes = tells_sizes
+    hinted = object_stores._HINTED_BYTES
+    for size in (0, 1, 2, 511, 512, 513, 4095, 4096, 4097, hinted, hinted + 1, 3_000_000):
+        store.objects["bucket/a"] = bytes(size)
+        store.forget()
+        assert object_stores.size_of(f"{location(store, scheme)}/a") == size
+        assert len(store.requests) <= (50 if tells_sizes else 100)
+
+
+def test_processes_and_threads_read_the_same(store: ObjectServer) -> None:
+    """The stream does not depend on who reads; each worker has clients of its own."""
+    for number in range(3):
+        lines = [f'{{"file": {number}, "line": {line}}}\n' for line in range(30)]
+        store.objects[f"bucket/{number}.jsonl"] = "".join(lines).encode()
+    source = JsonLinesDataSource([f"{store.url}/bucket/{number}.jsonl" for number in range(3)])
+
+    def batches(**options: Any) -> list[Any]:
+        with millstream.load(source, shuffle=True, seed=3, num_epochs=1, batch_size=8, **options) as loader:
+            return [[batch["file"].tolist(), batch["line"].tolist()] for batch in loader]
+
+    expected = batches(read_options=millstream.ReadOptions(num_threads=0))
+    assert sum(len(batch[0]) for batch in expected) == 90
+    assert batches(worker_count=2) == expected
+    assert batches(read_options=millstream.ReadOptions(num_threads=4)) == expected
+    source.close()
+
+
+def test_a_copy_needs_no_look_at_the_store(store: ObjectServer) -> None:
+    """A pickled source knows its objects' sizes and versions."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    with TFRecordDataSource("s3://bucket/a") as source:
+        pickled = pickle.dumps(source)
+    store.forget()
+    with pickle.loads(pickled) as copy:
+        assert copy[5] == RECORDS[5]
+    assert len(store.requests) == 1
+
+
+def test_a_forked_process_gets_an_error(store: ObjectServer) -> None:
+    """TensorStore would end it; the parent reads on."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
+        answer, asked = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", RuntimeWarning)
+            child = os.fork()
+        if child == 0:
+            try:
+                source[5]
+            except DataSourceError as error:
+                os.write(asked, str(error).encode())
+            os._exit(0)
+        os.close(asked)
+        with os.fdopen(answer, "rb") as end:
+            assert b"forked after its parent had read from a store" in end.read()
+        assert os.waitpid(child, 0)[1] == 0
+        assert source[5] == RECORDS[5]
+
+
+DAMAGED: dict[str, tuple[Callable[[str], Any], bytes, str]] = {
+    "cut TFRecord": (TFRecordDataSource, tfrecord_bytes(RECORDS)[:-1], "was cut short"),
+    "empty TFRecord": (TFRecordDataSource, b"", "at least one record"),
+    "no TFRecord": (TFRecordDataSource, b"{}\n" * 100, "is not a TFRecord file"),
+    "gzip": (TextLineDataSource, b"\x1f\x8b\x08" + bytes(20), "is compressed as a whole"),
+    "no tar": (WebDatasetDataSource, b"{}\n" * 1000, "is not a tar archive"),
+    "no Bagz": (BagzDataSource, b"{}\n" * 1000, "is not a Bagz file"),
+    "empty CSV": (CsvDataSource, b"", "is empty"),
+    "open quotes": (CsvDataSource, b'a,b\n1,"2\n', "ends within quotes"),
+    "no Megatron": (MegatronDataSource, b"abc", "is not the index of a Megatron dataset"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_objects_are_errors_that_name_them(store: ObjectServer, damage: str) -> None:
+    """As for files."""
+    kind, content, message = DAMAGED[damage]
+    store.objects["bucket/a.bin"] = store.objects["bucket/a.idx"] = content
+    with pytest.raises((DataSourceError, ValueError), match=message) as caught:
+        kind(f"{store.url}/bucket/a.bin")
+    assert "bucket/a" in str(caught.value)
+
+
+def test_a_long_object_is_read_ahead_of_the_search(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks, some of which are on their way at one time, each of them once; parts that are passed over are not."""
+    monkeypatch.setattr(stored_files, "_BLOCK_BYTES", 1000)
+    files = [(f"{number}.txt", bytes(20_000 if number == 5 else 10)) for number in range(20)]
+    store.objects["bucket/a"] = write_tar(tmp_path / "a", files).read_bytes()
+    with WebDatasetDataSource(f"{store.url}/bucket/a") as source:
+        asked = [(request.start or 0, request.stop or 0) for request in store.requests]
+        blocks = [start for start, stop in asked if stop - start > 500]
+        assert [sample["txt"] for sample in every_record(source)] == [content for _, content in files]
+    assert len(set(blocks)) == len(blocks)
+    assert len(blocks) < len(store.objects["bucket/a"]) / 1000 - 10
