@@ -5,6 +5,7 @@ from millstream.sources.bagz import BagzDataSource
 from millstream.sources.base import DataSource
 from millstream.sources.concatenated import ConcatenatedDataSource
 from millstream.sources.csv_rows import CsvDataSource
+from millstream.sources.file_cache import FileCache
 from millstream.sources.json_lines import JsonLinesDataSource
 from millstream.sources.megatron import MegatronDataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
@@ -18,6 +19,7 @@ __all__ = [
     "ConcatenatedDataSource",
     "CsvDataSource",
     "DataSource",
+    "FileCache",
     "InMemoryDataSource",
     "JsonLinesDataSource",
     "MegatronDataSource",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import BLOCK_BYTES, Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.stored_files import exists
@@ -51,8 +52,8 @@ class BagzDataSource(SpanRecords[bytes]):
 
     kind: ClassVar[str] = "Bagz"
 
-    def __init__(self, paths: Any) -> None:
-        super().__init__(paths, _BagzFormat())
+    def __init__(self, paths: Any, *, cache: FileCache | None = None) -> None:
+        super().__init__(paths, _BagzFormat(), cache)
         if any(map(_is_compressed, self._paths)):
             _zstandard()  # Missing, it is an error now.
 

@@ -11,23 +11,26 @@ Guarantees:
 
 import abc
 import bisect
+import contextlib
 import dataclasses
-import datetime as dt
 import errno
 import itertools
-import os
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, items_at
+from millstream.sources.copied_files import CopiedFile
+from millstream.sources.file_cache import FileCache
 from millstream.sources.open_files import OpenFiles, descriptor_share
-from millstream.sources.paths import RECORD_LIMIT, FileIdentity, resolve_paths
+from millstream.sources.paths import RECORD_LIMIT, FileIdentity, names_within_common_folder, resolve_paths
 from millstream.sources.stored_files import identify
-from millstream.sources.urls import is_url, without_query
+from millstream.sources.urls import is_url
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -67,6 +70,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
     Args:
         paths: one path or a sequence of paths, as `resolve_paths` takes them.
+        cache: where whole files of stores are copied to before they are read; None to read them where they are.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found, or a pattern has no match.
@@ -86,14 +90,17 @@ class FileRecords(abc.ABC, Generic[RecordT]):
     descriptors_per_file: ClassVar[int] = 1
     """How many descriptors an open file takes."""
 
-    def __init__(self, paths: Any) -> None:
+    def __init__(self, paths: Any, cache: FileCache | None = None) -> None:
+        if not isinstance(cache, FileCache | None):
+            raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")
+        self._cache = cache
         self._parts = resolve_paths(paths, self.kind)
         self._paths = list(dict.fromkeys(part.path for part in self._parts))
         self._identities: dict[str, FileIdentity] = {}
         self._counts: dict[str, int] = {}
         self._inspect()
         self._index_parts()
-        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES, self.descriptors_per_file)
+        self._open_files = self._no_open_files()
         if not self._num_records:
             raise ValueError(f"A source must hold at least one record, got none in {self._named_files()}.")
 
@@ -106,8 +113,12 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         """
 
     @abc.abstractmethod
-    def _open(self, path: str) -> RecordFile[RecordT]:
+    def _open(self, path: str, place: str) -> RecordFile[RecordT]:
         """Returns the file, open.
+
+        Args:
+            path: its name.
+            place: where its bytes are: the same, or the path of a copy.
 
         Raises:
             OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
@@ -160,13 +171,22 @@ class FileRecords(abc.ABC, Generic[RecordT]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         closed = state.pop("_closed")
         vars(self).update(state)
-        self._open_files = OpenFiles[RecordFile[RecordT]](MAX_OPEN_FILES, self.descriptors_per_file)
+        self._open_files = self._no_open_files()
         if closed:
             self._open_files.close()
+
+    def _no_open_files(self) -> OpenFiles[RecordFile[RecordT]]:
+        # A copy in a cache is locked by a descriptor of its own.
+        return OpenFiles(MAX_OPEN_FILES, self.descriptors_per_file + (self._cache is not None))
 
     def close(self) -> None:
         """Closes all files. Reading then raises ValueError. May be called again."""
         self._open_files.close()
+
+    @property
+    def unit_sizes(self) -> NDArray[np.int64]:
+        """How many records each file, or range of one, has: an array of shape (n,), for `HierarchicalSampler`."""
+        return np.diff(self._ends_array, prepend=0)
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, and a digest of names, sizes, counts and ranges, in their order.
@@ -175,7 +195,7 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         """
         import hashlib  # noqa: PLC0415  (OpenSSL takes long to import)
 
-        names = dict(zip(self._paths, _names_within_common_folder(self._paths), strict=True))
+        names = dict(zip(self._paths, names_within_common_folder(self._paths), strict=True))
         digest = hashlib.blake2b(digest_size=8)
         for part in self._parts:
             words = (names[part.path], self._identities[part.path].size, part.start, part.stop)
@@ -194,7 +214,29 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
     def _identify(self, path: str) -> FileIdentity:
         """Returns which file is at a path. Called by many threads at once."""
-        return identify(path, self.kind)
+        identity = identify(path, self.kind, self._known_size)
+        if self._cache is not None and is_url(path) and identity.size > self._cache.max_bytes:
+            raise ValueError(
+                f"max_bytes of the cache must be at least the size of the largest file, but {path!r} has "
+                f"{identity.size:,} bytes, got {self._cache.max_bytes:,}."
+            )
+        return identity
+
+    def _known_size(self, url: str, version: bytes) -> int | None:
+        """Returns the size of an object in some version, where it needs not be looked for."""
+        return self._cache.known_size(url, version) if self._cache is not None else None
+
+    @contextlib.contextmanager
+    def _at_hand(self, path: str) -> Iterator[str]:
+        """Gives where the bytes of a file are, for the length of a block: at the path, or at that of a copy."""
+        if self._cache is None or not is_url(path):
+            yield path
+            return
+        copy = self._cache.copy_of(path, self._identities[path])
+        try:
+            yield copy.path
+        finally:
+            copy.close()
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:
         """Counts the records of some files, many at once."""
@@ -242,12 +284,18 @@ class FileRecords(abc.ABC, Generic[RecordT]):
 
     def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
         """Returns the file, open, after comparing it with what the constructor saw."""
-        file = self._open(path)
-        if is_url(path):
-            return file  # Each read compares.
+        if is_url(path) and self._cache is not None:
+            # Weakly, as for open files.
+            return CopiedFile(self._cache, path, self._identities[path], weakref.WeakMethod(self._open_checked))
+        return self._open_checked(path, path)
+
+    def _open_checked(self, path: str, place: str) -> RecordFile[RecordT]:
+        file = self._open(path, place)
         try:
-            # Looked at after it was opened: what is at the path now is what was opened, or newer.
-            self._check_unchanged(path, file.num_records, FileIdentity.of(path))
+            # Looked at after it was opened: what is at the path now is what was opened, or newer. Whether an object is
+            # the same is looked at when it is read.
+            now = self._identities[path] if is_url(path) else FileIdentity.of(path)
+            self._check_unchanged(path, file.num_records, now)
         except BaseException:
             file.close()
             raise
@@ -263,25 +311,12 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         # Not device or inode: a copy that kept its time is fine, and on network storage both may change.
         if now.modified != seen.modified:
             raise DataSourceError(
-                f"{path!r} was last written to at {_clock(now.modified)}, and at {_clock(seen.modified)} when the "
+                f"{path!r} was last written to at {now.last_written}, and at {seen.last_written} when the "
                 "source was constructed: it may hold other records. Construct the source again."
             )
         asked = max((part.stop or 0 for part in self._parts if part.path == path), default=0)
         if asked > num_records:
             raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
-
-
-def _names_within_common_folder(paths: Sequence[str]) -> list[str]:
-    """Returns the paths without the folder that holds all of the files."""
-    # The root of a store is as good as one of a disk, and a bucket as good as a folder.
-    rooted = [f"/{without_query(path)}" if is_url(path) else path for path in paths]
-    normal = [os.path.normpath(path) for path in rooted]
-    folder = os.path.commonpath([os.path.dirname(path) for path in normal])  # noqa: PTH120
-    return [path[len(folder) :].lstrip(os.sep) for path in normal]
-
-
-def _clock(nanoseconds: int) -> str:
-    return str(dt.datetime.fromtimestamp(nanoseconds / 1e9, tz=dt.UTC))
 
 
 def _open_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:

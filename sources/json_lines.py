@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan, refuse_compressed
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.text_lines import record_starts
@@ -46,8 +47,8 @@ class JsonLinesDataSource(SpanRecords[Any]):
 
     kind: ClassVar[str] = "JSONL"
 
-    def __init__(self, paths: Any) -> None:
-        super().__init__(paths, _JsonLinesFormat())
+    def __init__(self, paths: Any, *, cache: FileCache | None = None) -> None:
+        super().__init__(paths, _JsonLinesFormat(), cache)
 
 
 @final

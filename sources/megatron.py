@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.stored_files import StoredFile, identify, open_stored
@@ -61,9 +62,9 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
 
     kind: ClassVar[str] = "Megatron"
 
-    def __init__(self, prefix: Any) -> None:
+    def __init__(self, prefix: Any, *, cache: FileCache | None = None) -> None:
         self._dtypes: dict[str, str] = {}
-        super().__init__(_data_paths(prefix), _MegatronFormat())
+        super().__init__(_data_paths(prefix), _MegatronFormat(), cache)
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the dtypes, and a digest of names, sizes, counts and ranges."""

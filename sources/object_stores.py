@@ -216,8 +216,8 @@ def _error(url: str, words: str) -> OSError:
         return FileNotFoundError(errno.ENOENT, f"The store has no such object ({words})", url)
     if "was ignored by server" in words:
         return DataSourceError(
-            f"{url!r} cannot be read at random: its server sends whole files only ({words}). Pass "
-            "cache=FileCache(...), which copies whole files to a local disk, or put the file where ranges are served."
+            f"{url!r} cannot be read at random: its server sends whole files only ({words}). Download it, or put it "
+            "where ranges are served."
         )
     return DataSourceError(f"{url!r} cannot be read: {words}")
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan, refuse_compressed
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 
@@ -48,9 +49,9 @@ class TextLineDataSource(SpanRecords[str]):
 
     kind: ClassVar[str] = "text"
 
-    def __init__(self, paths: Any, *, encoding: str = "utf-8") -> None:
+    def __init__(self, paths: Any, *, encoding: str = "utf-8", cache: FileCache | None = None) -> None:
         self._encoding = _checked_encoding(encoding)
-        super().__init__(paths, _TextLineFormat(self._encoding))
+        super().__init__(paths, _TextLineFormat(self._encoding), cache)
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the encoding, and a digest of names, sizes, counts and ranges."""

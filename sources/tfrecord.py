@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from millstream.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_rows
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 
@@ -70,8 +71,8 @@ class TFRecordDataSource(SpanRecords[bytes]):
 
     kind: ClassVar[str] = "TFRecord"
 
-    def __init__(self, paths: Any, *, check_crc: bool = True) -> None:
-        super().__init__(paths, _TFRecordFormat(as_flag(check_crc, "check_crc")))
+    def __init__(self, paths: Any, *, check_crc: bool = True, cache: FileCache | None = None) -> None:
+        super().__init__(paths, _TFRecordFormat(as_flag(check_crc, "check_crc")), cache)
 
 
 @final

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan, refuse_compressed
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.tar_members import TarError, TarMember, tar_members
@@ -52,8 +53,8 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
 
     kind: ClassVar[str] = "WebDataset"
 
-    def __init__(self, paths: Any) -> None:
-        super().__init__(paths, _WebDatasetFormat())
+    def __init__(self, paths: Any, *, cache: FileCache | None = None) -> None:
+        super().__init__(paths, _WebDatasetFormat(), cache)
 
 
 @final

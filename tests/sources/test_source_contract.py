@@ -20,6 +20,7 @@ from millstream.sources import (
     BagzDataSource,
     ConcatenatedDataSource,
     CsvDataSource,
+    FileCache,
     InMemoryDataSource,
     JsonLinesDataSource,
     MegatronDataSource,
@@ -109,13 +110,16 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 OF_SPANS = ["Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"]
 """Those that can be objects of a store."""
 
-REMOTE = [pytest.param(f"remote {name}", marks=pytest.mark.third_party) for name in OF_SPANS]
+REMOTE = [
+    pytest.param(name, marks=pytest.mark.third_party)
+    for name in (*(f"remote {name}" for name in OF_SPANS), "cached ArrayRecord", "cached CSV", "cached TFRecord")
+]
 
 OF_FILES = ["ArrayRecord", *OF_SPANS, *REMOTE]
 """Those that can be closed."""
 
 
-def remote(name: str, folder: Path, store: ObjectServer) -> Any:
+def remote(name: str, folder: Path, store: ObjectServer, **options: Any) -> Any:
     """The same source of objects of a store, which are those files."""
     (folder / "files").mkdir()
     with SOURCES[name](folder / "files") as local:
@@ -124,14 +128,18 @@ def remote(name: str, folder: Path, store: ObjectServer) -> Any:
         store.objects[f"bucket/{path.name}"] = path.read_bytes()
     urls = [f"{store.url}/bucket/{Path(part.path).name}" for part in parts]
     ranges = [f"[{part.start}:{part.stop}]" if part.stop == 12 else "" for part in parts]
-    return type(local)([url + words for url, words in zip(urls, ranges, strict=True)])
+    return type(local)([url + words for url, words in zip(urls, ranges, strict=True)], **options)
 
 
 @pytest.fixture(params=[*sorted(SOURCES), *REMOTE])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Each kind of source, with 37 records."""
-    if request.param.startswith("remote "):
-        made = remote(request.param.removeprefix("remote "), tmp_path, request.getfixturevalue("store"))
+    where, _, name = request.param.partition(" ")
+    if where == "remote":
+        made = remote(name, tmp_path, request.getfixturevalue("store"))
+    elif where == "cached":
+        # No room for two of them.
+        made = remote(name, tmp_path, request.getfixturevalue("store"), cache=FileCache(200_000, tmp_path / "copies"))
     else:
         made = SOURCES[request.param](tmp_path)
     yield made
@@ -188,8 +196,8 @@ def test_another_working_folder_is_the_same_source(
     assert words(source.__getitems__(range(37))) == before[0]
 
 
-# The library of ArrayRecord does not survive a fork once it was used (see test_array_record_faults.py), nor do clients of
-# stores (see test_remote.py).
+# The library of ArrayRecord does not survive a fork once it was used (see test_array_record_faults.py), nor do the
+# clients of stores (see test_remote.py).
 @pytest.mark.parametrize("source", sorted(SOURCES.keys() - {"ArrayRecord"}), indirect=True)
 def test_a_forked_process_reads_the_same(source: Any) -> None:
     """After the parent has read: with files of its own, without waiting for the parent's locks."""
@@ -221,6 +229,13 @@ def test_closing_ends_reading_where_there_is_something_to_close(source: Any) -> 
     with pytest.raises(ValueError, match="closed"):
         source.__getitems__([0])
     assert (len(source), repr(source), source.fingerprint()) == before
+
+
+@pytest.mark.parametrize("source", OF_FILES, indirect=True)
+def test_the_sizes_of_units_are_those_of_files(source: Any) -> None:
+    """Or of the ranges of files, in their order: what a hierarchical order needs to know."""
+    assert source.unit_sizes.dtype == np.int64
+    assert source.unit_sizes.tolist() == ([20, 17] if len(source.unit_sizes) == 2 else [20, 5, 12])
 
 
 @pytest.mark.parametrize("key", [1.0, "1", None])
