@@ -179,7 +179,9 @@ def open_array_record(
             f"reader_options must be options of ArrayRecordReader, got {dict(options)}: {error}"
         ) from error
     if not reader.ok():
-        raise _open_error(name, reader)
+        raise _open_error(
+            name, reader, "cannot be read" if is_url(path) else "is not an ArrayRecord file, or is damaged"
+        )
     num_records = reader.num_records()
     if num_records > _MAX_RECORDS:
         raise DataSourceError(f"{name!r} holds {num_records} records, more than the {_MAX_RECORDS} that can be read.")
@@ -187,8 +189,8 @@ def open_array_record(
     return ArrayRecordFile(path, reader, num_records, int(written_with[1]) if written_with else None, identity, name)
 
 
-def _open_error(path: str, reader: Reader) -> OSError:
-    """Returns the error that the library raises only when a reader is closed."""
+def _open_error(path: str, reader: Reader, what: str) -> OSError:
+    """Returns the error that the library raises only when a reader is closed; `what` is what is wrong with the file."""
     try:
         reader.close()
         reason = RuntimeError()
@@ -198,6 +200,6 @@ def _open_error(path: str, reader: Reader) -> OSError:
         if os.strerror(number) in str(reason):
             return OSError(number, os.strerror(number), path)
     words = str(reason) or "the library does not say why"
-    failure = DataSourceError(f"{path!r} is not an ArrayRecord file, or is damaged: {words}.")
+    failure = DataSourceError(f"{path!r} {what}: {words}.")
     failure.__cause__ = reason
     return failure

@@ -183,6 +183,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
         start = int(match[1]) if match and match[1] else None
         stop = int(match[2]) + 1 if match and match[2] and match[1] else None
+        if match and not match[1] and key in owner.objects:
+            start = max(0, len(owner.objects[key]) - int(match[2]))
         with owner.answering(key, start, stop) as request:
             if owner.latency:
                 time.sleep(owner.latency)  # This is what latency is.
