@@ -37,10 +37,13 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/part-*.csv` (its matches sorted by name), or a file with a range of its rows
-            `file.csv[100:200]`. The order of the paths is that of the records.
+            `file.csv[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
+            `gs://`, `s3://`, `http://` or `https://`.
         columns: the names of the columns that are wanted, in the order of the dicts; None for all of them, in the
             order of the first file.
         delimiter: the character between fields, such as a tab.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.

@@ -47,7 +47,10 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
 
     Args:
         prefix: one path or a sequence of paths, made absolute at once, with or without `.bin` at their end. Patterns
-            are allowed, such as `data/*_text_document`. The order of the paths is that of the records.
+            are allowed, such as `data/*_text_document`. The order of the paths is that of the records. A `str` may be
+            a URL of `gs://`, `s3://`, `http://` or `https://`.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.

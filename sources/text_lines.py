@@ -32,8 +32,11 @@ class TextLineDataSource(SpanRecords[str]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/part-*.txt` (its matches sorted by name), or a file with a range of its lines
-            `file.txt[100:200]`. The order of the paths is that of the records.
+            `file.txt[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
+            `gs://`, `s3://`, `http://` or `https://`.
         encoding: how the text is encoded; one in which the newline is the byte 10, and nothing else is.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
