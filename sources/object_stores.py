@@ -38,6 +38,12 @@ STALL_SECONDS = 60.0
 STALLS = 2
 """How often a request is made that is not answered."""
 
+_CURL_LIMITS = {"CONNECT_TIMEOUT_SECONDS": "10", "LOW_SPEED_TIME_SECONDS": "20", "LOW_SPEED_LIMIT_BYTES": "1"}
+"""When TensorStore gives up a connection: variables of the environment, which it reads once, where they are not set.
+
+Without them, requests on connections that died unnoticed would keep all others waiting.
+"""
+
 _SLOWEST_BYTES_PER_SECOND = 1 << 20
 
 _HINTED_BYTES = 1 << 18
@@ -269,6 +275,8 @@ def _context() -> Any:
 @functools.cache
 def _tensorstore() -> Any:
     """Returns TensorStore, imported when it is needed first."""
+    for name, value in _CURL_LIMITS.items():
+        os.environ.setdefault(f"TENSORSTORE_CURL_{name}", value)
     try:
         import tensorstore  # noqa: PLC0415
     except ImportError as error:

@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -247,6 +249,32 @@ def test_a_request_that_is_not_answered_is_made_again(store: ObjectServer, monke
         with pytest.raises(DataSourceError, match=r"record 8 of .*not answered 2 times within 0 seconds"):
             source[8]
         assert time.monotonic() - before < 5
+
+
+def test_connections_that_died_do_not_keep_others_waiting(store: ObjectServer, tmp_path: Path) -> None:
+    """More requests than may be on their way get no answer: each is given up, made again, and answered."""
+    store.objects["bucket/a"] = tfrecord_bytes(SPREAD[:60])
+    TFRecordDataSource(f"{store.url}/bucket/a").close()
+    seen: set[int | None] = set()
+
+    def hangs_first(request: Request) -> str | None:
+        if request.stop == 1 or request.start in seen:
+            return None
+        seen.add(request.start)
+        return "hang"
+
+    store.failure = hangs_first
+    code = """
+import sys, millstream
+from millstream.sources import object_stores
+object_stores.REQUESTS_AT_ONCE = 20
+print(len(millstream.TFRecordDataSource(sys.argv[1]).__getitems__(range(0, 60, 2))))
+"""
+    environment = {**os.environ, "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1"}
+    words = [sys.executable, "-c", code, f"{store.url}/bucket/a"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "30\n"
+    assert len(seen) == 30
 
 
 def test_a_server_that_sends_whole_files_only_is_refused(store: ObjectServer) -> None:
