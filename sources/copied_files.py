@@ -7,21 +7,20 @@ Guarantees:
 
 import dataclasses
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.file_cache import FileCache, LocalCopy
 from millstream.sources.paths import FileIdentity
+from millstream.sources.record_file import RecordFile, RecordT
 
 if TYPE_CHECKING:
     import weakref
 
-_OpenFile = Callable[[str, str], Any]
-
 
 @final
-class CopiedFile:
+class CopiedFile(Generic[RecordT]):
     """A remote file that is read from its copy, which is made, and made again, when it is needed.
 
     Args:
@@ -32,7 +31,11 @@ class CopiedFile:
     """
 
     def __init__(
-        self, cache: FileCache, url: str, identity: FileIdentity, open_file: "weakref.WeakMethod[_OpenFile]"
+        self,
+        cache: FileCache,
+        url: str,
+        identity: FileIdentity,
+        open_file: "weakref.WeakMethod[Callable[[str, str], RecordFile[RecordT]]]",
     ) -> None:
         self._cache = cache
         self._url = url
@@ -40,18 +43,18 @@ class CopiedFile:
         self._open_file = open_file
         self._lock = threading.Lock()
         self._users = 0
-        self._opened: _Opened | None = None
+        self._opened: _Opened[RecordT] | None = None
 
     @property
     def num_records(self) -> int:
         """How many records it holds."""
         file = self._begin()
         try:
-            return int(file.num_records)
+            return file.num_records
         finally:
             self._end()
 
-    def read(self, positions: Any, keys: Any) -> Any:
+    def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[RecordT]:
         """Returns the records at the positions, as the file of records does."""
         try:
             file = self._begin()
@@ -68,7 +71,7 @@ class CopiedFile:
         """Closes it. Nobody reads it any more."""
         self._close()
 
-    def _begin(self) -> Any:
+    def _begin(self) -> RecordFile[RecordT]:
         """Returns the file of records, whose copy stays until `_end`."""
         with self._lock:
             opened = self._opened
@@ -86,7 +89,7 @@ class CopiedFile:
             if self._users == 0 and self._opened is not None:
                 self._opened.copy.release()
 
-    def _open(self) -> "_Opened":
+    def _open(self) -> "_Opened[RecordT]":
         open_file = self._open_file()
         if open_file is None:
             raise ReferenceError("The source that this file is of is gone.")
@@ -105,8 +108,8 @@ class CopiedFile:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(Generic[RecordT]):
     """A copy, and what reads it."""
 
     copy: LocalCopy
-    file: Any
+    file: RecordFile[RecordT]

@@ -119,18 +119,19 @@ class FileCache:
         with os.scandir(self.folder) as entries:
             files = [entry for entry in entries if _OURS.fullmatch(entry.name)]
         sizes = {entry.path: entry.stat().st_size for entry in files}
+        for entry in files:
+            # Those of processes that are gone.
+            if entry.name.endswith(_PART) and _take_away(entry.path):
+                del sizes[entry.path]
+        if place + _PART in sizes:
+            return None
         used = sum(sizes.values())
         for entry in sorted(files, key=_age):
-            is_part = entry.name.endswith(_PART)
-            # One that is left by a process that is gone goes in any case.
-            if (is_part or used + size > self.max_bytes) and _take_away(entry.path):
+            if used + size > self.max_bytes and entry.path in sizes and _take_away(entry.path):
                 used -= sizes[entry.path]
         if used + size > self.max_bytes:
             return None
-        try:
-            part = os.open(place + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        except FileExistsError:
-            return None
+        part = os.open(place + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(part, size)
         return part

@@ -18,7 +18,7 @@ import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from millstream.sources.copied_files import CopiedFile
 from millstream.sources.file_cache import FileCache
 from millstream.sources.open_files import OpenFiles, descriptor_share
 from millstream.sources.paths import RECORD_LIMIT, FileIdentity, names_within_common_folder, resolve_paths
+from millstream.sources.record_file import RecordFile, RecordT
 from millstream.sources.stored_files import identify
 from millstream.sources.urls import is_url
 
@@ -41,28 +42,8 @@ MAX_OPEN_FILES = 512
 INSPECTION_THREADS = 16
 """How many files a constructor inspects at the same time: on network storage each look is a few round trips."""
 
-RecordT = TypeVar("RecordT")
-
-
-class RecordFile(Protocol[RecordT]):
-    """An open file of some format, which any number of threads may read."""
-
-    @property
-    def num_records(self) -> int:
-        """How many records it holds."""
-        ...
-
-    def read(self, positions: Sequence[int], keys: Sequence[int], /) -> list[RecordT]:
-        """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
-
-        Raises:
-            DataSourceError: one of the records is damaged or lost, with its position, file and key.
-        """
-        ...
-
-    def close(self) -> None:
-        """Closes it. It is not being read."""
-        ...
+IDENTIFYING_THREADS = 64
+"""How many objects of stores it asks for at the same time: each is some ten round trips of 20 to 100 ms."""
 
 
 class FileRecords(abc.ABC, Generic[RecordT]):
@@ -207,9 +188,11 @@ class FileRecords(abc.ABC, Generic[RecordT]):
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (takes long to import: only readers pay)
 
         uncounted = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
-        with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
+        most = IDENTIFYING_THREADS if any(map(is_url, self._paths)) else INSPECTION_THREADS
+        with ThreadPoolExecutor(min(most, descriptor_share()), "millstream-identify") as threads:
             identities = threads.map(self._identify, self._paths)
             self._identities.update(zip(self._paths, identities, strict=True))
+        with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
             self._count_files(uncounted, threads)
 
     def _identify(self, path: str) -> FileIdentity:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from millstream.errors import DataSourceError
+from millstream.sources.redirects import Redirects
 from millstream.sources.urls import Url
 
 REQUESTS_AT_ONCE = 128
@@ -56,6 +57,8 @@ _UNVERSIONED = b"\x10"
 
 _TOTAL_SIZE = re.compile(r"total size (\d+)|value of size (\d+)")
 
+_REDIRECTS = Redirects()
+
 _forked = threading.Event()
 """Set in processes that were forked after TensorStore had been imported."""
 
@@ -86,9 +89,13 @@ class RangeRequests:
     def __init__(self, url: str, ranges: Sequence[tuple[int, int]]) -> None:
         self._url = url
         self._ranges = ranges
-        parsed = Url.of(url)
-        self._read = functools.partial(_store_of(url, parsed).read, parsed.key)
-        self._futures = [self._read(byte_range=slice(*place)) for place in ranges]
+        self._has_followed = False
+        self._ask()
+
+    def _ask(self) -> None:
+        parsed = Url.of(_REDIRECTS.address_of(self._url))
+        self._read = functools.partial(_store_of(self._url, parsed).read, parsed.key)
+        self._futures = [self._read(byte_range=slice(*place)) for place in self._ranges]
 
     def result(self, number: int) -> tuple[bytes, bytes]:
         """Returns the bytes of a range, and the version of the object that they are of; empty if it has none.
@@ -100,15 +107,22 @@ class RangeRequests:
         """
         start, stop = self._ranges[number]
         seconds = STALL_SECONDS + (stop - start) / _SLOWEST_BYTES_PER_SECOND
-        for attempt in range(1, STALLS + 1):
+        stalls = 0
+        while stalls < STALLS:
             try:
                 answer = self._futures[number].result(timeout=seconds)
             except TimeoutError:
+                stalls += 1
                 self._futures[number].cancel()
-                if attempt < STALLS:
+                if stalls < STALLS:
                     self._futures[number] = self._read(byte_range=slice(start, stop))
                 continue
             except (ValueError, KeyError, RuntimeError) as error:
+                # All ranges are sent to the same address, so they are asked for again together.
+                if not self._has_followed and _REDIRECTS.follow(self._url, str(error), STALL_SECONDS):
+                    self._has_followed = True
+                    self._ask()
+                    continue
                 raise _error(self._url, str(error)) from error
             if answer.state == "missing":
                 raise FileNotFoundError(errno.ENOENT, "The store has no such object", self._url)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from object_server import ObjectServer
+from object_server import ObjectServer, Request
 from record_files import every_record, tfrecord_bytes
 
 import millstream
@@ -192,28 +192,40 @@ def test_files_of_others_are_left_alone(urls: list[str], tmp_path: Path) -> None
     assert (tmp_path / "mine.txt").stat().st_size == 10 * LARGEST
 
 
-@pytest.mark.parametrize("options", [{"read_options": millstream.ReadOptions(num_threads=0)}, {"worker_count": 2}])
+@pytest.mark.parametrize(
+    ("worker_count", "room", "most"),
+    [(0, 4, 2 * FILES), (2, FILES, FILES)],
+)
 def test_a_hierarchical_order_copies_each_file_once_an_epoch(
-    store: ObjectServer, urls: list[str], tmp_path: Path, options: dict[str, Any]
+    store: ObjectServer, urls: list[str], worker_count: int, room: int, most: int
 ) -> None:
-    """With room for two windows, however many workers read; and the records are those that are read without copies."""
+    """With room for two windows; with room for all files once, however many workers read.
+
+    The records are those that are read without copies.
+    """
     plain = TFRecordDataSource(urls)
-    source = TFRecordDataSource(urls, cache=FileCache(4 * LARGEST, tmp_path / "copies"))
+    cache = FileCache(room * LARGEST)
+    source = TFRecordDataSource(urls, cache=cache)
     assert source.unit_sizes.tolist() == [ROWS] * FILES
     store.forget()
 
-    def batches(source: Any, num_epochs: int, **options: Any) -> list[Any]:
-        sampler = HierarchicalSampler(source.unit_sizes, window_units=2, seed=1, num_epochs=num_epochs)
+    def batches(source: Any, worker_count: int) -> list[Any]:
+        sampler = HierarchicalSampler(source.unit_sizes, window_units=2, seed=1, num_epochs=2)
+        threads = millstream.ReadOptions(num_threads=0)
         with millstream.DataLoader(
-            data_source=source, sampler=sampler, operations=[millstream.Batch(10)], **options
+            data_source=source,
+            sampler=sampler,
+            operations=[millstream.Batch(10)],
+            worker_count=worker_count,
+            read_options=threads,
         ) as loader:
             return [batch.tolist() for batch in loader]
 
-    expected = batches(plain, 2, read_options=millstream.ReadOptions(num_threads=0))
+    expected = batches(plain, 0)
     store.forget()
-    assert batches(source, 2, **options) == expected
-    assert len(copied(store)) <= 2 * FILES
-    assert total(tmp_path / "copies") <= 4 * LARGEST
+    assert batches(source, worker_count) == expected
+    assert len(copied(store)) <= most
+    assert total(Path(cache.folder)) <= room * LARGEST
     plain.close()
     source.close()
 
@@ -281,6 +293,34 @@ def test_room_that_never_comes_is_an_error(urls: list[str], tmp_path: Path, monk
         assert not copy.use()
         copy.close()
         other.close()
+
+
+def test_who_waits_for_a_copy_takes_no_room_for_another(
+    store: ObjectServer, urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one copies a file, another that needs the same file takes nothing away."""
+    monkeypatch.setattr(file_cache, "STALL_SECONDS", 0.2)
+    cache = FileCache(2 * LARGEST)
+    TFRecordDataSource(urls).close()
+    with TFRecordDataSource(urls, cache=cache) as source, ThreadPoolExecutor(1) as thread:
+        assert source[0] == RECORDS[0]
+        is_copying, may_end = threading.Event(), threading.Event()
+
+        def waits(request: Request) -> None:
+            if request.key == "bucket/1":
+                is_copying.set()
+                may_end.wait()
+
+        store.failure = waits
+        reading = thread.submit(source.__getitem__, ROWS)
+        assert is_copying.wait(60)
+        with pytest.raises(DataSourceError, match="in time"):
+            cache.copy_of(urls[1], source._identities[urls[1]])
+        may_end.set()
+        assert reading.result() == RECORDS[ROWS]
+        store.forget()
+        assert source[1] == RECORDS[1]
+    assert store.requests == []
 
 
 @pytest.mark.parametrize("max_bytes", [0, -1, 1.5, None, True])

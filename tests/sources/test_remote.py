@@ -112,6 +112,7 @@ def test_ranges_of_records_and_files_on_disk_go_together(store: ObjectServer, tm
     paths = [f"{store.url}/bucket/a[10:20]", tmp_path / "b", "gs://bucket/a[1:2]"]
     with TFRecordDataSource(paths) as source:
         assert every_record(source) == [*RECORDS[10:20], *RECORDS, RECORDS[1]]
+        assert "files=3 records=411" in source.fingerprint()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -275,6 +276,47 @@ print(len(millstream.TFRecordDataSource(sys.argv[1]).__getitems__(range(0, 60, 2
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "30\n"
     assert len(seen) == 30
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_servers_may_send_elsewhere(store: ObjectServer, status: int) -> None:
+    """They are asked where once; all that follows goes there. An address that is no longer good is asked for anew."""
+    store.objects["cdn/a b"] = store.objects["cdn/new"] = tfrecord_bytes(SPREAD)
+    address = "cdn/a b"
+    store.moved = lambda _: address
+
+    def sends_on(request: Request) -> int | None:
+        return status if request.key == "bucket/a" else None if request.key == address else 403
+
+    store.failure = sends_on
+    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
+        for address in ("cdn/a b", "cdn/new"):
+            store.forget()
+            keys = np.random.default_rng(0).permutation(150)[:64] * 2
+            assert source.__getitems__(keys) == [SPREAD[key] for key in keys]
+            assert [request.key for request in store.requests].count("bucket/a") == (address == "cdn/new")
+        store.objects["cdn/new"] = tfrecord_bytes(SPREAD[::-1])
+        with pytest.raises(DataSourceError, match="was replaced"):
+            source[0]
+
+
+@pytest.mark.parametrize(("moved", "words"), [("bucket/a", "infinite loop"), ("nowhere", "Not Found")])
+def test_servers_that_send_in_circles_are_errors(store: ObjectServer, moved: str, words: str) -> None:
+    """And those that send to what is not there."""
+    store.moved = lambda _: moved
+    store.failure = lambda request: 302 if request.key == "bucket/a" else None
+    with pytest.raises(DataSourceError, match=rf"bucket/a' leads elsewhere, and from there nowhere: .*{words}"):
+        TFRecordDataSource(f"{store.url}/bucket/a")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_empty_objects_are_files_without_records(store: ObjectServer, scheme: str) -> None:
+    """They have a version, too."""
+    store.objects["bucket/a"] = b""
+    store.objects["bucket/b"] = b"line\n"
+    with TextLineDataSource([f"{location(store, scheme)}/{name}" for name in "aba"]) as source:
+        assert every_record(source) == ["line"]
+        assert source.unit_sizes.tolist() == [0, 1, 0]
 
 
 def test_a_server_that_sends_whole_files_only_is_refused(store: ObjectServer) -> None:

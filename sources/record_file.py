@@ -1,0 +1,27 @@
+"""What an open file of records is, of whatever format, wherever it lies."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+RecordT = TypeVar("RecordT")
+
+
+class RecordFile(Protocol[RecordT]):
+    """An open file of some format, which any number of threads may read."""
+
+    @property
+    def num_records(self) -> int:
+        """How many records it holds."""
+        ...
+
+    def read(self, positions: Sequence[int], keys: Sequence[int], /) -> list[RecordT]:
+        """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
+
+        Raises:
+            DataSourceError: one of the records is damaged or lost, with its position, file and key.
+        """
+        ...
+
+    def close(self) -> None:
+        """Closes it. It is not being read."""
+        ...
