@@ -101,7 +101,7 @@ class FileCache:
                         return copy
                     part = self._begin(place, identity.size)
                 if part is not None:
-                    return self._finish(part, place, url, identity, deadline)
+                    return self._finish(part, place, url, identity)
                 self._wait(deadline, url)
         except DataSourceError:
             raise
@@ -118,17 +118,21 @@ class FileCache:
         """Returns a new part, open and locked, or None if there is no room yet, or another process makes it."""
         with os.scandir(self.folder) as entries:
             files = [entry for entry in entries if _OURS.fullmatch(entry.name)]
-        sizes = {entry.path: entry.stat().st_size for entry in files}
+        sizes: dict[str, int] = {}
+        ages: dict[str, float] = {}
         for entry in files:
-            # Those of processes that are gone.
-            if entry.name.endswith(_PART) and _take_away(entry.path):
-                del sizes[entry.path]
+            with contextlib.suppress(FileNotFoundError):  # One whose copying has failed just now.
+                status = entry.stat()
+                sizes[entry.path], ages[entry.path] = status.st_size, status.st_mtime
+        for path in [path for path in sizes if path.endswith(_PART)]:
+            if _take_away(path):  # The process that made it is gone.
+                del sizes[path]
         if place + _PART in sizes:
             return None
         used = sum(sizes.values())
-        for entry in sorted(files, key=_age):
-            if used + size > self.max_bytes and entry.path in sizes and _take_away(entry.path):
-                used -= sizes[entry.path]
+        for path in sorted(sizes, key=ages.__getitem__):
+            if used + size > self.max_bytes and _take_away(path):
+                used -= sizes[path]
         if used + size > self.max_bytes:
             return None
         part = os.open(place + _PART, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -136,20 +140,21 @@ class FileCache:
         os.ftruncate(part, size)
         return part
 
-    def _finish(self, part: int, place: str, url: str, identity: FileIdentity, deadline: float) -> "LocalCopy":
+    def _finish(self, part: int, place: str, url: str, identity: FileIdentity) -> "LocalCopy":
         """Returns the copy that a part has become."""
+        file = RemoteFile(url, identity)
         try:
-            file = RemoteFile(url, identity)
             for start in range(0, identity.size, _COPIED_BYTES):
                 _write(part, file.read(start, _COPIED_BYTES), start)
             os.fsync(part)
-            with self._locked(deadline, url):
+            with self._locked(time.monotonic() + STALL_SECONDS, url):
                 fcntl.flock(part, fcntl.LOCK_SH)
                 os.rename(place + _PART, place)  # noqa: PTH104
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place + _PART)  # noqa: PTH108
             os.close(part)
+            file.close()
             raise
         return LocalCopy(place, part, identity.size)
 
@@ -215,10 +220,6 @@ class LocalCopy:
         if time.monotonic() - self._touched >= _TOUCH_SECONDS:
             self._touched = time.monotonic()
             os.utime(self._descriptor)
-
-
-def _age(entry: "os.DirEntry[str]") -> float:
-    return entry.stat().st_mtime
 
 
 def _open_whole(place: str, size: int) -> LocalCopy | None:
