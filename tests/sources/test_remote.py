@@ -122,7 +122,7 @@ def test_a_batch_is_asked_for_at_once(store: ObjectServer, scheme: str) -> None:
         store.objects[f"bucket/{number}"] = tfrecord_bytes(SPREAD[number * 100 : number * 100 + 100])
     with TFRecordDataSource([f"{location(store, scheme)}/{number}" for number in range(3)]) as source:
         store.forget()
-        store.latency = 0.1
+        store.latency = 0.4
         keys = np.random.default_rng(0).permutation(150) * 2
         assert source.__getitems__(keys) == [SPREAD[key] for key in keys]
     assert 64 <= store.most_at_once <= object_stores.REQUESTS_AT_ONCE
@@ -239,7 +239,7 @@ def test_a_server_without_versions_is_trusted(store: ObjectServer, etag: str | N
 
 def test_a_request_that_is_not_answered_is_made_again(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once; then it is an error. No wait is without end."""
-    monkeypatch.setattr(object_stores, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(object_stores, "STALL_SECONDS", 1.0)
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     with TFRecordDataSource(f"{store.url}/bucket/a") as source:
         store.forget()
@@ -247,9 +247,9 @@ def test_a_request_that_is_not_answered_is_made_again(store: ObjectServer, monke
         assert source[7] == RECORDS[7]
         store.failure = lambda _: "hang"
         before = time.monotonic()
-        with pytest.raises(DataSourceError, match=r"record 8 of .*not answered 2 times within 0 seconds"):
+        with pytest.raises(DataSourceError, match=r"record 8 of .*not answered 2 times within 1 seconds"):
             source[8]
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < 30
 
 
 def test_connections_that_died_do_not_keep_others_waiting(store: ObjectServer, tmp_path: Path) -> None:
