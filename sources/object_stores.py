@@ -90,6 +90,7 @@ class RangeRequests:
         self._url = url
         self._ranges = ranges
         self._has_followed = False
+        self._answers: dict[int, tuple[bytes, bytes]] = {}
         self._ask()
 
     def _ask(self) -> None:
@@ -105,6 +106,8 @@ class RangeRequests:
             FileNotFoundError, PermissionError: there is no such object, or it may not be read.
             DataSourceError: the store fails, or does not answer.
         """
+        if number in self._answers:
+            return self._answers[number]
         start, stop = self._ranges[number]
         seconds = STALL_SECONDS + (stop - start) / _SLOWEST_BYTES_PER_SECOND
         stalls = 0
@@ -127,7 +130,10 @@ class RangeRequests:
             if answer.state == "missing":
                 raise FileNotFoundError(errno.ENOENT, "The store has no such object", self._url)
             version = answer.stamp.generation
-            return answer.value, b"" if version == _UNVERSIONED else version
+            # Kept as bytes: each look at what TensorStore has is a copy.
+            self._answers[number] = (answer.value, b"" if version == _UNVERSIONED else version)
+            self._futures[number] = None
+            return self._answers[number]
         raise DataSourceError(
             f"{self._url!r} was not read: the store has not answered {STALLS} times within {seconds:.0f} seconds. "
             "Look at the network and at the store, and try again."
@@ -135,7 +141,7 @@ class RangeRequests:
 
     def cancel(self) -> None:
         """Gives up what is not answered yet."""
-        for future in self._futures:
+        for future in filter(None, self._futures):
             future.cancel()
 
 
