@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from millstream.sources.bagz import BagzDataSource
     from millstream.sources.concatenated import ConcatenatedDataSource
     from millstream.sources.csv_rows import CsvDataSource
+    from millstream.sources.file_cache import FileCache
     from millstream.sources.hugging_face import HuggingFaceDataSource
     from millstream.sources.image_folder import ImageFolderDataSource
     from millstream.sources.json_lines import JsonLinesDataSource
@@ -28,6 +29,7 @@ else:
             "BagzDataSource": "millstream.sources.bagz",
             "ConcatenatedDataSource": "millstream.sources.concatenated",
             "CsvDataSource": "millstream.sources.csv_rows",
+            "FileCache": "millstream.sources.file_cache",
             "HuggingFaceDataSource": "millstream.sources.hugging_face",
             "ImageFolderDataSource": "millstream.sources.image_folder",
             "JsonLinesDataSource": "millstream.sources.json_lines",
@@ -46,6 +48,7 @@ __all__ = [
     "ConcatenatedDataSource",
     "CsvDataSource",
     "DataSource",
+    "FileCache",
     "HuggingFaceDataSource",
     "ImageFolderDataSource",
     "InMemoryDataSource",

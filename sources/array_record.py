@@ -18,7 +18,10 @@ from typing import Any, ClassVar, final
 from millstream.errors import DataSourceError
 from millstream.sources.array_record_file import ArrayRecordFile, Reader, open_array_record
 from millstream.sources.array_record_footer import count_records
-from millstream.sources.files import FileRecords
+from millstream.sources.file_cache import FileCache
+from millstream.sources.file_records import FileRecords
+from millstream.sources.paths import FileIdentity
+from millstream.sources.urls import Url, is_url
 
 _forked = threading.Event()
 """Set in processes that were forked after the library had been used.
@@ -47,15 +50,19 @@ class ArrayRecordDataSource(FileRecords[bytes]):
             `file.array_record[100:200]`, or an object with `filename`, `skip` and `take`, such as the file
             instructions of TensorFlow Datasets. A file may occur more than once. The order of the paths is that of
             the records: sort what `Path.glob` yields, which has another order on each machine.
+            A `str` may be a URL of `gs://`, which the library itself reads; or, with a cache, of `s3://`, `http://` and
+            `https://` too.
         reader_options: options of the library's reader, such as `{"footer_prefetch_bytes": "16M"}`; they take
             precedence over the ones for random access that are set here.
+        cache: a `FileCache`, to copy whole files of stores to a local disk before they are read. Without one, each
+            record of `gs://` is a request of its own.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
         IsADirectoryError: a path is a directory, not a file.
         DataSourceError: a file is not an ArrayRecord file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: a range that ends before it starts, or no records at all.
+        ValueError: a range that ends before it starts, or no records at all; a URL that only a cache can read.
 
     Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
     truncated, removed or written to since the source was constructed, or has fewer records than a range of it asks
@@ -64,28 +71,41 @@ class ArrayRecordDataSource(FileRecords[bytes]):
 
     kind: ClassVar[str] = "ArrayRecord"
 
-    def __init__(self, paths: Any, reader_options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, paths: Any, reader_options: Mapping[str, str] | None = None, *, cache: FileCache | None = None
+    ) -> None:
         self._reader_options = dict(reader_options or {})
         self._group_sizes: dict[str, int] = {}
         self._group_size_reported = False
-        super().__init__(paths)
+        super().__init__(paths, cache)
         self._report_group_size()
 
+    def _identify(self, path: str) -> FileIdentity:
+        if self._cache is not None or not is_url(path):
+            return super()._identify(path)
+        if Url.of(path).scheme != "gs":
+            raise ValueError(
+                f"ArrayRecord files are read by their library, which reads local files and gs://, got {path!r}. Pass "
+                "cache=FileCache(max_bytes), which copies whole files to a local disk first, or mount the bucket."
+            )
+        return FileIdentity.of_object(0, b"")  # Its library has credentials of its own, and asks for it alone.
+
     def _count(self, path: str) -> int:
-        count = count_records(path)
-        if count is not None:
-            return count
-        file = self._open_reader(path)
+        with self._at_hand(path) as place:
+            count = None if is_url(place) else count_records(place)
+            if count is not None:
+                return count
+            file = self._open_reader(path, place)
         file.close()
         return file.num_records
 
-    def _open(self, path: str) -> ArrayRecordFile:
-        file = self._open_reader(path)
+    def _open(self, path: str, place: str) -> ArrayRecordFile:
+        file = self._open_reader(path, place)
         self._report_group_size()
         return file
 
-    def _open_reader(self, path: str) -> ArrayRecordFile:
-        file = open_array_record(_reader_class(), path, self._reader_options)
+    def _open_reader(self, path: str, place: str) -> ArrayRecordFile:
+        file = open_array_record(_reader_class(), place, self._reader_options, path)
         if file.group_size is not None and file.group_size > 1 and file.num_records > 1:
             self._group_sizes[path] = file.group_size
         return file

@@ -17,6 +17,7 @@ from typing import Any, Protocol, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.paths import FileIdentity
+from millstream.sources.urls import is_url
 
 _MAX_RECORDS = (1 << 31) - 1
 """The library's `read(begin, end)` takes 32-bit numbers."""
@@ -65,14 +66,16 @@ class ArrayRecordFile:
         reader: the library's reader.
         num_records: how many records it holds.
         group_size: how many records are compressed together, or None if the file does not say.
-        identity: which file it was.
+        identity: which file it was; None for an object that the library reads from its store.
+        name: what errors call it.
     """
 
     path: str
     reader: Reader
     num_records: int
     group_size: int | None
-    identity: FileIdentity
+    identity: FileIdentity | None
+    name: str
 
     def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[bytes]:
         """Returns the records at the positions.
@@ -131,6 +134,8 @@ class ArrayRecordFile:
 
     def _change(self) -> str | None:
         """Returns what has happened to the file since it was opened, or None."""
+        if self.identity is None:
+            return None
         try:
             now = FileIdentity.of(self.path)
         except FileNotFoundError:
@@ -143,26 +148,28 @@ class ArrayRecordFile:
 
     def _error(self, position: int, key: int, reason: str) -> DataSourceError:
         return DataSourceError(
-            f"Cannot read record {position} of {self.path!r} (record key {key}): {reason}. Restore the file."
+            f"Cannot read record {position} of {self.name!r} (record key {key}): {reason}. Restore the file."
         )
 
 
 def open_array_record(
-    reader_class: Callable[[bytes, str], Reader], path: str, options: Mapping[str, str]
+    reader_class: Callable[[bytes, str], Reader], path: str, options: Mapping[str, str], name: str | None = None
 ) -> ArrayRecordFile:
     """Returns the file, open for random access.
 
     Args:
         reader_class: the library's `ArrayRecordReader`.
-        path: the file.
+        path: the file, or the gs:// URL of an object.
         options: options of the reader, which take precedence over those for random access.
+        name: what errors call it.
 
     Raises:
         DataSourceError: it is not an ArrayRecord file, or is damaged.
         OSError: it cannot be opened, with the operating system's error number.
         ValueError: an option that the library does not know.
     """
-    identity = FileIdentity.of(path)
+    name = path if name is None else name
+    identity = None if is_url(path) else FileIdentity.of(path)
     try:
         reader = reader_class(
             os.fsencode(path), ",".join(itertools.starmap("{}:{}".format, (_READER_OPTIONS | dict(options)).items()))
@@ -172,16 +179,18 @@ def open_array_record(
             f"reader_options must be options of ArrayRecordReader, got {dict(options)}: {error}"
         ) from error
     if not reader.ok():
-        raise _open_error(path, reader)
+        raise _open_error(
+            name, reader, "cannot be read" if is_url(path) else "is not an ArrayRecord file, or is damaged"
+        )
     num_records = reader.num_records()
     if num_records > _MAX_RECORDS:
-        raise DataSourceError(f"{path!r} holds {num_records} records, more than the {_MAX_RECORDS} that can be read.")
+        raise DataSourceError(f"{name!r} holds {num_records} records, more than the {_MAX_RECORDS} that can be read.")
     written_with = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")
-    return ArrayRecordFile(path, reader, num_records, int(written_with[1]) if written_with else None, identity)
+    return ArrayRecordFile(path, reader, num_records, int(written_with[1]) if written_with else None, identity, name)
 
 
-def _open_error(path: str, reader: Reader) -> OSError:
-    """Returns the error that the library raises only when a reader is closed."""
+def _open_error(path: str, reader: Reader, what: str) -> OSError:
+    """Returns the error that the library raises only when a reader is closed; `what` is what is wrong with the file."""
     try:
         reader.close()
         reason = RuntimeError()
@@ -191,6 +200,6 @@ def _open_error(path: str, reader: Reader) -> OSError:
         if os.strerror(number) in str(reason):
             return OSError(number, os.strerror(number), path)
     words = str(reason) or "the library does not say why"
-    failure = DataSourceError(f"{path!r} is not an ArrayRecord file, or is damaged: {words}.")
+    failure = DataSourceError(f"{path!r} {what}: {words}.")
     failure.__cause__ = reason
     return failure

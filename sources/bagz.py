@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import BLOCK_BYTES, Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.stored_files import exists
@@ -34,7 +35,10 @@ class BagzDataSource(SpanRecords[bytes]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/train-*.bagz` (its matches sorted by name), or a file with a range of its records
-            `file.bagz[100:200]`. The order of the paths is that of the records.
+            `file.bagz[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
+            `gs://`, `s3://`, `http://` or `https://`.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
@@ -51,8 +55,8 @@ class BagzDataSource(SpanRecords[bytes]):
 
     kind: ClassVar[str] = "Bagz"
 
-    def __init__(self, paths: Any) -> None:
-        super().__init__(paths, _BagzFormat())
+    def __init__(self, paths: Any, *, cache: FileCache | None = None) -> None:
+        super().__init__(paths, _BagzFormat(), cache)
         if any(map(_is_compressed, self._paths)):
             _zstandard()  # Missing, it is an error now.
 

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan, refuse_compressed
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.stored_files import open_stored
 from millstream.sources.text_lines import decode_texts, record_starts
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -35,10 +37,13 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/part-*.csv` (its matches sorted by name), or a file with a range of its rows
-            `file.csv[100:200]`. The order of the paths is that of the records.
+            `file.csv[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
+            `gs://`, `s3://`, `http://` or `https://`.
         columns: the names of the columns that are wanted, in the order of the dicts; None for all of them, in the
             order of the first file.
         delimiter: the character between fields, such as a tab.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
@@ -55,7 +60,9 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
 
     kind: ClassVar[str] = "CSV"
 
-    def __init__(self, paths: Any, *, columns: Sequence[str] | None = None, delimiter: str = ",") -> None:
+    def __init__(
+        self, paths: Any, *, columns: Sequence[str] | None = None, delimiter: str = ",", cache: FileCache | None = None
+    ) -> None:
         if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
             raise TypeError(f"columns must be a sequence of names, or None for all columns, got {columns!r}.")
         if columns is not None and not len(set(columns)) == len(columns) > 0:
@@ -66,7 +73,7 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
             raise ValueError(f"delimiter must be one character, and not a quote or line end, got {delimiter!r}.")
         self._delimiter = delimiter
         self._headers: dict[str, tuple[str, ...]] = {}
-        super().__init__(paths, _CsvFormat(delimiter))
+        super().__init__(paths, _CsvFormat(delimiter), cache)
         self._columns = self._headers[self._paths[0]] if columns is None else tuple(columns)
         for path in self._paths:
             self._check_header(path, is_whole=columns is None)
@@ -88,11 +95,12 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
 
     def _read_header(self, path: str, stop: int) -> tuple[str, ...]:
         """Returns the names in the row that ends before a place."""
-        file = self._open_stored(path)
-        try:
-            content = file.read(0, stop)
-        finally:
-            file.close()
+        with self._at_hand(path) as place:
+            file = open_stored(place, self._identities[path])
+            try:
+                content = file.read(0, stop)
+            finally:
+                file.close()
         try:
             text = content.decode().removeprefix(_BYTE_ORDER_MARK).strip("\r\n")
             (row,) = _rows([text], self._delimiter)

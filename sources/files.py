@@ -11,23 +11,25 @@ Guarantees:
 
 import abc
 import bisect
+import contextlib
 import dataclasses
-import datetime as dt
 import errno
 import itertools
-import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, SupportsIndex, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.closing import Closing
 from millstream.errors import DataSourceError
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, put_back
+from millstream.sources.base import checked_record_key
+from millstream.sources.file_cache import FileCache
 from millstream.sources.open_files import OpenFiles, descriptor_share
-from millstream.sources.paths import RECORD_LIMIT, FileIdentity, resolve_paths
+from millstream.sources.paths import RECORD_LIMIT, FileIdentity, names_within_common_folder, resolve_paths
+from millstream.sources.record_file import OpenFile
 from millstream.sources.stored_files import identify
-from millstream.sources.urls import is_url, without_query
+from millstream.sources.urls import is_url
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -38,34 +40,10 @@ MAX_OPEN_FILES = 512
 INSPECTION_THREADS = 16
 """How many files a constructor inspects at the same time: on network storage each look is a few round trips."""
 
-
-class OpenFile(Protocol):
-    """An open file of some format, which any number of threads may read."""
-
-    @property
-    def num_records(self) -> int:
-        """How many records it holds."""
-        ...
-
-    def close(self) -> None:
-        """Closes it. It is not being read."""
-        ...
-
-
 FileT = TypeVar("FileT", bound=OpenFile)
-RecordT = TypeVar("RecordT")
 
-
-class RecordFile(OpenFile, Protocol[RecordT]):
-    """An open file whose records are found one by one."""
-
-    def read(self, positions: Sequence[int], keys: Sequence[int], /) -> list[RecordT]:
-        """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
-
-        Raises:
-            DataSourceError: one of the records is damaged or lost, with its position, file and key.
-        """
-        ...
+IDENTIFYING_THREADS = 64
+"""How many objects of stores it asks for at the same time: each is some ten round trips of 20 to 100 ms."""
 
 
 class Files(Closing, Generic[FileT]):
@@ -73,6 +51,7 @@ class Files(Closing, Generic[FileT]):
 
     Args:
         paths: one path or a sequence of paths, as `resolve_paths` takes them.
+        cache: where whole files of stores are copied to before they are read; None to read them where they are.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found, or a pattern has no match.
@@ -92,14 +71,17 @@ class Files(Closing, Generic[FileT]):
     descriptors_per_file: ClassVar[int] = 1
     """How many descriptors an open file takes."""
 
-    def __init__(self, paths: Any) -> None:
+    def __init__(self, paths: Any, cache: FileCache | None = None) -> None:
+        if not isinstance(cache, FileCache | None):
+            raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")
+        self._cache = cache
         self._parts = resolve_paths(paths, self.kind)
         self._paths = list(dict.fromkeys(part.path for part in self._parts))
         self._identities: dict[str, FileIdentity] = {}
         self._counts: dict[str, int] = {}
         self._inspect()
         self._index_parts()
-        self._open_files = OpenFiles[FileT](MAX_OPEN_FILES, self.descriptors_per_file)
+        self._open_files = self._no_open_files()
         if not self._num_records:
             raise ValueError(f"A source must hold at least one record, got none in {self._named_files()}.")
 
@@ -112,8 +94,12 @@ class Files(Closing, Generic[FileT]):
         """
 
     @abc.abstractmethod
-    def _open(self, path: str) -> FileT:
+    def _open(self, path: str, place: str) -> FileT:
         """Returns the file, open.
+
+        Args:
+            path: its name.
+            place: where its bytes are: the same, or the path of a copy.
 
         Raises:
             OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
@@ -138,9 +124,13 @@ class Files(Closing, Generic[FileT]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         closed = state.pop("_closed")
         vars(self).update(state)
-        self._open_files = OpenFiles[FileT](MAX_OPEN_FILES, self.descriptors_per_file)
+        self._open_files = self._no_open_files()
         if closed:
             self._open_files.close()
+
+    def _no_open_files(self) -> OpenFiles[FileT]:
+        # A copy in a cache is locked by a descriptor of its own.
+        return OpenFiles(MAX_OPEN_FILES, self.descriptors_per_file + (self._cache is not None))
 
     def locate(self, record_key: SupportsIndex) -> tuple[str, int]:
         """Returns the file that a record is in, and its number there, from 0."""
@@ -152,6 +142,11 @@ class Files(Closing, Generic[FileT]):
         """Closes all files. Reading then raises ValueError. May be called again."""
         self._open_files.close()
 
+    @property
+    def unit_sizes(self) -> NDArray[np.int64]:
+        """How many records each file, or range of one, has: an array of shape (n,), for `HierarchicalSampler`."""
+        return np.diff(self._ends_array, prepend=0)
+
     def fingerprint(self) -> str:
         """Returns the number of files and records, and a digest of names, sizes, counts and ranges, in their order.
 
@@ -159,7 +154,7 @@ class Files(Closing, Generic[FileT]):
         """
         import hashlib  # noqa: PLC0415  (OpenSSL takes long to import)
 
-        names = dict(zip(self._paths, _names_within_common_folder(self._paths), strict=True))
+        names = dict(zip(self._paths, names_within_common_folder(self._paths), strict=True))
         digest = hashlib.blake2b(digest_size=8)
         for part in self._parts:
             words = (names[part.path], self._identities[part.path].size, part.start, part.stop)
@@ -171,14 +166,38 @@ class Files(Closing, Generic[FileT]):
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (takes long to import: only readers pay)
 
         uncounted = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
-        with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
+        most = IDENTIFYING_THREADS if any(map(is_url, self._paths)) else INSPECTION_THREADS
+        with ThreadPoolExecutor(min(most, descriptor_share()), "millstream-identify") as threads:
             identities = threads.map(self._identify, self._paths)
             self._identities.update(zip(self._paths, identities, strict=True))
+        with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
             self._count_files(uncounted, threads)
 
     def _identify(self, path: str) -> FileIdentity:
         """Returns which file is at a path. Called by many threads at once."""
-        return identify(path, self.kind)
+        identity = identify(path, self.kind, self._known_size)
+        if self._cache is not None and is_url(path) and identity.size > self._cache.max_bytes:
+            raise ValueError(
+                f"max_bytes of the cache must be at least the size of the largest file, but {path!r} has "
+                f"{identity.size:,} bytes, got {self._cache.max_bytes:,}."
+            )
+        return identity
+
+    def _known_size(self, url: str, version: bytes) -> int | None:
+        """Returns the size of an object in some version, where it needs not be looked for."""
+        return self._cache.known_size(url, version) if self._cache is not None else None
+
+    @contextlib.contextmanager
+    def _at_hand(self, path: str) -> Iterator[str]:
+        """Gives where the bytes of a file are, for the length of a block: at the path, or at that of a copy."""
+        if self._cache is None or not is_url(path):
+            yield path
+            return
+        copy = self._cache.copy_of(path, self._identities[path])
+        try:
+            yield copy.path
+        finally:
+            copy.close()
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:
         """Counts the records of some files, many at once."""
@@ -225,12 +244,16 @@ class Files(Closing, Generic[FileT]):
 
     def _open_unchanged(self, path: str) -> FileT:
         """Returns the file, open, after comparing it with what the constructor saw."""
-        file = self._open(path)
-        if is_url(path):
-            return file  # Each read compares.
+        return self._open_checked(path, path)
+
+    def _open_checked(self, path: str, place: str) -> FileT:
+        """Returns a file whose bytes are at some place, open, after that comparison."""
+        file = self._open(path, place)
         try:
-            # Looked at after it was opened: what is at the path now is what was opened, or newer.
-            self._check_unchanged(path, file.num_records, FileIdentity.of(path))
+            # Looked at after it was opened: what is at the path now is what was opened, or newer. Whether an object is
+            # the same is looked at when it is read.
+            now = self._identities[path] if is_url(path) else FileIdentity.of(path)
+            self._check_unchanged(path, file.num_records, now)
         except BaseException:
             file.close()
             raise
@@ -246,67 +269,12 @@ class Files(Closing, Generic[FileT]):
         # Not device or inode: a copy that kept its time is fine, and on network storage both may change.
         if now.modified != seen.modified:
             raise DataSourceError(
-                f"{path!r} was last written to at {_clock(now.modified)}, and at {_clock(seen.modified)} when the "
+                f"{path!r} was last written to at {now.last_written}, and at {seen.last_written} when the "
                 "source was constructed: it may hold other records. Construct the source again."
             )
         asked = max((part.stop or 0 for part in self._parts if part.path == path), default=0)
         if asked > num_records:
             raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
-
-
-class FileRecords(Files[RecordFile[RecordT]]):
-    """The records of files laid end to end, found one by one: each file of a batch is read once."""
-
-    def __getitem__(self, record_key: SupportsIndex) -> RecordT:
-        key = checked_record_key(record_key, self._num_records)
-        part = bisect.bisect_right(self._ends, key)
-        return self._read(self._parts[part].path, [key + self._shifts[part]], [key])[0]
-
-    def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
-        """Returns the records of the keys, in their order; keys may repeat. Each file is asked once."""
-        keys = checked_record_keys(record_keys, self._num_records)
-        if len(self._parts) == 1 and len(keys):
-            # Nothing to sort, which is most of the work where a mixture asks for a few records of each of its sources.
-            return self._read(self._paths[0], (keys + self._shifts[0]).tolist(), keys.tolist())
-        parts = np.searchsorted(self._ends_array, keys, side="right")
-        positions = keys + self._shifts_array[parts]
-        files = self._files_array[parts]
-        order = np.argsort(files, kind="stable")
-        files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
-        stops = [*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)] if keys else []
-        records = self._read_files(
-            (self._paths[files[start]], positions[start:stop], keys[start:stop])
-            for start, stop in itertools.pairwise([0, *stops])
-        )
-        return put_back(records, order)
-
-    def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
-        """Returns the records at the positions of some files, one file after the other; with keys for errors."""
-        records: list[RecordT] = []
-        for path, positions, keys in requests:
-            records += self._read(path, positions, keys)
-        return records
-
-    def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
-        """Returns the records at the positions of one file; the keys are for errors."""
-        file = self._acquire(path, positions[0], keys[0])
-        try:
-            return file.read(positions, keys)
-        finally:
-            self._open_files.release(path)
-
-
-def _names_within_common_folder(paths: Sequence[str]) -> list[str]:
-    """Returns the paths without the folder that holds all of the files."""
-    # The root of a store is as good as one of a disk, and a bucket as good as a folder.
-    rooted = [f"/{without_query(path)}" if is_url(path) else path for path in paths]
-    normal = [os.path.normpath(path) for path in rooted]
-    folder = os.path.commonpath([os.path.dirname(path) for path in normal])  # noqa: PTH120
-    return [path[len(folder) :].lstrip(os.sep) for path in normal]
-
-
-def _clock(nanoseconds: int) -> str:
-    return str(dt.datetime.fromtimestamp(nanoseconds / 1e9, tz=dt.UTC))
 
 
 def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan, refuse_compressed
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.text_lines import record_starts
@@ -31,7 +32,10 @@ class JsonLinesDataSource(SpanRecords[Any]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/part-*.jsonl` (its matches sorted by name), or a file with a range of its records
-            `file.jsonl[100:200]`. The order of the paths is that of the records.
+            `file.jsonl[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
+            `gs://`, `s3://`, `http://` or `https://`.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
@@ -46,8 +50,8 @@ class JsonLinesDataSource(SpanRecords[Any]):
 
     kind: ClassVar[str] = "JSONL"
 
-    def __init__(self, paths: Any) -> None:
-        super().__init__(paths, _JsonLinesFormat())
+    def __init__(self, paths: Any, *, cache: FileCache | None = None) -> None:
+        super().__init__(paths, _JsonLinesFormat(), cache)
 
 
 @final

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.stored_files import StoredFile, identify, open_stored
@@ -46,7 +47,10 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
 
     Args:
         prefix: one path or a sequence of paths, made absolute at once, with or without `.bin` at their end. Patterns
-            are allowed, such as `data/*_text_document`. The order of the paths is that of the records.
+            are allowed, such as `data/*_text_document`. The order of the paths is that of the records. A `str` may be
+            a URL of `gs://`, `s3://`, `http://` or `https://`.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
@@ -61,9 +65,9 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
 
     kind: ClassVar[str] = "Megatron"
 
-    def __init__(self, prefix: Any) -> None:
+    def __init__(self, prefix: Any, *, cache: FileCache | None = None) -> None:
         self._dtypes: dict[str, str] = {}
-        super().__init__(_data_paths(prefix), _MegatronFormat())
+        super().__init__(_data_paths(prefix), _MegatronFormat(), cache)
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the dtypes, and a digest of names, sizes, counts and ranges."""

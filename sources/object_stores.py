@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from millstream.errors import DataSourceError
+from millstream.sources.redirects import Redirects
 from millstream.sources.urls import Url
 
 REQUESTS_AT_ONCE = 128
@@ -38,6 +39,12 @@ STALL_SECONDS = 60.0
 STALLS = 2
 """How often a request is made that is not answered."""
 
+_CURL_LIMITS = {"CONNECT_TIMEOUT_SECONDS": "10", "LOW_SPEED_TIME_SECONDS": "20", "LOW_SPEED_LIMIT_BYTES": "1"}
+"""When TensorStore gives up a connection: variables of the environment, which it reads once, where they are not set.
+
+Without them, requests on connections that died unnoticed would keep all others waiting.
+"""
+
 _SLOWEST_BYTES_PER_SECOND = 1 << 20
 
 _HINTED_BYTES = 1 << 18
@@ -49,6 +56,8 @@ _UNVERSIONED = b"\x10"
 """What TensorStore says of an object whose store gives no version."""
 
 _TOTAL_SIZE = re.compile(r"total size (\d+)|value of size (\d+)")
+
+_REDIRECTS = Redirects()
 
 _forked = threading.Event()
 """Set in processes that were forked after TensorStore had been imported."""
@@ -80,9 +89,14 @@ class RangeRequests:
     def __init__(self, url: str, ranges: Sequence[tuple[int, int]]) -> None:
         self._url = url
         self._ranges = ranges
-        parsed = Url.of(url)
-        self._read = functools.partial(_store_of(url, parsed).read, parsed.key)
-        self._futures = [self._read(byte_range=slice(*place)) for place in ranges]
+        self._has_followed = False
+        self._answers: dict[int, tuple[bytes, bytes]] = {}
+        self._ask()
+
+    def _ask(self) -> None:
+        parsed = Url.of(_REDIRECTS.address_of(self._url))
+        self._read = functools.partial(_store_of(self._url, parsed).read, parsed.key)
+        self._futures = [self._read(byte_range=slice(*place)) for place in self._ranges]
 
     def result(self, number: int) -> tuple[bytes, bytes]:
         """Returns the bytes of a range, and the version of the object that they are of; empty if it has none.
@@ -92,22 +106,34 @@ class RangeRequests:
             FileNotFoundError, PermissionError: there is no such object, or it may not be read.
             DataSourceError: the store fails, or does not answer.
         """
+        if number in self._answers:
+            return self._answers[number]
         start, stop = self._ranges[number]
         seconds = STALL_SECONDS + (stop - start) / _SLOWEST_BYTES_PER_SECOND
-        for attempt in range(1, STALLS + 1):
+        stalls = 0
+        while stalls < STALLS:
             try:
                 answer = self._futures[number].result(timeout=seconds)
             except TimeoutError:
+                stalls += 1
                 self._futures[number].cancel()
-                if attempt < STALLS:
+                if stalls < STALLS:
                     self._futures[number] = self._read(byte_range=slice(start, stop))
                 continue
             except (ValueError, KeyError, RuntimeError) as error:
+                # All ranges are sent to the same address, so they are asked for again together.
+                if not self._has_followed and _REDIRECTS.follow(self._url, str(error), STALL_SECONDS):
+                    self._has_followed = True
+                    self._ask()
+                    continue
                 raise _error(self._url, str(error)) from error
             if answer.state == "missing":
                 raise FileNotFoundError(errno.ENOENT, "The store has no such object", self._url)
             version = answer.stamp.generation
-            return answer.value, b"" if version == _UNVERSIONED else version
+            # Kept as bytes: each look at what TensorStore has is a copy.
+            self._answers[number] = (answer.value, b"" if version == _UNVERSIONED else version)
+            self._futures[number] = None
+            return self._answers[number]
         raise DataSourceError(
             f"{self._url!r} was not read: the store has not answered {STALLS} times within {seconds:.0f} seconds. "
             "Look at the network and at the store, and try again."
@@ -115,7 +141,7 @@ class RangeRequests:
 
     def cancel(self) -> None:
         """Gives up what is not answered yet."""
-        for future in self._futures:
+        for future in filter(None, self._futures):
             future.cancel()
 
 
@@ -216,8 +242,8 @@ def _error(url: str, words: str) -> OSError:
         return FileNotFoundError(errno.ENOENT, f"The store has no such object ({words})", url)
     if "was ignored by server" in words:
         return DataSourceError(
-            f"{url!r} cannot be read at random: its server sends whole files only ({words}). Pass "
-            "cache=FileCache(...), which copies whole files to a local disk, or put the file where ranges are served."
+            f"{url!r} cannot be read at random: its server sends whole files only ({words}). Download it, or put it "
+            "where ranges are served."
         )
     return DataSourceError(f"{url!r} cannot be read: {words}")
 
@@ -269,6 +295,8 @@ def _context() -> Any:
 @functools.cache
 def _tensorstore() -> Any:
     """Returns TensorStore, imported when it is needed first."""
+    for name, value in _CURL_LIMITS.items():
+        os.environ.setdefault(f"TENSORSTORE_CURL_{name}", value)
     try:
         import tensorstore  # noqa: PLC0415
     except ImportError as error:

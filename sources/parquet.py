@@ -145,7 +145,7 @@ class ParquetDataSource(Files[ParquetFile]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        del state["_cache"]
+        del state["_units"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -160,7 +160,7 @@ class ParquetDataSource(Files[ParquetFile]):
     def close(self) -> None:
         """Closes all files, and drops what was decoded. Reading then raises ValueError. May be called again."""
         super().close()
-        self._cache.clear()
+        self._units.clear()
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the columns, and a digest of names, sizes, counts and ranges."""
@@ -181,12 +181,13 @@ class ParquetDataSource(Files[ParquetFile]):
         self._group_sizes[path], self._schemas[path] = file.group_sizes, file.schema
         return file.num_records
 
-    def _open(self, path: str) -> ParquetFile:
+    def _open(self, path: str, place: str) -> ParquetFile:
+        del place  # It is the path: there is no cache.
         return ParquetFile(path)
 
     def _begin(self) -> None:
         """Sets what belongs to this process."""
-        self._cache = UnitCache[RowGroup](self._cache_bytes, _JUDGED_UNITS)
+        self._units = UnitCache[RowGroup](self._cache_bytes, _JUDGED_UNITS)
         self._has_advised = False
 
     def _check_names(self, path: str) -> None:
@@ -242,7 +243,7 @@ class ParquetDataSource(Files[ParquetFile]):
     def _group(self, unit: int, key: int, row: int, count: int) -> RowGroup:
         """Returns the decoded row group of a unit, of which `count` records are wanted, the first one in this row."""
         number = int(self._unit_groups[unit])
-        return self._cache.get(number, count, lambda: self._decoded(number, key, row))
+        return self._units.get(number, count, lambda: self._decoded(number, key, row))
 
     def _decoded(self, number: int, key: int, row: int) -> RowGroup:
         path, group, start = self._groups[number]
@@ -294,7 +295,7 @@ class ParquetDataSource(Files[ParquetFile]):
 
     def _advise(self) -> None:
         """Warns once if most of what was decoded was dropped before it was asked for."""
-        uses = list(self._cache.dropped)
+        uses = list(self._units.dropped)
         served, records = sum(use.served for use in uses), sum(use.num_records for use in uses)
         if len(uses) < _JUDGED_UNITS or served * _WASTE >= records:
             return

@@ -2,18 +2,19 @@
 
 import contextlib
 import dataclasses
+import datetime as dt
 import errno
 import glob
 import operator
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from millstream.errors import DataSourceError
 from millstream.sources import object_stores
-from millstream.sources.urls import Url, is_url, matching
+from millstream.sources.urls import Url, is_url, matching, without_query
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _MAGIC = re.compile(r"[*?[]")
@@ -76,6 +77,11 @@ class FileIdentity:
     size: int
     modified: int
     version: bytes = b""
+
+    @property
+    def last_written(self) -> str:
+        """When it was last written to, in words."""
+        return str(dt.datetime.fromtimestamp(self.modified / 1e9, tz=dt.UTC))
 
     @classmethod
     def of(cls, path: str) -> "FileIdentity":
@@ -222,3 +228,12 @@ def _matches(pattern: str, kind: str) -> list[str]:
             os.scandir(folder).close()  # Raises if it may not be read: `glob` has hidden that.
         raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", pattern)
     return matches
+
+
+def names_within_common_folder(paths: Sequence[str]) -> list[str]:
+    """Returns the paths without the folder that holds all of the files."""
+    # The root of a store is as good as one of a disk, and a bucket as good as a folder.
+    rooted = [f"/{without_query(path)}" if is_url(path) else path for path in paths]
+    normal = [os.path.normpath(path) for path in rooted]
+    folder = os.path.commonpath([os.path.dirname(path) for path in normal])  # noqa: PTH120
+    return [path[len(folder) :].lstrip(os.sep) for path in normal]

@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.files import FileRecords
+from millstream.sources.file_cache import FileCache
+from millstream.sources.file_records import FileRecords
 from millstream.sources.offset_index import Offsets, find_offsets, indexed_size, store_offsets
-from millstream.sources.paths import FileIdentity, FilePart
+from millstream.sources.paths import FilePart
 from millstream.sources.progress import CancelledScanError, Progress
 from millstream.sources.scan import Scan
-from millstream.sources.stored_files import SpanReadError, StoredFile, identify, open_stored
+from millstream.sources.stored_files import SpanReadError, StoredFile, open_stored
 from millstream.sources.urls import is_url
 
 if TYPE_CHECKING:
@@ -88,16 +89,17 @@ class SpanRecords(FileRecords[RecordT]):
     Args:
         paths: one path or a sequence of paths, as `resolve_paths` takes them.
         span_format: how records are found and decoded.
+        cache: where whole files of stores are copied to before they are read; None to read them where they are.
     """
 
     descriptors_per_file: ClassVar[int] = 2  # A mapping of the index keeps one, too.
 
-    def __init__(self, paths: Any, span_format: SpanFormat[RecordT]) -> None:
+    def __init__(self, paths: Any, span_format: SpanFormat[RecordT], cache: FileCache | None = None) -> None:
         self._format = span_format
         self._unsaved: dict[str, Offsets] = {}
         self._progress: Progress | None = None
-        super().__init__(paths)
-        self._is_remote = any(map(is_url, self._paths))
+        super().__init__(paths, cache)
+        self._reads_stores = cache is None and any(map(is_url, self._paths))
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
         """Makes the index of every file that has none. Those of which only ranges are used need one as well."""
@@ -131,19 +133,16 @@ class SpanRecords(FileRecords[RecordT]):
     def _count(self, path: str) -> int:
         return len(self._offsets(path)) - 1
 
-    def _identify(self, path: str) -> FileIdentity:
-        return identify(path, self.kind, lambda url, version: indexed_size(url, self._format.index_kind, version))
+    def _known_size(self, url: str, version: bytes) -> int | None:
+        size = indexed_size(url, self._format.index_kind, version)
+        return super()._known_size(url, version) if size is None else size
 
-    def _open(self, path: str) -> "SpanFile[RecordT]":
+    def _open(self, path: str, place: str) -> "SpanFile[RecordT]":
         offsets = self._offsets(path)
-        return SpanFile(path, self._open_stored(path), offsets, self._format_of(path))
-
-    def _open_stored(self, path: str) -> StoredFile:
-        """Returns where the bytes of a file are, open."""
-        return open_stored(path, self._identities[path])
+        return SpanFile(path, open_stored(place, self._identities[path]), offsets, self._format_of(path))
 
     def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
-        if not self._is_remote:
+        if not self._reads_stores:
             return super()._read_files(requests)
         begun: list[Callable[[], list[RecordT]]] = []
         acquired: list[str] = []
@@ -175,13 +174,14 @@ class SpanRecords(FileRecords[RecordT]):
         if offsets is not None:
             progress.advance(self._identities[path].size)
             return offsets
-        scan = Scan(path, self._open_stored(path), self._identities[path], progress)
-        try:
-            offsets = store_offsets(*key, self._scanned(scan))
-        except CancelledScanError:
-            raise DataSourceError(f"The search for the records of {path!r} was given up.") from None
-        finally:
-            scan.close()
+        with self._at_hand(path) as place:
+            scan = Scan(path, open_stored(place, self._identities[path]), self._identities[path], progress)
+            try:
+                offsets = store_offsets(*key, self._scanned(scan))
+            except CancelledScanError:
+                raise DataSourceError(f"The search for the records of {path!r} was given up.") from None
+            finally:
+                scan.close()
         if offsets.flags.owndata:
             self._unsaved[path] = offsets
         return offsets

@@ -216,7 +216,8 @@ class RemoteFile:
         except SpanReadError as error:
             raise DataSourceError(str(error)) from error
         joined = parts[0] if len(parts) == 1 else b"".join(parts)
-        return joined[start - first * _BLOCK_BYTES :][: stop - start]
+        begin = start - first * _BLOCK_BYTES
+        return joined[begin : begin + stop - start]
 
     def begin(self, starts: Sequence[int], lengths: Sequence[int]) -> Callable[[], list[bytes]]:
         """Asks for all spans at once, and returns what waits for them."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan, refuse_compressed
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 
@@ -31,8 +32,11 @@ class TextLineDataSource(SpanRecords[str]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/part-*.txt` (its matches sorted by name), or a file with a range of its lines
-            `file.txt[100:200]`. The order of the paths is that of the records.
+            `file.txt[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
+            `gs://`, `s3://`, `http://` or `https://`.
         encoding: how the text is encoded; one in which the newline is the byte 10, and nothing else is.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
@@ -48,9 +52,9 @@ class TextLineDataSource(SpanRecords[str]):
 
     kind: ClassVar[str] = "text"
 
-    def __init__(self, paths: Any, *, encoding: str = "utf-8") -> None:
+    def __init__(self, paths: Any, *, encoding: str = "utf-8", cache: FileCache | None = None) -> None:
         self._encoding = _checked_encoding(encoding)
-        super().__init__(paths, _TextLineFormat(self._encoding))
+        super().__init__(paths, _TextLineFormat(self._encoding), cache)
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the encoding, and a digest of names, sizes, counts and ranges."""

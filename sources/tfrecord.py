@@ -22,6 +22,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
 from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_rows
 from millstream.sources.dali_index import dali_offsets
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 
@@ -53,10 +54,13 @@ class TFRecordDataSource(SpanRecords[bytes]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/train-*.tfrecord` (its matches sorted by name), or a file with a range of its records
-            `file.tfrecord[100:200]`. The order of the paths is that of the records.
+            `file.tfrecord[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
+            `gs://`, `s3://`, `http://` or `https://`.
         check_crc: whether the checksum of each record is compared when it is read. With `google-crc32c` installed
             (`pip install 'millstream[tfrecord]'`) that takes a tenth of a microsecond per KB, without it some
             microseconds.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
@@ -71,8 +75,8 @@ class TFRecordDataSource(SpanRecords[bytes]):
 
     kind: ClassVar[str] = "TFRecord"
 
-    def __init__(self, paths: Any, *, check_crc: bool = True) -> None:
-        super().__init__(paths, _TFRecordFormat(as_flag(check_crc, "check_crc")))
+    def __init__(self, paths: Any, *, check_crc: bool = True, cache: FileCache | None = None) -> None:
+        super().__init__(paths, _TFRecordFormat(as_flag(check_crc, "check_crc")), cache)
 
 
 @final

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan, refuse_compressed
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.tar_members import TarError, TarMember, tar_members
@@ -36,7 +37,10 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/train-*.tar` (its matches sorted by name), or a file with a range of its samples
-            `file.tar[100:200]`. The order of the paths is that of the records.
+            `file.tar[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
+            `gs://`, `s3://`, `http://` or `https://`.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
@@ -52,8 +56,8 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
 
     kind: ClassVar[str] = "WebDataset"
 
-    def __init__(self, paths: Any) -> None:
-        super().__init__(paths, _WebDatasetFormat())
+    def __init__(self, paths: Any, *, cache: FileCache | None = None) -> None:
+        super().__init__(paths, _WebDatasetFormat(), cache)
 
 
 @final

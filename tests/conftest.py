@@ -88,3 +88,4 @@ def forget_clients() -> None:
     """Has the next read make its clients anew."""
     object_stores._context.cache_clear()
     object_stores._opened_store.cache_clear()
+    object_stores._REDIRECTS._addresses.clear()

@@ -294,11 +294,11 @@ def test_no_more_is_kept_than_there_is_room_for(path: Path) -> None:
     with ParquetDataSource(path, columns=["id"], cache_bytes=500) as source:
         for key in (0, 30, 60, 0, 0):
             source[key]
-        kept = list(source._cache._entries)
+        kept = list(source._units._entries)
     with ParquetDataSource(path, columns=["id"], cache_bytes=244) as source:
         for key in (0, 30, 60):
             source[key]
-        assert (kept, list(source._cache._entries)) == ([2, 0], [2])
+        assert (kept, list(source._units._entries)) == ([2, 0], [2])
 
 
 def test_a_row_group_without_room_warns_once_with_numbers(path: Path) -> None:

@@ -24,6 +24,7 @@ from millstream.sources import (
     BagzDataSource,
     ConcatenatedDataSource,
     CsvDataSource,
+    FileCache,
     HuggingFaceDataSource,
     ImageFolderDataSource,
     InMemoryDataSource,
@@ -154,13 +155,16 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 OF_SPANS = ["Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"]
 """Those that can be objects of a store."""
 
-REMOTE = [pytest.param(f"remote {name}", marks=pytest.mark.third_party) for name in OF_SPANS]
+REMOTE = [
+    pytest.param(name, marks=pytest.mark.third_party)
+    for name in (*(f"remote {name}" for name in OF_SPANS), "cached ArrayRecord", "cached CSV", "cached TFRecord")
+]
 
 OF_FILES = ["ArrayRecord", "Parquet", "TFDS", *OF_SPANS, *REMOTE]
 """Those that can be closed."""
 
 
-def remote(name: str, folder: Path, store: ObjectServer) -> Any:
+def remote(name: str, folder: Path, store: ObjectServer, **options: Any) -> Any:
     """The same source of objects of a store, which are those files."""
     (folder / "files").mkdir()
     with SOURCES[name](folder / "files") as local:
@@ -169,14 +173,18 @@ def remote(name: str, folder: Path, store: ObjectServer) -> Any:
         store.objects[f"bucket/{path.name}"] = path.read_bytes()
     urls = [f"{store.url}/bucket/{Path(part.path).name}" for part in parts]
     ranges = [f"[{part.start}:{part.stop}]" if part.stop == 12 else "" for part in parts]
-    return type(local)([url + words for url, words in zip(urls, ranges, strict=True)])
+    return type(local)([url + words for url, words in zip(urls, ranges, strict=True)], **options)
 
 
 @pytest.fixture(params=[*sorted(SOURCES), *REMOTE])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Each kind of source, with 37 records."""
-    if request.param.startswith("remote "):
-        made = remote(request.param.removeprefix("remote "), tmp_path, request.getfixturevalue("store"))
+    where, _, name = request.param.partition(" ")
+    if where == "remote":
+        made = remote(name, tmp_path, request.getfixturevalue("store"))
+    elif where == "cached":
+        # No room for two of them.
+        made = remote(name, tmp_path, request.getfixturevalue("store"), cache=FileCache(200_000, tmp_path / "copies"))
     else:
         made = SOURCES[request.param](tmp_path)
     yield made
@@ -266,6 +274,13 @@ def test_closing_ends_reading_where_there_is_something_to_close(source: Any) -> 
     with pytest.raises(ValueError, match="closed"):
         source.__getitems__([0])
     assert (len(source), repr(source), source.fingerprint()) == before
+
+
+@pytest.mark.parametrize("source", ["ArrayRecord", *OF_SPANS, *REMOTE], indirect=True)
+def test_the_sizes_of_units_are_those_of_files(source: Any) -> None:
+    """The sizes of units are those of the files, or of their ranges, in their order."""
+    assert source.unit_sizes.dtype == np.int64
+    assert source.unit_sizes.tolist() == ([20, 17] if len(source.unit_sizes) == 2 else [20, 5, 12])
 
 
 @pytest.mark.parametrize("key", [1.0, "1", None])

@@ -51,6 +51,7 @@ class ObjectServer:
         etags: an object's ETag header, where it is not that of its content; None for no header.
         latency: how many seconds every answer takes.
         failure: which requests fail, and how.
+        moved: where a request with a status between 301 and 308 is sent to: `bucket/name`.
         requests: those that came.
         most_at_once: how many there were at one time, at most.
         port: where it listens, on 127.0.0.1.
@@ -63,6 +64,7 @@ class ObjectServer:
         self.etags: dict[str, str | None] = {}
         self.latency = 0.0
         self.failure: Failure = lambda _: None
+        self.moved: Callable[[str], str] = lambda key: key
         self.requests: list[Request] = []
         self.most_at_once = 0
         self.supports_ranges = True
@@ -183,21 +185,31 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
         start = int(match[1]) if match and match[1] else None
         stop = int(match[2]) + 1 if match and match[2] and match[1] else None
+        if match and not match[1] and key in owner.objects:
+            start = max(0, len(owner.objects[key]) - int(match[2]))
         with owner.answering(key, start, stop) as request:
             if owner.latency:
                 time.sleep(owner.latency)  # This is what latency is.
             failure = owner.failure(request)
-            if failure == "hang":
-                owner.released.wait()
-            if failure in ("reset", "hang"):
-                self._reset()
-            elif isinstance(failure, int):
-                self._send(failure, b"failed on purpose", has_body=has_body)
-            elif is_gcs and "alt" not in query and key in owner.objects:
+            if failure is None and is_gcs and query.get("alt") == ["json"] and key in owner.objects:
                 self._send(200, json.dumps(self._metadata(key)).encode(), has_body=has_body)
-            else:
+            elif failure in (None, "short"):
                 self._send_object(key, request, is_gcs=is_gcs, has_body=has_body, is_short=failure == "short")
+            else:
+                self._fail(key, failure, has_body=has_body)
         return None
+
+    def _fail(self, key: str, failure: str | int | None, *, has_body: bool) -> None:
+        owner = self.server.owner
+        if failure == "hang":
+            owner.released.wait()
+        if not isinstance(failure, int):
+            self._reset()
+        elif 300 < failure < 400:
+            moved = f"{owner.url}/{urllib.parse.quote(owner.moved(key))}"
+            self._send(failure, b"", {"Location": moved, "ETag": '"of the server that sends on"'}, has_body=has_body)
+        else:
+            self._send(failure, b"failed on purpose", has_body=has_body)
 
     def _send_object(self, key: str, request: Request, *, is_gcs: bool, has_body: bool, is_short: bool) -> None:
         owner = self.server.owner

@@ -1,0 +1,115 @@
+"""A remote file whose records are read from a copy in a cache.
+
+Guarantees:
+    - Any number of threads may read. The copy is not taken away while one does.
+    - A copy that was taken away between two reads is made again.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Generic, final
+
+from millstream.errors import DataSourceError
+from millstream.sources.file_cache import FileCache, LocalCopy
+from millstream.sources.paths import FileIdentity
+from millstream.sources.record_file import RecordFile, RecordT
+
+if TYPE_CHECKING:
+    import weakref
+
+
+@final
+class CopiedFile(Generic[RecordT]):
+    """A remote file that is read from its copy, which is made, and made again, when it is needed.
+
+    Args:
+        cache: where the copy is made.
+        url: the name of the file.
+        identity: which version of it.
+        open_file: opens the file of records of a name and the path of its copy.
+    """
+
+    def __init__(
+        self,
+        cache: FileCache,
+        url: str,
+        identity: FileIdentity,
+        open_file: "weakref.WeakMethod[Callable[[str, str], RecordFile[RecordT]]]",
+    ) -> None:
+        self._cache = cache
+        self._url = url
+        self._identity = identity
+        self._open_file = open_file
+        self._lock = threading.Lock()
+        self._users = 0
+        self._opened: _Opened[RecordT] | None = None
+
+    @property
+    def num_records(self) -> int:
+        """How many records it holds."""
+        file = self._begin()
+        try:
+            return file.num_records
+        finally:
+            self._end()
+
+    def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[RecordT]:
+        """Returns the records at the positions, as the file of records does."""
+        try:
+            file = self._begin()
+        except OSError as error:
+            raise DataSourceError(
+                f"Cannot read record {positions[0]} of {self._url!r} (record key {keys[0]}): {error}"
+            ) from error
+        try:
+            return file.read(positions, keys)
+        finally:
+            self._end()
+
+    def close(self) -> None:
+        """Closes it. Nobody reads it any more."""
+        self._close()
+
+    def _begin(self) -> RecordFile[RecordT]:
+        """Returns the file of records, whose copy stays until `_end`."""
+        with self._lock:
+            opened = self._opened
+            if self._users == 0 and opened is not None and not opened.copy.use():
+                self._close()
+                opened = None
+            if opened is None:
+                opened = self._opened = self._open()
+            self._users += 1
+            return opened.file
+
+    def _end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._opened is not None:
+                self._opened.copy.release()
+
+    def _open(self) -> "_Opened[RecordT]":
+        open_file = self._open_file()
+        if open_file is None:
+            raise ReferenceError("The source that this file is of is gone.")
+        copy = self._cache.copy_of(self._url, self._identity)
+        try:
+            return _Opened(copy, open_file(self._url, copy.path))
+        except BaseException:
+            copy.close()
+            raise
+
+    def _close(self) -> None:
+        if (opened := self._opened) is not None:
+            self._opened = None
+            opened.file.close()
+            opened.copy.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Opened(Generic[RecordT]):
+    """A copy, and what reads it."""
+
+    copy: LocalCopy
+    file: RecordFile[RecordT]

@@ -1,0 +1,64 @@
+"""Records in files of any format that are found one by one: what a batch needs of each file is read at once."""
+
+import bisect
+import itertools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
+
+import numpy as np
+
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, put_back
+from millstream.sources.copied_files import CopiedFile
+from millstream.sources.files import Files
+from millstream.sources.record_file import RecordFile, RecordT
+from millstream.sources.urls import is_url
+
+
+class FileRecords(Files[RecordFile[RecordT]]):
+    """The records of files laid end to end, found one by one: each file of a batch is read once."""
+
+    def __getitem__(self, record_key: SupportsIndex) -> RecordT:
+        key = checked_record_key(record_key, self._num_records)
+        part = bisect.bisect_right(self._ends, key)
+        return self._read(self._parts[part].path, [key + self._shifts[part]], [key])[0]
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
+        """Returns the records of the keys, in their order; keys may repeat. Each file is asked once."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        if len(self._parts) == 1 and len(keys):
+            # Nothing to sort, which is most of the work where a mixture asks for a few records of each of its sources.
+            return self._read(self._paths[0], (keys + self._shifts[0]).tolist(), keys.tolist())
+        parts = np.searchsorted(self._ends_array, keys, side="right")
+        positions = keys + self._shifts_array[parts]
+        files = self._files_array[parts]
+        order = np.argsort(files, kind="stable")
+        files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
+        stops = [*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)] if keys else []
+        records = self._read_files(
+            (self._paths[files[start]], positions[start:stop], keys[start:stop])
+            for start, stop in itertools.pairwise([0, *stops])
+        )
+        return put_back(records, order)
+
+    def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
+        """Returns the records at the positions of some files, one file after the other; with keys for errors."""
+        records: list[RecordT] = []
+        for path, positions, keys in requests:
+            records += self._read(path, positions, keys)
+        return records
+
+    def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
+        """Returns the records at the positions of one file; the keys are for errors."""
+        file = self._acquire(path, positions[0], keys[0])
+        try:
+            return file.read(positions, keys)
+        finally:
+            self._open_files.release(path)
+
+    def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
+        """Returns the file, open: of a store, with a cache, that of a copy which is made when it is read."""
+        if is_url(path) and self._cache is not None:
+            # Weakly, as for open files.
+            return CopiedFile(self._cache, path, self._identities[path], weakref.WeakMethod(self._open_checked))
+        return super()._open_unchanged(path)

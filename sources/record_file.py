@@ -1,0 +1,31 @@
+"""What an open file of records is, of whatever format, wherever it lies."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+RecordT = TypeVar("RecordT")
+
+
+class OpenFile(Protocol):
+    """An open file of some format, which any number of threads may read."""
+
+    @property
+    def num_records(self) -> int:
+        """How many records it holds."""
+        ...
+
+    def close(self) -> None:
+        """Closes it. It is not being read."""
+        ...
+
+
+class RecordFile(OpenFile, Protocol[RecordT]):
+    """An open file whose records are found one by one."""
+
+    def read(self, positions: Sequence[int], keys: Sequence[int], /) -> list[RecordT]:
+        """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
+
+        Raises:
+            DataSourceError: one of the records is damaged or lost, with its position, file and key.
+        """
+        ...

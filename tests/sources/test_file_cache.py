@@ -1,0 +1,342 @@
+"""Copies of remote files: bounded, shared by processes, made again when they are gone."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from object_server import ObjectServer, Request
+from record_files import every_record, tfrecord_bytes
+
+import millstream
+from millstream.errors import DataSourceError
+from millstream.samplers import HierarchicalSampler
+from millstream.sources import ArrayRecordDataSource, FileCache, TFRecordDataSource, file_cache
+
+pytestmark = pytest.mark.third_party
+
+FILES = 8
+ROWS = 25
+RECORDS = [f"file {key // ROWS} row {key % ROWS} ".encode() * 40 for key in range(FILES * ROWS)]
+CONTENTS = [tfrecord_bytes(RECORDS[number * ROWS : number * ROWS + ROWS]) for number in range(FILES)]
+LARGEST = max(map(len, CONTENTS))
+
+
+@pytest.fixture
+def urls(store: ObjectServer) -> list[str]:
+    """Eight files."""
+    store.objects.update({f"bucket/{number}": content for number, content in enumerate(CONTENTS)})
+    return [f"{store.url}/bucket/{number}" for number in range(FILES)]
+
+
+def copies(folder: Path) -> list[str]:
+    """Returns the names of all files in a cache but its lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "lock")
+
+
+def total(folder: Path) -> int:
+    """Returns how large all files in a folder are."""
+    found = 0
+    for name in os.listdir(folder) if folder.exists() else ():  # noqa: PTH208
+        try:
+            found += (folder / name).stat().st_size
+        except FileNotFoundError:
+            continue  # It has just been taken away.
+    return found
+
+
+def copied(store: ObjectServer) -> list[str]:
+    """Returns which files were copied, in order, one for each time: each of these fits into one request."""
+    return [request.key for request in store.requests if request.start == 0 and (request.stop or 0) > LARGEST * 0.9]
+
+
+def test_each_file_is_copied_once(store: ObjectServer, urls: list[str], tmp_path: Path) -> None:
+    """When it is needed first; then its store is asked for its version only, by any source and process."""
+    cache = FileCache(FILES * LARGEST, tmp_path / "copies")
+    with TFRecordDataSource(urls, cache=cache) as source:
+        assert every_record(source) == RECORDS
+        store.forget()
+        assert source.__getitems__(range(0, 200, 3)) == RECORDS[::3]
+        assert store.requests == []
+    with TFRecordDataSource(urls, cache=FileCache(FILES * LARGEST, tmp_path / "copies")) as source:
+        assert every_record(source) == RECORDS
+    assert len(store.requests) == FILES
+    assert len(copies(tmp_path / "copies")) == FILES
+
+
+def test_copies_have_their_place_among_all_that_is_kept(urls: list[str], tmp_path: Path) -> None:
+    """Where no folder is given, it is one in that of the indices."""
+    cache = FileCache(LARGEST)
+    with TFRecordDataSource(urls[0], cache=cache) as source:
+        assert source[3] == RECORDS[3]
+    assert Path(cache.folder) == tmp_path / "cache" / "files"
+    assert total(tmp_path / "cache" / "files") == len(CONTENTS[0])
+
+
+READER = """
+import sys, numpy as np, millstream
+from millstream.sources import object_stores
+object_stores.FIRST_DELAY_SECONDS = 0.01
+seed, bound, folder, *urls = sys.argv[1:]
+with millstream.TFRecordDataSource(urls, cache=millstream.FileCache(int(bound), folder)) as source:
+    keys = np.random.default_rng(int(seed)).integers(0, len(source), (20, 5))
+    for row in keys:
+        for key, record in zip(row, source.__getitems__(row)):
+            assert record.startswith(b"file %d row %d " % (key // 25, key % 25)), (key, record)
+print("done")
+"""
+
+
+def test_the_bound_holds_whoever_fills_it(store: ObjectServer, urls: list[str], tmp_path: Path) -> None:
+    """Three processes and four threads want all of the files, in room for three of them: each gets every record."""
+    folder = tmp_path / "copies"
+    bound = 3 * LARGEST
+    store.latency = 0.002
+    words = [sys.executable, "-c", READER]
+    running = [
+        subprocess.Popen([*words, str(seed), str(bound), str(folder), *urls], cwd=tmp_path, stdout=subprocess.PIPE)
+        for seed in range(3)
+    ]
+    is_over = threading.Event()
+    largest = 0
+
+    def watch() -> None:
+        nonlocal largest
+        while not is_over.is_set():
+            largest = max(largest, total(folder))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with TFRecordDataSource(urls, cache=FileCache(bound, folder)) as source, ThreadPoolExecutor(4) as threads:
+            rows = np.random.default_rng(9).integers(0, len(RECORDS), (20, 5))
+            assert list(threads.map(source.__getitems__, rows)) == [[RECORDS[key] for key in row] for row in rows]
+        assert [process.communicate()[0] for process in running] == [b"done\n"] * 3
+    finally:
+        is_over.set()
+        watcher.join()
+    assert LARGEST < largest <= bound
+    assert [name for name in copies(folder) if name.endswith(".part")] == []
+
+
+def test_the_room_of_an_open_copy_is_free_at_once(urls: list[str], tmp_path: Path) -> None:
+    """A source that has it open copies it again when it needs it; nothing is read of a copy that is gone."""
+    cache = FileCache(LARGEST, tmp_path / "copies")
+    with TFRecordDataSource(urls[0], cache=cache) as one, TFRecordDataSource(urls[1], cache=cache) as other:
+        for _ in range(3):
+            assert one[4] == RECORDS[4]
+            assert other[4] == RECORDS[ROWS + 4]
+            held = [Path(f"/proc/self/fd/{name}").stat() for name in descriptors_below(tmp_path / "copies")]
+            assert sum(status.st_size for status in held if not status.st_nlink) == 0
+            assert total(tmp_path / "copies") <= LARGEST
+
+
+def descriptors_below(folder: Path) -> Iterator[str]:
+    """Yields the open descriptors of files in a folder."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+        except FileNotFoundError:
+            continue
+        if target.startswith(str(folder)):
+            yield name
+
+
+def test_what_a_killed_process_leaves_is_taken_away(store: ObjectServer, urls: list[str], tmp_path: Path) -> None:
+    """Half a copy neither keeps its room nor is mistaken for a whole one."""
+    folder = tmp_path / "copies"
+    TFRecordDataSource(urls).close()
+    reached = threading.Event()
+
+    def hang(request: Any) -> str | None:
+        if (request.stop or 0) - (request.start or 0) < 1000:
+            return None
+        reached.set()
+        return "hang"
+
+    store.failure = hang
+    process = subprocess.Popen([sys.executable, "-c", READER, "0", str(LARGEST), str(folder), urls[0]], cwd=tmp_path)
+    assert reached.wait(60)
+    assert [name[-5:] for name in copies(folder)] == [".part"]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    store.failure = lambda _: None
+    with TFRecordDataSource(urls[1], cache=FileCache(LARGEST, folder)) as source:
+        assert every_record(source) == RECORDS[ROWS : 2 * ROWS]
+    assert len(copies(folder)) == 1
+
+
+def test_a_copy_that_somebody_cut_short_is_made_again(urls: list[str], tmp_path: Path) -> None:
+    """It has not the size of its object."""
+    cache = FileCache(LARGEST, tmp_path / "copies")
+    for _ in range(2):
+        with TFRecordDataSource(urls[0], cache=cache) as source:
+            assert every_record(source) == RECORDS[:ROWS]
+        (name,) = copies(tmp_path / "copies")
+        os.truncate(tmp_path / "copies" / name, 10)
+
+
+def test_files_of_others_are_left_alone(urls: list[str], tmp_path: Path) -> None:
+    """They are neither counted nor removed."""
+    (tmp_path / "mine.txt").write_bytes(bytes(10 * LARGEST))
+    with TFRecordDataSource(urls[:2], cache=FileCache(LARGEST, tmp_path)) as source:
+        assert every_record(source) == RECORDS[: 2 * ROWS]
+    assert (tmp_path / "mine.txt").stat().st_size == 10 * LARGEST
+
+
+@pytest.mark.parametrize(
+    ("worker_count", "room", "most"),
+    [(0, 4, 2 * FILES), (2, FILES, FILES)],
+)
+def test_a_hierarchical_order_copies_each_file_once_an_epoch(
+    store: ObjectServer, urls: list[str], worker_count: int, room: int, most: int
+) -> None:
+    """With room for two windows; with room for all files once, however many workers read.
+
+    The records are those that are read without copies.
+    """
+    plain = TFRecordDataSource(urls)
+    cache = FileCache(room * LARGEST)
+    source = TFRecordDataSource(urls, cache=cache)
+    assert source.unit_sizes.tolist() == [ROWS] * FILES
+    store.forget()
+
+    def batches(source: Any, worker_count: int) -> list[Any]:
+        sampler = HierarchicalSampler(source.unit_sizes, window_units=2, seed=1, num_epochs=2)
+        threads = millstream.ReadOptions(num_threads=0)
+        with millstream.DataLoader(
+            data_source=source,
+            sampler=sampler,
+            operations=[millstream.Batch(10)],
+            worker_count=worker_count,
+            read_options=threads,
+        ) as loader:
+            return [batch.tolist() for batch in loader]
+
+    expected = batches(plain, 0)
+    store.forget()
+    assert batches(source, worker_count) == expected
+    assert len(copied(store)) <= most
+    assert total(Path(cache.folder)) <= room * LARGEST
+    plain.close()
+    source.close()
+
+
+@pytest.mark.parametrize("scheme", ["gs", "http", "s3"])
+def test_array_record_files_are_read_from_copies(store: ObjectServer, tmp_path: Path, scheme: str) -> None:
+    """From any store, and when their copy was taken away meanwhile; errors have the name of the object."""
+    for name in ("a", "b"):
+        writer = ArrayRecordWriter(str(tmp_path / name), "group_size:1")
+        for number in range(20):
+            writer.write(b"%s %d" % (name.encode(), number))
+        writer.close()
+        store.objects[f"bucket/{name}"] = (tmp_path / name).read_bytes()
+    base = f"{store.url}/bucket" if scheme == "http" else f"{scheme}://bucket"
+    cache = FileCache(len(store.objects["bucket/a"]), tmp_path / "copies")
+    with ArrayRecordDataSource([f"{base}/a", f"{base}/b[5:10]"], cache=cache) as source:
+        for _ in range(2):
+            assert source[3] == b"a 3"
+            assert every_record(source) == [b"a %d" % n for n in range(20)] + [b"b %d" % n for n in range(5, 10)]
+    with (
+        ArrayRecordDataSource(f"{base}/b[0:30]", cache=cache) as source,
+        pytest.raises(DataSourceError, match=rf"'{base}/b' holds 20 records, but a range of it ends at record 30"),
+    ):
+        source[0]
+
+
+@pytest.mark.parametrize("failure", [403, 500, "removed", "replaced"])
+def test_a_copy_that_fails_leaves_nothing(
+    store: ObjectServer, urls: list[str], tmp_path: Path, failure: int | str
+) -> None:
+    """The error has record and object; when the store is well again, so is the source."""
+    with TFRecordDataSource(urls[0]) as source:
+        assert len(source) == ROWS
+    with TFRecordDataSource(urls[0], cache=FileCache(LARGEST, tmp_path / "copies")) as source:
+        if isinstance(failure, int):
+            store.failure = lambda _: failure
+        elif failure == "removed":
+            del store.objects["bucket/0"]
+        else:
+            store.objects["bucket/0"] = CONTENTS[0][::-1]
+        with pytest.raises(DataSourceError, match=r"record 2 of .*record key 2\).*bucket/0"):
+            source[2]
+        assert copies(tmp_path / "copies") == []
+        store.failure = lambda _: None
+        store.objects["bucket/0"] = CONTENTS[0]
+        assert source[2] == RECORDS[2]
+
+
+def test_a_file_larger_than_the_bound_is_refused(urls: list[str]) -> None:
+    """At construction, with both sizes."""
+    with pytest.raises(ValueError, match=rf"max_bytes of the cache must be .*, but '.*bucket/0' has .* got {100:,}"):
+        TFRecordDataSource(urls, cache=FileCache(100))
+
+
+def test_room_that_never_comes_is_an_error(urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody reads all that there is room for, another waits, but not for ever."""
+    monkeypatch.setattr(file_cache, "STALL_SECONDS", 0.2)
+    cache = FileCache(LARGEST, tmp_path / "copies")
+    with TFRecordDataSource(urls[0], cache=cache) as one, TFRecordDataSource(urls[1]) as plain:
+        copy = cache.copy_of(urls[0], one._identities[urls[0]])
+        with pytest.raises(DataSourceError, match=r"was not copied to .* in time: its .* bytes are taken by"):
+            cache.copy_of(urls[1], plain._identities[urls[1]])
+        copy.release()
+        other = cache.copy_of(urls[1], plain._identities[urls[1]])
+        assert not copy.use()
+        copy.close()
+        other.close()
+
+
+def test_who_waits_for_a_copy_takes_no_room_for_another(
+    store: ObjectServer, urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one copies a file, another that needs the same file takes nothing away."""
+    monkeypatch.setattr(file_cache, "STALL_SECONDS", 0.2)
+    cache = FileCache(2 * LARGEST)
+    TFRecordDataSource(urls).close()
+    with TFRecordDataSource(urls, cache=cache) as source, ThreadPoolExecutor(1) as thread:
+        assert source[0] == RECORDS[0]
+        is_copying, may_end = threading.Event(), threading.Event()
+
+        def waits(request: Request) -> None:
+            if request.key == "bucket/1":
+                is_copying.set()
+                may_end.wait()
+
+        store.failure = waits
+        reading = thread.submit(source.__getitem__, ROWS)
+        assert is_copying.wait(60)
+        with pytest.raises(DataSourceError, match="in time"):
+            cache.copy_of(urls[1], source._identities[urls[1]])
+        may_end.set()
+        assert reading.result() == RECORDS[ROWS]
+        store.forget()
+        assert source[1] == RECORDS[1]
+    assert store.requests == []
+
+
+@pytest.mark.parametrize("max_bytes", [0, -1, 1.5, None, True])
+def test_a_bound_is_a_positive_integer(max_bytes: Any) -> None:
+    """Anything else is refused at once."""
+    with pytest.raises((TypeError, ValueError), match="max_bytes"):
+        FileCache(max_bytes)
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error(urls: list[str]) -> None:
+    """It says what could not be copied, and where to."""
+    with pytest.raises(DataSourceError, match=r"bucket/0' cannot be copied to '/dev/null/x': Not a directory"):
+        TFRecordDataSource(urls[0], cache=FileCache(LARGEST, "/dev/null/x"))
+
+
+def test_a_cache_is_of_its_class(urls: list[str]) -> None:
+    """A number of bytes is no cache."""
+    with pytest.raises(TypeError, match="cache must be a FileCache"):
+        TFRecordDataSource(urls, cache=1000)  # type: ignore[arg-type]
