@@ -114,12 +114,15 @@ class _Offsets(Column):
 
     def _bounds(self, rows: Rows) -> tuple[Places, Places]:
         """Returns where the values of rows start, and their lengths."""
+        if (known := rows.bounds.get(self.slot)) is not None:
+            return known
         places = rows.within + rows.slot(self.slot + 1)
         memory = memory_of(self._offset_dtype)
         starts, stops = memory.take(places).astype(np.int64), memory.take(places + 1).astype(np.int64)
         if ((starts < 0) | (starts > stops) | (stops > rows.slot(self.slot + 2))).any():
             raise ValueError(f"An offset in a column of {self.words} is beyond its values: the data are damaged.")
-        return starts, stops - starts
+        rows.bounds[self.slot] = starts, stops - starts
+        return rows.bounds[self.slot]
 
 
 @final

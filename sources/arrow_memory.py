@@ -58,12 +58,15 @@ class Rows:
         table: where the buffers of each chunk are: int64, shape (chunks, slots), filled by `Column.describe`.
         chunk: which chunk each row is in, shape (n,).
         within: its number there, shape (n,).
+        bounds: where the values of the rows start and how many they are, by the slot of the column: what was found out
+            about these rows once.
     """
 
     chunks: Sequence[Any]
     table: Places
     chunk: Places
     within: Places
+    bounds: dict[int, tuple[Places, Places]] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.within)
