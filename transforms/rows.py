@@ -181,7 +181,7 @@ class _Layout:
         sizes: how long each piece is.
         starts: where the pieces of each row begin, and one more.
         length: how long a row is.
-        allocate: gives the memory of rows.
+        allocate: gives the memory of the tokens.
     """
 
     def __init__(self, sizes: list[int], starts: NDArray[np.int64], length: int, allocate: Allocate) -> None:
@@ -213,7 +213,8 @@ class _Layout:
         """Returns the pieces laid out, of shape (rows, length, …), filled up with padding."""
         first = parts[0]
         gap = np.full((int(self._gaps.max(initial=0)), *first.shape[1:]), padding, dtype=first.dtype)
-        rows = self._rows(first.dtype, first.shape[1:])
+        whole = (len(self._gaps), self._length, *first.shape[1:])
+        rows = np.empty(whole, first.dtype) if first.dtype.hasobject else self._allocate(whole, first.dtype)
         laid: list[Array] = []
         for (start, stop), missing in zip(itertools.pairwise(self._starts.tolist()), self._gaps.tolist(), strict=True):
             laid += parts[start:stop]
@@ -224,14 +225,12 @@ class _Layout:
 
     def segment_ids(self) -> NDArray[np.int32]:
         """Returns the number of the piece in its row, from 1, for each token; 0 for padding. Shape (rows, length)."""
-        rows = self._rows(np.dtype(np.int32))
-        rows[...] = self._spread(self._numbers)
-        return rows
+        return self._spread(self._numbers)
 
     def positions(self) -> NDArray[np.int32]:
         """Returns for each token how many of its piece come before it; 0 for padding. Shape (rows, length)."""
-        rows = self._rows(np.dtype(np.int32))
-        np.subtract(_counting(self._length), self._spread(self._begins), out=rows)
+        rows = self._spread(self._begins)
+        np.subtract(_counting(self._length), rows, out=rows)
         for row, missing in zip(rows, self._gaps.tolist(), strict=True):
             if missing:
                 row[-missing:] = 0
@@ -242,10 +241,6 @@ class _Layout:
         numbers = np.zeros(len(self._runs), dtype=np.int32)
         numbers[self._runs_of_pieces] = of_pieces
         return np.repeat(numbers, self._runs).reshape(-1, self._length)
-
-    def _rows(self, dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Array:
-        whole = (len(self._gaps), self._length, *shape)
-        return np.empty(whole, dtype) if dtype.hasobject else self._allocate(whole, dtype)
 
 
 def _refuse_unlike(name: str, parts: Sequence[Array], pieces: Pieces) -> None:
