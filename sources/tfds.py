@@ -4,12 +4,12 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, ClassVar, Self, SupportsIndex, final
+from typing import Any, ClassVar, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.closing import Closing
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.example_columns import decode_columns
@@ -24,7 +24,7 @@ _SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataS
 
 
 @final
-class TfdsDataSource:
+class TfdsDataSource(Closing):
     """The records of a dataset that TensorFlow Datasets has prepared, as dicts, at random: no TensorFlow is needed.
 
         source = millstream.TfdsDataSource("~/tensorflow_datasets/mnist/3.0.1", "train[:80%]")
@@ -103,14 +103,6 @@ class TfdsDataSource:
 
     def __repr__(self) -> str:
         return f"TfdsDataSource({self._split!r}, {self._source!r})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes all files. Reading then raises ValueError. May be called again."""
