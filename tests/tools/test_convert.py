@@ -328,14 +328,12 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, extension: str) -> None:
     """And nothing is left of what was written: a limit on the size of files stands for the end of a disk."""
     write_tfrecord(tmp_path / "a.tfrecord", [bytes(1_000_000)] * 4)
     run("index", "a.tfrecord", folder=tmp_path)
-    _, reported = run(
-        "convert",
-        "a.tfrecord",
-        f"b.{extension}",
-        folder=tmp_path,
-        status=1,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000)),
-    )
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
+    try:
+        _, reported = run("convert", "a.tfrecord", f"b.{extension}", folder=tmp_path, status=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     assert "File too large" in reported
     assert visible(tmp_path) == ["a.tfrecord"]

@@ -45,13 +45,13 @@ def test_work_that_contends_is_left_to_one_thread(scale: float) -> None:
 
 @given(most=st.integers(1, 64), cores=st.integers(1, 64))
 def test_no_more_threads_than_cores_can_use(most: int, cores: int) -> None:
-    """Where cores are the limit, the threads chosen are nearly as fast as all of them, and half of them are not."""
+    """Where cores are the limit, the threads chosen are nearly as fast as all of them, and half of them not more so."""
     levels, _ = run(Concurrency(most), lambda level: 10.0 * min(level, cores), 400 * most + 1000)
     # Now and then it tries others.
     ((level, _),) = collections.Counter(levels[len(levels) // 4 :]).most_common(1)
     enough = concurrency.WORTH * min(most, cores)
     assert min(level, cores) >= enough
-    assert level == 1 or level // 2 < enough
+    assert level == 1 or level // 2 <= enough
 
 
 def test_a_burst_does_not_mislead_for_long() -> None:
