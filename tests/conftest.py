@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ from millstream.sources import object_stores
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
+
+# A shell that starts the tests in the background has Ctrl-C ignored in them, and in all that they start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LEAK_SECONDS = 2.0
 

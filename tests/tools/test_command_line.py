@@ -250,10 +250,13 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
     with subprocess.Popen(
         [*COMMAND, "index", path], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
-        while not list(tmp_path.glob(".*.part")):
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        printed, reported = process.communicate(timeout=60)
+        try:
+            while not list(tmp_path.glob(".*.part")):
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            printed, reported = process.communicate(timeout=60)
+        finally:
+            process.kill()
     # A machine that is slow may have logged how far it was.
     assert (printed, b"Traceback" in reported, b"millstream:" in reported) == (b"", False, False)
     assert process.returncode == 130
