@@ -323,7 +323,7 @@ def test_a_worker_killed_within_a_group_changes_nothing(name: str) -> None:
         iterator = iter(loader)
         got = taken(iterator, 3)
         for step in range(3, 40):
-            if step % 12 == 3:
+            if step in {3, 35}:  # Far apart: two deaths over the same outputs would be an error.
                 # The one killed before may not have been replaced yet.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(workers_of(iterator)[step % 2].pid or 0, signal.SIGKILL)
