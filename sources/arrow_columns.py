@@ -42,9 +42,6 @@ class Numbers(Column):
     def _values(self, rows: Rows) -> list[Any]:
         return list(self.batch(rows, np.empty))
 
-    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002  (of any rows)
-        return True
-
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         """Returns the values of rows, which are not null, stacked."""
         batch = allocate((len(rows),), self.dtype)
@@ -90,9 +87,6 @@ class Flags(Column):
 
     def _values(self, rows: Rows) -> list[Any]:
         return list(self.batch(rows, np.empty))
-
-    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002
-        return True
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         """Returns the values of rows, which are not null, stacked."""
@@ -150,9 +144,6 @@ class Strings(_Offsets):
         starts = starts + rows.slot(self.slot + 3)
         return _strings(starts, starts + lengths, self._is_text)
 
-    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002
-        return True
-
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         """Returns the values of rows, which are not null, stacked."""
         values = self._values(rows)
@@ -181,9 +172,6 @@ class FixedBytes(Column):
     def _values(self, rows: Rows) -> list[Any]:
         starts = rows.slot(self.slot + 1) + rows.within * self._width
         return _strings(starts, starts + self._width, is_text=False)
-
-    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002
-        return True
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:  # noqa: ARG002  (objects have their own memory)
         """Returns the values of rows, which are not null, stacked."""

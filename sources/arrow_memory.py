@@ -15,7 +15,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,8 @@ class Column(abc.ABC):
     """
 
     words: str
+    has_batch: ClassVar[bool] = True
+    """Whether there is any array for such values."""
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
@@ -114,13 +116,13 @@ class Column(abc.ABC):
     def _values(self, rows: Rows) -> list[Any]:
         """Returns the values of rows that are not null, for records."""
 
-    @abc.abstractmethod
-    def _stacks(self, rows: Rows) -> bool:
+    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002  (most columns stack any rows)
         """Returns whether the values of rows that are not null have a batch here."""
+        return self.has_batch
 
-    @abc.abstractmethod
-    def batch(self, rows: Rows, allocate: Allocate) -> Any:
+    def batch(self, rows: Rows, allocate: Allocate) -> Any:  # noqa: ARG002
         """Returns what stacking the values of rows gives, if `stacks` says that it is known here."""
+        raise TypeError(f"Values of {self.words} are stacked one by one.")
 
     def values(self, rows: Rows) -> list[Any]:
         """Returns the values of rows, for records: None for those that are null."""

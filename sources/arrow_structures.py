@@ -75,9 +75,6 @@ class Tensors(Column):
     def _values(self, rows: Rows) -> list[Any]:
         return [array.copy() for array in self.batch(rows, np.empty)]
 
-    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002  (of any rows)
-        return True
-
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         """Returns the values of rows, which are not null, stacked."""
         column, inner = self._lists, rows
@@ -100,6 +97,8 @@ class Objects(Column):
         number: which column of the table it is.
         words: what it is.
     """
+
+    has_batch = False
 
     def __init__(self, slot: int, number: int, words: str) -> None:
         super().__init__(slot)
@@ -129,13 +128,6 @@ class Objects(Column):
                 values[place] = value
         return values.tolist()
 
-    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002
-        return False
-
-    def batch(self, rows: Rows, allocate: Allocate) -> Any:
-        """Returns the values of rows, which are not null, stacked."""
-        raise NotImplementedError("Objects are stacked one by one.")
-
 
 @final
 class Decoded(Column):
@@ -146,6 +138,8 @@ class Decoded(Column):
         decode: called with each value.
         words: what it makes.
     """
+
+    has_batch = False
 
     def __init__(self, column: Column, decode: Callable[[Any], Any], words: str) -> None:
         super().__init__(column.slot)
@@ -167,13 +161,6 @@ class Decoded(Column):
 
     def _values(self, rows: Rows) -> list[Any]:
         return [None if value is None else self._decode(value) for value in self._column.values(rows)]
-
-    def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002
-        return False
-
-    def batch(self, rows: Rows, allocate: Allocate) -> Any:
-        """Returns the values of rows, which are not null, stacked."""
-        raise NotImplementedError("What is decoded is stacked one by one.")
 
 
 def dicts(columns: Mapping[str, Column], rows: Rows) -> list[dict[str, Any]]:
