@@ -27,6 +27,10 @@ SEED_LIMIT = 1 << 64
 """Seeds, epochs and indices are below this: each is one word of Philox's key or counter."""
 
 
+OF_GROUPS = SEED_LIMIT - 1
+"""The number of an operation that no random operation has: streams of groups of elements are none of theirs."""
+
+
 class _NoSeed:
     """Replaces the seed that NumPy's generators keep: here there is none, and asking for it is an error that says so.
 

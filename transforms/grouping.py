@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.columnar import Allocate
-from millstream.randomness import SEED_LIMIT, generator
+from millstream.randomness import OF_GROUPS, SEED_LIMIT, generator
 from millstream.transforms.transformation import Transformation
 
 MOST_PIECES = 1 << 20
@@ -204,7 +204,7 @@ class Identity:
 
     def generator(self, seed: int) -> "np.random.Generator":
         """Returns the generator of the group under a seed."""
-        return generator(seed, self.position, self.index)
+        return generator(seed, self.position, self.index, OF_GROUPS)
 
 
 class GroupingOperation(Transformation, Grouping):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.randomness import generator
+from millstream.randomness import OF_GROUPS, generator
 from millstream.transforms import (
     BestFitPack,
     BucketBatch,
@@ -78,7 +78,7 @@ def bin_packed(operation: FirstFitPack | BestFitPack, elements: Iterable[Element
         rows = [row for row in bins if row]
         if operation.shuffle_bins and rows:
             position, index, _ = first
-            order = generator(operation.seed, position, index).permutation(len(rows))
+            order = generator(operation.seed, position, index, OF_GROUPS).permutation(len(rows))
             rows = [rows[number] for number in order]
         for row in rows:
             yield row[0][0], row[0][1], laid_out(lengths, [document for _, _, document in row])
@@ -150,7 +150,7 @@ def shuffled(operation: WindowShuffle, elements: Iterable[Element]) -> Iterator[
     """Yields each window in its order."""
     for window in windows(elements, operation.window_size):
         position, index, _ = window[0]
-        for number in generator(operation.seed, position, index).permutation(len(window)):
+        for number in generator(operation.seed, position, index, OF_GROUPS).permutation(len(window)):
             yield window[number]
 
 

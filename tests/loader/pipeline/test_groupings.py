@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.regrouping import Regrouping
+from millstream.randomness import OF_GROUPS, generator
 from millstream.transforms import (
     Batch,
     BestFitPack,
@@ -26,7 +27,7 @@ from millstream.transforms import (
     WindowShuffle,
     concat_then_split,
 )
-from millstream.transforms.grouping import Grouping, GroupingOperation
+from millstream.transforms.grouping import Grouping, GroupingOperation, Identity
 
 Sizes = NDArray[np.int64]
 
@@ -235,3 +236,14 @@ def test_only_operations_that_need_to_regroup_elements() -> None:
     assert not Batch(3).regroups
     assert not isinstance(Filter(bool), Grouping)
     assert not isinstance(Map(abs), Grouping)
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1), position=st.integers(0, 99), index=st.integers(0, 99), operation=st.integers(0, 9)
+)
+def test_groups_draw_what_no_random_operation_draws(seed: int, position: int, index: int, operation: int) -> None:
+    """Under one seed, the stream of a group is none of those of records, whatever their epoch and index."""
+    ours = Identity(position, index).generator(seed)
+
+    assert ours.integers(2**63) != generator(seed, position, index, operation).integers(2**63)
+    assert ours.bit_generator.state["state"]["counter"][3] == OF_GROUPS
