@@ -21,10 +21,19 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.checks import as_integer
 from millstream.philox_state import at_streams
 
 SEED_LIMIT = 1 << 64
 """Seeds, epochs and indices are below this: each is one word of Philox's key or counter."""
+
+
+def as_seed(value: object) -> int:
+    """Returns a seed as a plain int; refuses what is none."""
+    seed = as_integer(value, "seed")
+    if not 0 <= seed < SEED_LIMIT:
+        raise ValueError(f"seed must be between 0 and 2**64 - 1, got {seed}.")
+    return seed
 
 
 OF_GROUPS = SEED_LIMIT - 1

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
-from millstream.randomness import SEED_LIMIT, generator
+from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
 from millstream.sharding import NoSharding, ShardOptions
@@ -128,10 +128,7 @@ def checked_seed(seed: object, *, shuffle: bool = False) -> int | None:
         if shuffle:
             raise ValueError("shuffle=True needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
         return None
-    number = as_integer(seed, "seed")
-    if not 0 <= number < SEED_LIMIT:
-        raise ValueError(f"seed must be between 0 and 2**64 - 1, got {number}.")
-    return number
+    return as_seed(seed)
 
 
 def checked_shard_options(shard_options: object) -> ShardOptions:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.overflow import as_overflow
 from millstream.samplers.epochs import EpochSampler, checked_seed, positions_between, whole_numbers
 from millstream.samplers.many_permutations import permute_among
 from millstream.samplers.packing_plan import BestFit, Stream
@@ -14,7 +15,6 @@ from millstream.samplers.permutation import mixed, permute
 from millstream.sharding import ShardOptions
 
 BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
-_OVERFLOWS = ("error", "truncate", "split", "drop")
 _LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
 """An odd number without a pattern, which sets lengths apart."""
 
@@ -93,14 +93,13 @@ class PackingSampler(EpochSampler):
         self.lengths = whole_numbers(lengths, "lengths", minimum=0)
         self.row_length = as_integer(row_length, "row_length", minimum=1)
         self.shuffle = as_flag(shuffle, "shuffle")
+        self.overflow = as_overflow(overflow)
         checked_seed(seed, shuffle=self.shuffle)
-        if overflow not in _OVERFLOWS:
-            raise ValueError(f"overflow must be one of {', '.join(map(repr, _OVERFLOWS))}, got {overflow!r}.")
         if strategy not in {BEST_FIT, CONCAT_THEN_SPLIT}:
             raise ValueError(f"strategy must be {BEST_FIT!r} or {CONCAT_THEN_SPLIT!r}, got {strategy!r}.")
         if strategy == CONCAT_THEN_SPLIT and overflow != "error":
             raise ValueError(f"strategy={strategy!r} cuts documents wherever a row ends, and takes no overflow.")
-        self.overflow, self.strategy = overflow, strategy
+        self.strategy = strategy
         if not self.lengths.any():
             raise ValueError("lengths must have at least one token, got nothing but zeros.")
         self._documents: NDArray[np.int64] | None = None

@@ -23,7 +23,7 @@ from typing import final
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.object_stores import STALL_SECONDS
+from millstream.sources.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
 from millstream.sources.offset_index import cache_folder, object_name
 from millstream.sources.paths import FileIdentity
 from millstream.sources.stored_files import RemoteFile
@@ -33,8 +33,6 @@ _COPIED_BYTES = 4 << 20
 
 _WAIT_SECONDS = 0.02
 """How long to wait before looking again at what another process is doing."""
-
-_SLOWEST_BYTES_PER_SECOND = 1 << 20
 
 _TOUCH_SECONDS = 5.0
 """How often it is noted that a copy is being used."""
@@ -92,7 +90,7 @@ class FileCache:
                 another process that copies it does not come to an end.
         """
         place = self._place(url, identity.version)
-        deadline = time.monotonic() + 2 * STALL_SECONDS + identity.size / _SLOWEST_BYTES_PER_SECOND
+        deadline = time.monotonic() + 2 * STALL_SECONDS + identity.size / SLOWEST_BYTES_PER_SECOND
         try:
             os.makedirs(self.folder, mode=0o700, exist_ok=True)  # noqa: PTH103
             while True:

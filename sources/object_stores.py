@@ -34,7 +34,7 @@ FIRST_DELAY_SECONDS = 0.25
 LONGEST_DELAY_SECONDS = 8.0
 
 STALL_SECONDS = 60.0
-"""How long an answer may take, with all attempts; and a second more for each `_SLOWEST_BYTES_PER_SECOND`."""
+"""How long an answer may take, with all attempts; and a second more for each `SLOWEST_BYTES_PER_SECOND`."""
 
 STALLS = 2
 """How often a request is made that is not answered."""
@@ -45,7 +45,7 @@ _CURL_LIMITS = {"CONNECT_TIMEOUT_SECONDS": "10", "LOW_SPEED_TIME_SECONDS": "20",
 Without them, requests on connections that died unnoticed would keep all others waiting.
 """
 
-_SLOWEST_BYTES_PER_SECOND = 1 << 20
+SLOWEST_BYTES_PER_SECOND = 1 << 20
 
 _HINTED_BYTES = 1 << 18
 """How much is read at most to be told how large an object is."""
@@ -109,7 +109,7 @@ class RangeRequests:
         if number in self._answers:
             return self._answers[number]
         start, stop = self._ranges[number]
-        seconds = STALL_SECONDS + (stop - start) / _SLOWEST_BYTES_PER_SECOND
+        seconds = STALL_SECONDS + (stop - start) / SLOWEST_BYTES_PER_SECOND
         stalls = 0
         while stalls < STALLS:
             try:

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.grouping import GroupingOperation, Identity, OpenGroup, Pieces, Prepared, as_seed, lengths_of
+from millstream.overflow import as_overflow
+from millstream.randomness import as_seed
+from millstream.transforms.grouping import GroupingOperation, Identity, OpenGroup, Pieces, Prepared, lengths_of
 from millstream.transforms.rows import Document, RowFormat
-
-OVERFLOWS = ("error", "truncate", "split", "drop")
-"""What may become of a document that is longer than a row."""
 
 
 class Bins(OpenGroup):
@@ -93,9 +92,7 @@ class BinPack(GroupingOperation):
         self.seed = as_seed(seed)
         self.shuffle_bins = as_flag(shuffle_bins, "shuffle_bins")
         self.max_sequences_per_bin = as_integer_or_none(max_sequences_per_bin, "max_sequences_per_bin")
-        if overflow not in OVERFLOWS:
-            raise ValueError(f"overflow must be one of {', '.join(map(repr, OVERFLOWS))}, got {overflow!r}.")
-        self.overflow = overflow
+        self.overflow = as_overflow(overflow)
 
     @property
     def splits(self) -> bool:

@@ -23,9 +23,8 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
 from millstream.columnar import Allocate
-from millstream.randomness import OF_GROUPS, SEED_LIMIT, generator
+from millstream.randomness import OF_GROUPS, generator
 from millstream.transforms.transformation import Transformation
 
 MOST_PIECES = 1 << 20
@@ -248,14 +247,6 @@ class GroupingOperation(Transformation, Grouping):
         Raises:
             StackError: elements of one output do not go together; `rows` says which elements of the group.
         """
-
-
-def as_seed(seed: object) -> int:
-    """Returns a seed as an int; refuses what is none."""
-    number = as_integer(seed, "seed", minimum=0)
-    if number >= SEED_LIMIT:
-        raise ValueError(f"seed must be below 2**64, got {number}.")
-    return number
 
 
 def lengths_of(columns: Iterable[Sequence[Any]]) -> NDArray[np.int64]:

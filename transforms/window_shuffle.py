@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.grouping import CountingGroup, GroupingOperation, Identity, Pieces, Prepared, as_seed
+from millstream.randomness import as_seed
+from millstream.transforms.grouping import CountingGroup, GroupingOperation, Identity, Pieces, Prepared
 
 
 @final

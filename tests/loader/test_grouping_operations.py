@@ -408,8 +408,8 @@ def test_a_document_that_does_not_fit_is_named(document: Any, message: str) -> N
         ({"length_struct": {"a_positions": 3, "a": 3}}, ValueError, "names 'a_positions', but rows get this of 'a'"),
         ({"num_packing_bins": 0}, ValueError, "num_packing_bins must be at least 1"),
         ({"num_packing_bins": 2.0}, TypeError, "num_packing_bins must be an integer"),
-        ({"seed": -1}, ValueError, "seed must be at least 0"),
-        ({"seed": 2**64}, ValueError, r"below 2\*\*64"),
+        ({"seed": -1}, ValueError, "seed must be between 0 and"),
+        ({"seed": 2**64}, ValueError, "seed must be between 0 and"),
         ({"shuffle_bins": 1}, TypeError, "shuffle_bins must be True or False"),
         ({"max_sequences_per_bin": 0}, ValueError, "max_sequences_per_bin must be at least 1"),
         ({"overflow": "cut"}, ValueError, "overflow must be one of 'error', 'truncate', 'split', 'drop', got 'cut'"),
@@ -461,7 +461,7 @@ def test_bad_arguments_of_concat_then_split_are_errors(
         (lambda: Rebatch(0), ValueError, "batch_size must be at least 1"),
         (lambda: Rebatch(2, drop_remainder=1), TypeError, "drop_remainder must be True or False"),  # type: ignore[arg-type]
         (lambda: WindowShuffle(0), ValueError, "window_size must be at least 1"),
-        (lambda: WindowShuffle(2, seed=-1), ValueError, "seed must be at least 0"),
+        (lambda: WindowShuffle(2, seed=-1), ValueError, "seed must be between 0 and"),
         (lambda: TokenBudgetBatch(0, "a"), ValueError, "budget must be at least 1"),
         (lambda: TokenBudgetBatch(9, [3]), TypeError, "feature must be the name of a feature"),  # type: ignore[list-item]
         (lambda: TokenBudgetBatch(9, []), ValueError, "at least one feature"),
