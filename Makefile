@@ -6,7 +6,7 @@ VENV := .venv$(if $(filter command,$(firstword $(origin PYTHON))),-$(shell $(PYT
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'tools/*.py' 'transforms/*.py')
 
-.PHONY: demo test soak check bench format clean
+.PHONY: demo test soak check docs bench format clean
 
 demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
@@ -22,7 +22,10 @@ check: $(VENV)/.installed ## Check format, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p millstream
-	cd $(VENV) && bin/mypy --config-file ../pyproject.toml ../tests ../examples ../benchmarks
+	cd $(VENV) && bin/mypy --config-file ../pyproject.toml ../tests ../examples ../benchmarks ../docs
+
+docs: $(VENV)/.installed ## Build the documentation as a site, in build/site: index.html is its first page.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # With SCALE=quick it takes minutes instead of hours, and writes results/quick.* instead of results/latest.*.
 SCALE ?= full
