@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
-from millstream.closing import Closing
 from millstream.descriptions import described
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
@@ -18,7 +17,7 @@ from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs
-from millstream.loader.profile import Profile
+from millstream.loader.shown_loader import ShownLoader
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
@@ -38,7 +37,7 @@ REPR_LENGTH = 200
 
 
 @final
-class DataLoader(Closing):
+class DataLoader(ShownLoader):
     """An iterable over the batches of a pipeline: the same batches every time, on any machine.
 
     The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and
@@ -193,19 +192,6 @@ class DataLoader(Closing):
             is_used = origins.position < self._plan.partition.tail.start + self._plan.tail_records
             return origins.record_key[is_used]
         return origins.record_key.copy()
-
-    def profile(self) -> Profile:
-        """Returns where the time of this loader's iterators has gone so far: a dict of seconds by stage.
-
-        Printed, it is a table. It is always on, and costs less than a microsecond for each stage of a batch.
-
-        `keys`, `read` and one stage for each operation (`operations[0], Map(decode)`) are what the pipeline itself
-        takes, added up over all threads and worker processes, waits included. `hand-over` is pickling and unpickling
-        between processes. `next` is the consumer's thread inside `next`: waiting, or working where there are no threads
-        and workers. `consumer` is the same thread between two calls of `next`. If `consumer` is much more than `next`,
-        a faster loader would not make training faster.
-        """
-        return Profile(self._profiler.read())
 
     def __repr__(self) -> str:
         pipeline = self._pipeline

@@ -130,6 +130,11 @@ class MixtureSampler:
         """The number of positions; None where the order is endless."""
         return self._schedule.length
 
+    @property
+    def weights(self) -> dict[Any, int]:
+        """How many records of each component come at the beginning, in proportion, by name: smallest whole numbers."""
+        return dict(zip(self.names, self._changes[0][1], strict=True))
+
     @functools.cached_property
     def largest_key(self) -> int:
         """No record key is larger."""

@@ -1,0 +1,51 @@
+"""What every loader can show of itself. What makes it is imported when somebody looks."""
+
+import abc
+from typing import TYPE_CHECKING
+
+from millstream.closing import Closing
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.profile import Profile
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.profiler import Profiler
+
+if TYPE_CHECKING:
+    from millstream.loader.showing.facts import LoaderFacts
+    from millstream.loader.showing.summary import Summary
+
+
+class ShownLoader(Closing, abc.ABC):
+    """A loader that says what it is, where its time goes, and what would make it faster."""
+
+    _plan: Plan
+    _profiler: Profiler
+    _workers: MultiprocessingOptions
+    _read_options: ReadOptions
+
+    def profile(self) -> Profile:
+        """Returns where the time of this loader's iterators has gone so far: a dict of seconds by stage.
+
+        Printed, it is a table. It is always on, and costs less than a microsecond for each stage of a batch.
+
+        `keys`, `read` and one stage for each operation (`operations[0], Map(decode)`) are what the pipeline itself
+        takes, added up over all threads and worker processes, waits included. `hand-over` is pickling and unpickling
+        between processes. `next` is the consumer's thread inside `next`: waiting, or working where there are no threads
+        and workers. `consumer` is the same thread between two calls of `next`. If `consumer` is much more than `next`,
+        a faster loader would not make training faster.
+        """
+        return Profile(self._profiler.read())
+
+    def summary(self) -> "Summary":
+        """Returns a table of where the time goes, and advice in sentences: printed, a page to read.
+
+        It is made of what `profile()` knows, over all iterators of this loader so far. `summary().advice` has the
+        sentences by themselves.
+        """
+        from millstream.loader.showing.summary import Summary  # noqa: PLC0415  (for those who look)
+
+        return Summary(self._facts())
+
+    def _facts(self) -> "LoaderFacts":
+        from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
+
+        return facts_of(self._plan, self._profiler, self._workers, self._read_options, {})
