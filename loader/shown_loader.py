@@ -1,6 +1,7 @@
 """What every loader can show of itself. What makes it is imported when somebody looks."""
 
 import abc
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from millstream.closing import Closing
@@ -45,7 +46,47 @@ class ShownLoader(Closing, abc.ABC):
 
         return Summary(self._facts())
 
+    def metrics(self) -> dict[str, float]:
+        """Returns what was measured so far, over all iterators of this loader, by stable names.
+
+        For the dashboards of W&B, TensorBoard and the like:
+        `loader/batches`, `loader/wait_seconds`, `loader/first_wait_seconds` (for the first batch of each pass, not
+        in the former), `loader/trainer_seconds`, `loader/wait_share` (0 … 1), `loader/batch_bytes`, `loader/workers`,
+        `loader/worker_deaths`, `loader/worker_stalls`, and the seconds of each stage: `loader/seconds/keys`,
+        `loader/seconds/read`, `loader/seconds/operation_0`, …, `loader/seconds/hand_over`.
+        """
+        from millstream.loader.showing.metrics import metrics_of  # noqa: PLC0415  (for those who look)
+
+        return metrics_of(self._facts())
+
     def _facts(self) -> "LoaderFacts":
         from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
 
         return facts_of(self._plan, self._profiler, self._workers, self._read_options, {})
+
+
+def prometheus_text(loaders: ShownLoader | Mapping[str, ShownLoader]) -> str:
+    """Returns what was measured of loaders so far, for Prometheus to collect: a page in its text format.
+
+    Serve it as `text/plain; version=0.0.4; charset=utf-8`. The format is
+    https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
+
+    Args:
+        loaders: one loader; or several by name, `{"train": loader, "eval": other}`: then each sample has its name as
+            the label `loader`.
+
+    Raises:
+        TypeError: what was given is not a loader.
+    """
+    from millstream.loader.showing.metrics import exposition  # noqa: PLC0415  (for those who look)
+
+    named: Mapping[str | None, ShownLoader] = (
+        {str(name): loader for name, loader in loaders.items()} if isinstance(loaders, Mapping) else {None: loaders}
+    )
+    for loader in named.values():
+        if not isinstance(loader, ShownLoader):
+            raise TypeError(
+                f"prometheus_text shows loaders, got {type(loader).__name__}: write prometheus_text(loader), or "
+                'prometheus_text({"train": loader}).'
+            )
+    return exposition({name: loader._facts() for name, loader in named.items()})  # noqa: SLF001  (of this module)

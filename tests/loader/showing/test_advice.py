@@ -173,7 +173,7 @@ def test_advice_of_any_numbers_is_sentences(seconds: tuple[float, ...], workers:
     """Whatever was measured, there is advice, each kind once, and it never asks for more workers than cores."""
     names = ("keys", "read", "augment", "batch", "hand_over", "waits", "trains")
     facts = facts_of_run(
-        **dict(zip(names, seconds, strict=True)),  # type: ignore[arg-type]
+        **dict(zip(names, seconds, strict=True)),
         workers=workers,
         threads=threads,
         cores=cores,
