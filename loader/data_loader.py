@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
-from millstream.descriptions import described
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.pipeline.arguments import Operations, check_kind, source_name
+from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -30,10 +29,9 @@ from millstream.sources import DataSource
 from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
-    from millstream.loader.processes import warm_pools as warm
+    from collections.abc import Mapping
 
-REPR_LENGTH = 200
-"""A loader that takes more characters to show is shown on several lines."""
+    from millstream.loader.processes import warm_pools as warm
 
 
 @final
@@ -141,7 +139,7 @@ class DataLoader(ShownLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler"}
+        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler", "_structures"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -193,23 +191,6 @@ class DataLoader(ShownLoader):
             return origins.record_key[is_used]
         return origins.record_key.copy()
 
-    def __repr__(self) -> str:
-        pipeline = self._pipeline
-        arguments = [
-            f"data_source={source_name(pipeline.source)}",
-            f"sampler={described(pipeline.sampler, with_defaults=False)}",
-            f"operations=[{', '.join(pipeline.names)}]",
-            f"shard {pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
-            f"worker_count={self._workers.num_workers}",
-            f"read_threads={self._read_options.num_threads}",
-        ]
-        line = f"DataLoader({', '.join(arguments)})"
-        if len(line) <= REPR_LENGTH:
-            return line
-        if pipeline.names:
-            arguments[2] = "operations=[\n" + "".join(f"        {name},\n" for name in pipeline.names) + "    ]"
-        return "DataLoader(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
-
     def _begin(self) -> None:
         """Makes what is of this process, and does not go to another with a pickled loader."""
         self._closed = False
@@ -222,6 +203,7 @@ class DataLoader(ShownLoader):
             from millstream.loader.processes.warm_pools import WarmPools  # noqa: PLC0415
 
             self._pools = WarmPools(surroundings())
+        self._structures: Mapping[str, tuple[str, ...]] = {}
         self._profiler = Profiler(self._pipeline.labels)
         self._plan = Plan(self._pipeline, self._profiler.timed)
 

@@ -19,6 +19,7 @@ from millstream.loader.showing.facts import (
 )
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
+from millstream.pictured import Pictured
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.sources import DataSource
@@ -69,27 +70,29 @@ def facts_of(
 
 def source_facts(source: DataSource[Any]) -> SourceFacts:
     """Returns what is known of a source."""
-    parts = getattr(source, "parts", None)
-    named = parts.items() if isinstance(parts, Mapping) else ()
     return SourceFacts(
         name=source_name(source),
         kind=type(source).__name__,
         num_records=len(source),
         reads_many=type(source) in (list, tuple, range) or batched_read_of(source) is not None,
-        parts=tuple((str(name), len(part)) for name, part in named),
+        parts=_parts(source),
     )
 
 
 def order_facts(sampler: Sampler, order: VectorisedSampler | AdaptedSampler) -> OrderFacts:
     """Returns what is known of a sampler, given also as one that answers for whole blocks."""
-    weights = getattr(sampler, "weights", None)
     return OrderFacts(
         name=described(sampler, with_defaults=False),
         kind=type(sampler).__name__,
         length=order.length,
         answers_for_many=not isinstance(order, AdaptedSampler) or hasattr(sampler, "record_keys"),
-        weights=tuple((str(name), float(weight)) for name, weight in weights.items()) if weights else (),
+        weights=_parts(sampler),
     )
+
+
+def _parts(whole: object) -> tuple[tuple[str, float], ...]:
+    """Returns what our own sources and samplers consist of: a class of the user's may mean anything by its names."""
+    return tuple(whole._picture_parts()) if isinstance(whole, Pictured) else ()  # noqa: SLF001  (in its own library)
 
 
 def _place(workers: MultiprocessingOptions, reading: ReadOptions) -> Place:

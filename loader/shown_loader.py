@@ -13,6 +13,7 @@ from millstream.loader.threads.profiler import Profiler
 if TYPE_CHECKING:
     from millstream.loader.showing.facts import LoaderFacts
     from millstream.loader.showing.summary import Summary
+    from millstream.loader.tracing import Trace
 
 
 class ShownLoader(Closing, abc.ABC):
@@ -22,6 +23,7 @@ class ShownLoader(Closing, abc.ABC):
     _profiler: Profiler
     _workers: MultiprocessingOptions
     _read_options: ReadOptions
+    _structures: Mapping[str, tuple[str, ...]]
 
     def profile(self) -> Profile:
         """Returns where the time of this loader's iterators has gone so far: a dict of seconds by stage.
@@ -59,10 +61,34 @@ class ShownLoader(Closing, abc.ABC):
 
         return metrics_of(self._facts())
 
+    def trace(self) -> "Trace":
+        """Returns the types, shapes and dtypes of what flows between the operations, found by making one batch.
+
+        The batch is the first of the stream, made in this thread: the operations run as for training. From then on, the
+        picture of the loader shows them, too.
+
+        Raises:
+            Exception: what the pipeline raises, with notes of where.
+        """
+        from millstream.loader.tracing import Trace, traced  # noqa: PLC0415  (for those who look)
+
+        self._structures = traced(self._plan.pipeline)
+        return Trace(self._structures, self._facts())
+
+    def __repr__(self) -> str:
+        from millstream.loader.showing.text_picture import text_picture  # noqa: PLC0415  (for those who look)
+
+        return text_picture(self._facts())
+
+    def _repr_html_(self) -> str:
+        from millstream.loader.showing.picture import loader_picture  # noqa: PLC0415  (for those who look)
+
+        return loader_picture(self._facts())
+
     def _facts(self) -> "LoaderFacts":
         from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
 
-        return facts_of(self._plan, self._profiler, self._workers, self._read_options, {})
+        return facts_of(self._plan, self._profiler, self._workers, self._read_options, self._structures)
 
 
 def prometheus_text(loaders: ShownLoader | Mapping[str, ShownLoader]) -> str:

@@ -69,7 +69,7 @@ class SourceFacts:
     kind: str
     num_records: int
     reads_many: bool
-    parts: tuple[tuple[str, int], ...] = ()
+    parts: tuple[tuple[str, float], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

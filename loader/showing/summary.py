@@ -29,6 +29,11 @@ class Summary:
 
     __str__ = __repr__
 
+    def _repr_html_(self) -> str:
+        from millstream.loader.showing.picture import summary_picture  # noqa: PLC0415  (which imports this module)
+
+        return summary_picture(self._facts)
+
 
 def _lines(facts: LoaderFacts, advice: Sequence[Advice]) -> Iterator[str]:
     yield f"{facts.source.name}, {facts.order.name}"

@@ -49,10 +49,10 @@ def facts_of_run(
     )
 
 
-def with_stage(facts: LoaderFacts, label: str, **changes: Any) -> LoaderFacts:
-    """Returns the same facts with one stage changed; its label may be given by how it begins."""
+def with_stage(facts: LoaderFacts, which: str, **changes: Any) -> LoaderFacts:
+    """Returns the same facts with one stage changed: that whose label begins so."""
     stages = tuple(
-        dataclasses.replace(stage, **changes) if stage.label.startswith(label) else stage for stage in facts.stages
+        dataclasses.replace(stage, **changes) if stage.label.startswith(which) else stage for stage in facts.stages
     )
     return dataclasses.replace(facts, stages=stages)
 
