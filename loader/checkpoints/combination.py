@@ -22,11 +22,12 @@ def combined(states: Sequence[LoaderState]) -> LoaderState:
         )
     by_shard: dict[int, LoaderState] = {}
     for state in states:
-        if by_shard.setdefault(state.stream.shard_index, state) is not state:
+        if state.stream.shard_index in by_shard:
             raise CheckpointError(
                 f"Two of the {len(states)} states are of shard {state.stream.shard_index} of {counts[0]}: give that of "
                 "each shard once."
             )
+        by_shard[state.stream.shard_index] = state
     if missing := sorted(set(range(counts[0])) - by_shard.keys()):
         raise CheckpointError(
             f"The states are those of {len(states)} of {counts[0]} shards: "

@@ -174,11 +174,15 @@ def _position_differences(saved: LoaderState, here: LoaderState) -> Iterator[_Di
             f"position: saved {last}, but here the sampler ends at {length}: give it as many epochs as it had",
         )
     elif any(place.is_final for place in saved.places) and saved.stream.length != length:
+        # Of several logical shards, one may have ended long before the last batch.
+        advice = "resume from a state that was saved before the first short batch"
+        if len(saved.places) == 1:
+            advice = f"call seek({saved.step - 1})"
         yield _Difference(
             None,
             f"length: saved at the end of {saved.stream.length} positions, where the last batch was short or padded; "
             f"here the sampler has {'no end' if length is None else f'{length} positions'}, and that batch is a whole "
-            f"one. To get it as a whole, which repeats its records, call seek({saved.step - 1})",
+            f"one. To get it as a whole, which repeats its records, {advice}",
         )
     elif rest and unaligned != length:
         yield _Difference(

@@ -116,7 +116,7 @@ def test_only_several_shards_have_a_remainder_to_drop() -> None:
     resumption(STATE, dropping, {"sampler"})
     for count in (1, 4, 32):
         resumption(STATE, with_stream(STATE, shard_index=count - 1, shard_count=count))
-    resumption(with_stream(STATE, shard_count=1, shard_index=0), dropping)
+    resumption(with_stream(STATE, shard_count=1, shard_index=0, logical_shards=1), dropping)
 
 
 def test_another_global_batch_needs_leave_and_a_position_that_it_divides() -> None:
