@@ -74,7 +74,7 @@ class Workers:
 
     def _finish(self, number: int, call: Call) -> None:
         request = call.request
-        kills = isinstance(request, Blocks) and self._deadly & set(range(*request))
+        kills = isinstance(request, Blocks) and self._deadly & set(range(request.start, request.stop))
         if kills:
             self._assignments.blame(number, lambda deaths, records: DeathError(f"{deaths} deaths: {records}"))
         elif self._accidents < SIZE and self._random.random() < 0.3:
