@@ -1,12 +1,14 @@
-"""Reading the elements of many positions: located far ahead where they are read in order, and read block by block."""
+"""Reads elements: one alone, or a block of them, located far ahead where blocks are read in order."""
 
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, SupportsIndex, final
 
 import numpy as np
 
-from millstream.dataset.node import Node, Positions
+from millstream.dataset.arguments import as_position, as_positions
+from millstream.dataset.node import Node
 from millstream.loader.pipeline.look_ahead import LookAhead
+from millstream.sources.base import RecordKeys
 
 LOCATED_RECORDS: Final = 15_360
 """About how many records are located at once: more are no cheaper each, and these take half a millisecond."""
@@ -35,27 +37,34 @@ class Blocks:
     def __reduce__(self) -> tuple[Any, ...]:
         return Blocks, (self._node,)
 
-    def read(self, positions: Positions) -> Sequence[Any]:
-        """Returns the elements of positions, at least one, None where one is absent."""
-        located, first = self._located(positions)
-        return self._node.elements(located, first, first + len(positions))
+    def at(self, position: SupportsIndex) -> Any:
+        """Returns the element at one position, None where it is absent; raises as `block` does."""
+        return self._node.at(as_position(position))
 
-    def _located(self, positions: Positions) -> tuple[Any, int]:
-        """Returns what the node has located, and the row there of the first position."""
-        size, start = len(positions), int(positions[0])
-        is_block = (
-            size >= _SMALLEST_RUN
-            and start % size == 0
-            and int(positions[-1]) - start == size - 1
-            and start + size <= self._node.length
-            and self._node.looks_ahead
-            and bool((np.diff(positions) == 1).all())
-        )
-        if is_block:
-            first, chunk = self._look_ahead(size).chunk_of(start // size)
-            if chunk is not None:
-                return chunk, start - first * size
-        return self._node.locate(positions), 0
+    def block(self, positions: RecordKeys) -> Sequence[Any]:
+        """Returns the elements at positions, None where one is absent.
+
+        Raises:
+            TypeError, ValueError, IndexError: these are not positions.
+        """
+        ahead = self._located_ahead(positions)
+        if ahead is not None:
+            located, first = ahead
+            return self._node.elements(located, first, first + len(positions))
+        checked = as_positions(positions)
+        return self._node.elements(self._node.locate(checked), 0, len(checked)) if len(checked) else []
+
+    def _located_ahead(self, positions: RecordKeys) -> tuple[Any, int] | None:
+        """Returns what was located for a chunk, and the row there of the first position; None for no block in a row."""
+        size = len(positions)
+        if size < _SMALLEST_RUN or not isinstance(positions, np.ndarray) or positions.dtype != np.int64:
+            return None
+        start = int(positions[0])
+        is_block = start % size == 0 and 0 <= start <= self._node.length - size and self._node.looks_ahead
+        if not is_block or not (positions == np.arange(start, start + size)).all():
+            return None
+        first, chunk = self._look_ahead(size).chunk_of(start // size)
+        return None if chunk is None else (chunk, start - first * size)
 
     def _look_ahead(self, size: int) -> LookAhead[Any]:
         """Returns what looks ahead for blocks of a size."""
