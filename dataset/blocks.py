@@ -13,11 +13,8 @@ from millstream.sources.base import RecordKeys
 LOCATED_RECORDS: Final = 15_360
 """About how many records are located at once: more are no cheaper each, and these take half a millisecond."""
 
-_SMALLEST_RUN = 16
-"""Fewer positions than this, in a row, may be all that anybody wants."""
-
-_KEPT_SIZES = 2
-"""Blocks of this many sizes are looked ahead for: a loader reads blocks of one size, but for the last one."""
+_SMALLEST_RUN: Final = 16
+"""Fewer records than this, in a row, may be all that anybody wants."""
 
 
 @final
@@ -32,7 +29,9 @@ class Blocks:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._by_size: dict[int, LookAhead[Any]] = {}
+        self._ahead: LookAhead[Any] | None = None
+        if node.looks_ahead:
+            self._ahead = LookAhead(self._locate, max(1, LOCATED_RECORDS // node.width), node.length)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Blocks, (self._node,)
@@ -55,28 +54,18 @@ class Blocks:
         return self._node.elements(self._node.locate(checked), 0, len(checked)) if len(checked) else []
 
     def _located_ahead(self, positions: RecordKeys) -> tuple[Any, int] | None:
-        """Returns what was located for a chunk, and the row there of the first position; None for no block in a row."""
+        """Returns what was located for a chunk, and the row there of the first position; None for no row of them."""
         size = len(positions)
-        if size < _SMALLEST_RUN or not isinstance(positions, np.ndarray) or positions.dtype != np.int64:
+        if self._ahead is None or size * self._node.width < _SMALLEST_RUN:
+            return None
+        if not isinstance(positions, np.ndarray) or positions.dtype != np.int64 or positions.ndim != 1:
             return None
         start = int(positions[0])
-        is_block = start % size == 0 and 0 <= start <= self._node.length - size and self._node.looks_ahead
-        if not is_block or not (positions == np.arange(start, start + size)).all():
+        stop = start + size
+        if not 0 <= start < stop <= self._node.length or not (positions == np.arange(start, stop)).all():
             return None
-        first, chunk = self._look_ahead(size).chunk_of(start // size)
-        return None if chunk is None else (chunk, start - first * size)
+        first, chunk = self._ahead.chunk_of(start)
+        return None if chunk is None or stop > first + self._ahead.size else (chunk, start - first)
 
-    def _look_ahead(self, size: int) -> LookAhead[Any]:
-        """Returns what looks ahead for blocks of a size."""
-        known = self._by_size.get(size)
-        if known is not None:
-            return known
-        for old in list(self._by_size)[: max(0, len(self._by_size) + 1 - _KEPT_SIZES)]:
-            self._by_size.pop(old, None)
-
-        def locate(start: int, stop: int) -> Any:
-            return self._node.locate(np.arange(start * size, stop * size))
-
-        blocks = max(1, LOCATED_RECORDS // (size * self._node.width))
-        self._by_size[size] = LookAhead(locate, blocks, self._node.length // size)
-        return self._by_size[size]
+    def _locate(self, start: int, stop: int) -> Any:
+        return self._node.locate(np.arange(start, stop))

@@ -73,9 +73,10 @@ class Source(Node):
     def _read(self) -> Callable[[Origins], Elements]:
         return reader_of(self.source)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # How it is read is found out in each process.
-        return {"source": self.source}
+    def __reduce__(self) -> tuple[Any, ...]:
+        # How it is read is found out in each process. Workers share the records of a list in memory.
+        source: Any = self.source
+        return rebuilt, (HeldRecords(source) if type(source) in (list, tuple) else source,)
 
     @property
     def text(self) -> str:
@@ -86,6 +87,11 @@ class Source(Node):
         """Yields what the source says of itself, or what it is made of."""
         words, _ = source_words(self.source)
         yield f"Source({', '.join(f'{name}: {text}' for name, text in words.items())})"
+
+
+def rebuilt(source: Any) -> Source:
+    """Returns the node of a source that was pickled, or of what a worker has in its place."""
+    return Source(source.records if type(source) is HeldRecords else source)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
