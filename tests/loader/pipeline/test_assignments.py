@@ -11,11 +11,12 @@ from streams import comparable
 
 import millstream
 from millstream.loader.pipeline.assignments import MOST_DEATHS, Assignments
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks
-from millstream.loader.pipeline.schedule import Call, Schedule
+from millstream.loader.pipeline.schedule import Schedule
 from millstream.transforms import Batch, Filter
 
 SIZE = 40
