@@ -9,8 +9,11 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.profile import Profile
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import Profiler
+from millstream.loader.threads.recorder import Recorder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from millstream.loader.showing.facts import LoaderFacts
     from millstream.loader.showing.summary import Summary
     from millstream.loader.tracing import Trace
@@ -23,6 +26,7 @@ class ShownLoader(Closing, abc.ABC):
     _profiler: Profiler
     _workers: MultiprocessingOptions
     _read_options: ReadOptions
+    _recorder: Recorder | None
     _structures: Mapping[str, tuple[str, ...]]
 
     def profile(self) -> Profile:
@@ -74,6 +78,43 @@ class ShownLoader(Closing, abc.ABC):
 
         self._structures = traced(self._plan.pipeline)
         return Trace(self._structures, self._facts())
+
+    def report(self, path: "str | Path") -> "Path":
+        """Writes a report on this loader, and returns where: a page that needs nothing else, or a trace.
+
+        The page, `*.html`, has the picture and the advice, deaths and stalls of workers and, where the loader was built
+        with `enable_profiling=True`, a timeline of the last seconds (who worked on which batch, when the trainer
+        waited) and the memory of the processes. Its last pieces of work are also written as `*.json`, the trace
+        events of Chrome, which https://ui.perfetto.dev opens; the page has a link to them.
+
+        Args:
+            path: the file to write, with the suffix .html or .json.
+
+        Raises:
+            ValueError: the path has another suffix, or a trace is asked for that was not recorded.
+            OSError: the file cannot be written.
+        """
+        from pathlib import Path  # noqa: PLC0415  (for those who look)
+
+        path, recorder = Path(path), self._recorder
+        if path.suffix not in (".html", ".json"):
+            raise ValueError(f"A report is written to a file with the suffix .html or .json, got {str(path)!r}.")
+        if path.suffix == ".json" and recorder is None:
+            raise ValueError("There is no trace to write: build the loader with enable_profiling=True.")
+        # Copies: other threads may add to these.
+        spans = [] if recorder is None else list(recorder.spans.copy())
+        memory = [] if recorder is None else list(recorder.memory.copy())
+        events = list(self._profiler.events.copy())
+        if path.suffix == ".json":
+            from millstream.loader.showing.chrome_trace import chrome_trace  # noqa: PLC0415
+
+            text = chrome_trace(spans, memory, events)
+        else:
+            from millstream.loader.showing.report import report_page  # noqa: PLC0415
+
+            text = report_page(self._facts(), spans, memory, events, is_recorded=recorder is not None)
+        path.write_text(text, encoding="utf-8")
+        return path
 
     def __repr__(self) -> str:
         from millstream.loader.showing.text_picture import text_picture  # noqa: PLC0415  (for those who look)
