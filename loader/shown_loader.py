@@ -4,6 +4,7 @@ import abc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from millstream.checks import as_integer
 from millstream.closing import Closing
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.profile import Profile
@@ -12,9 +13,11 @@ from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.recorder import Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from millstream.loader.showing.facts import LoaderFacts
+    from millstream.loader.showing.preview import Preview
     from millstream.loader.showing.summary import Summary
     from millstream.loader.tracing import Trace
 
@@ -78,6 +81,33 @@ class ShownLoader(Closing, abc.ABC):
 
         self._structures = traced(self._plan.pipeline)
         return Trace(self._structures, self._facts())
+
+    def preview(
+        self, num_batches: int = 1, *, rows: int = 8, decode: "Callable[[list[int]], str] | None" = None
+    ) -> "Preview":
+        """Returns the first batches of the stream as a picture for notebooks: what the model will see.
+
+        Images are shown as images, rows of integers as tokens, packed rows coloured by their `…_segment_ids`, all else
+        as text. The batches are made in this thread; `preview(…).save("preview.html")` writes a page for a browser.
+
+        Args:
+            num_batches: how many, at least 1.
+            rows: how many elements of each batch are shown at most, at least 1.
+            decode: makes a text of a list of tokens, such as `tokenizer.decode`; None shows the numbers.
+
+        Raises:
+            TypeError, ValueError: a number is not one, or too small.
+            Exception: what the pipeline raises, with notes of where.
+        """
+        from itertools import islice  # noqa: PLC0415
+
+        from millstream.loader.showing.preview import Preview  # noqa: PLC0415  (for those who look)
+        from millstream.loader.tracing import first_outputs, makes_batches  # noqa: PLC0415
+
+        count, rows = as_integer(num_batches, "num_batches", 1), as_integer(rows, "rows", 1)
+        pipeline = self._plan.pipeline
+        batches = list(islice(first_outputs(pipeline), count))
+        return Preview(batches, is_batched=makes_batches(pipeline), rows=rows, decode=decode)
 
     def report(self, path: "str | Path") -> "Path":
         """Writes a report on this loader, and returns where: a page that needs nothing else, or a trace.
