@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, named_arguments
+from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind
@@ -21,6 +21,7 @@ from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import Profiler
+from millstream.loader.threads.recorder import Recorder
 from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
@@ -52,7 +53,8 @@ class DataLoader(ShownLoader):
         read_options: the threads that read ahead, in this process or in each worker.
         stall_timeout: how many seconds the consumer waits for a worker that is busy with one batch before that is an
             error.
-        enable_profiling: accepted for Grain's sake, and without effect: `profile()` always knows.
+        enable_profiling: whether to keep who worked on which batch in the last seconds, for the timeline of `report`.
+            What `profile()` and `summary()` say is always known.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
@@ -72,7 +74,6 @@ class DataLoader(ShownLoader):
         stall_timeout: float = 600.0,
         enable_profiling: bool = False,
     ) -> None:
-        del enable_profiling
         self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options)
         if read_options is not None:
             check_kind(read_options, "read_options", ReadOptions)
@@ -80,6 +81,7 @@ class DataLoader(ShownLoader):
         num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
+        self._records_timeline = as_flag(enable_profiling, "enable_profiling")
         self._begin()
 
     @property
@@ -139,7 +141,7 @@ class DataLoader(ShownLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler", "_structures"}
+        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler", "_recorder", "_structures"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -204,7 +206,8 @@ class DataLoader(ShownLoader):
 
             self._pools = WarmPools(surroundings())
         self._structures: Mapping[str, tuple[str, ...]] = {}
-        self._profiler = Profiler(self._pipeline.labels)
+        self._recorder = Recorder() if self._records_timeline else None
+        self._profiler = Profiler(self._pipeline.labels, self._recorder)
         self._plan = Plan(self._pipeline, self._profiler.timed)
 
     def _make_executor(self, position: Position) -> Executor:

@@ -4,14 +4,20 @@ import abc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from millstream.checks import as_integer
 from millstream.closing import Closing
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.profile import Profile
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import Profiler
+from millstream.loader.threads.recorder import Recorder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from millstream.loader.showing.facts import LoaderFacts
+    from millstream.loader.showing.preview import Preview
     from millstream.loader.showing.summary import Summary
     from millstream.loader.tracing import Trace
 
@@ -23,6 +29,7 @@ class ShownLoader(Closing, abc.ABC):
     _profiler: Profiler
     _workers: MultiprocessingOptions
     _read_options: ReadOptions
+    _recorder: Recorder | None
     _structures: Mapping[str, tuple[str, ...]]
 
     def profile(self) -> Profile:
@@ -74,6 +81,70 @@ class ShownLoader(Closing, abc.ABC):
 
         self._structures = traced(self._plan.pipeline)
         return Trace(self._structures, self._facts())
+
+    def preview(
+        self, num_batches: int = 1, *, rows: int = 8, decode: "Callable[[list[int]], str] | None" = None
+    ) -> "Preview":
+        """Returns the first batches of the stream as a picture for notebooks: what the model will see.
+
+        Images are shown as images, rows of integers as tokens, packed rows coloured by their `…_segment_ids`, all else
+        as text. The batches are made in this thread; `preview(…).save("preview.html")` writes a page for a browser.
+
+        Args:
+            num_batches: how many, at least 1.
+            rows: how many elements of each batch are shown at most, at least 1.
+            decode: makes a text of a list of tokens, such as `tokenizer.decode`; None shows the numbers.
+
+        Raises:
+            TypeError, ValueError: a number is not one, or too small.
+            Exception: what the pipeline raises, with notes of where.
+        """
+        from itertools import islice  # noqa: PLC0415
+
+        from millstream.loader.showing.preview import Preview  # noqa: PLC0415  (for those who look)
+        from millstream.loader.tracing import first_outputs, makes_batches  # noqa: PLC0415
+
+        count, rows = as_integer(num_batches, "num_batches", 1), as_integer(rows, "rows", 1)
+        pipeline = self._plan.pipeline
+        batches = list(islice(first_outputs(pipeline), count))
+        return Preview(batches, is_batched=makes_batches(pipeline), rows=rows, decode=decode)
+
+    def report(self, path: "str | Path") -> "Path":
+        """Writes a report on this loader, and returns where: a page that needs nothing else, or a trace.
+
+        The page, `*.html`, has the picture and the advice, deaths and stalls of workers and, where the loader was built
+        with `enable_profiling=True`, a timeline of the last seconds (who worked on which batch, when the trainer
+        waited) and the memory of the processes. Its last pieces of work are also written as `*.json`, the trace
+        events of Chrome, which https://ui.perfetto.dev opens; the page has a link to them.
+
+        Args:
+            path: the file to write, with the suffix .html or .json.
+
+        Raises:
+            ValueError: the path has another suffix, or a trace is asked for that was not recorded.
+            OSError: the file cannot be written.
+        """
+        from pathlib import Path  # noqa: PLC0415  (for those who look)
+
+        path, recorder = Path(path), self._recorder
+        if path.suffix not in (".html", ".json"):
+            raise ValueError(f"A report is written to a file with the suffix .html or .json, got {str(path)!r}.")
+        if path.suffix == ".json" and recorder is None:
+            raise ValueError("There is no trace to write: build the loader with enable_profiling=True.")
+        # Copies: other threads may add to these.
+        spans = [] if recorder is None else list(recorder.spans.copy())
+        memory = [] if recorder is None else list(recorder.memory.copy())
+        events = list(self._profiler.events.copy())
+        if path.suffix == ".json":
+            from millstream.loader.showing.chrome_trace import chrome_trace  # noqa: PLC0415
+
+            text = chrome_trace(spans, memory, events)
+        else:
+            from millstream.loader.showing.report import report_page  # noqa: PLC0415
+
+            text = report_page(self._facts(), spans, memory, events, is_recorded=recorder is not None)
+        path.write_text(text, encoding="utf-8")
+        return path
 
     def __repr__(self) -> str:
         from millstream.loader.showing.text_picture import text_picture  # noqa: PLC0415  (for those who look)

@@ -19,6 +19,7 @@ from millstream.loader.pipeline.stages import Watch
 from millstream.loader.showing.facts import LoaderFacts
 from millstream.loader.showing.picture import loader_picture
 from millstream.loader.threads.inline_executor import InlineExecutor
+from millstream.transforms import Batch, BucketBatch, Rebatch, TokenBudgetBatch
 
 LEAVES_SHOWN = 16
 """Of an element with more leaves, the first ones are shown."""
@@ -60,6 +61,13 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
     for _ in first_outputs(pipeline, watch):
         break
     return MappingProxyType(seen)
+
+
+def makes_batches(pipeline: Pipeline) -> bool:
+    """Whether what a pipeline gives are batches: elements of several records, stacked."""
+    return any(
+        isinstance(operation, Batch | Rebatch | TokenBudgetBatch | BucketBatch) for operation in pipeline.operations
+    )
 
 
 def leaf_texts(element: Any) -> tuple[str, ...]:

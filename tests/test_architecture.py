@@ -19,7 +19,7 @@ ROOMS = {
     "threads": {"pipeline"},
     "transport": {"pipeline"},
     "processes": {"pipeline", "threads", "transport"},
-    "showing": set(),
+    "showing": {"threads"},
 }
 """The rooms of the loader, and which others each may import. What lies beside them imports all."""
 OUTSIDE_THE_PIPELINE = {

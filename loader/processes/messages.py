@@ -101,6 +101,7 @@ class Result(NamedTuple):
         failure: the error at the end of the outputs.
         seconds: how long it took.
         stages: of these, how long each part of the pipeline took, in the order of the profiler.
+        begun: when it began, on the clock of `time.perf_counter`, which all processes of a machine share.
     """
 
     call: int
@@ -108,6 +109,7 @@ class Result(NamedTuple):
     failure: Failure | None
     seconds: float
     stages: tuple[float, ...]
+    begun: float
 
 
 Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Result

@@ -14,7 +14,7 @@ from typing import final
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.assignments import Assignments
-from millstream.loader.pipeline.calls import Call
+from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
@@ -195,8 +195,9 @@ class PoolExecutor(Executor):
 
     def _take_result(self, worker: Worker, result: Result) -> None:
         """Completes a call; what cannot be unpickled here is an error at its turn, as any other."""
-        self._profiler.add_all(result.stages)
         call = self._assignments.call(result.call)
+        blocks = call.request if isinstance(call, BlockCall) else None
+        self._profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
         if call is None:
             release(result.payload, worker.arena)
             return
@@ -218,9 +219,9 @@ class PoolExecutor(Executor):
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
         """Has the calls of a dead worker made by others; the one it died in only if it is for the first time."""
-        self._profiler.deaths += 1
         lost, begun = list(worker.calls), read_call(worker.crash_log)
         cause = describe_exit(exited, read_stacks(worker.crash_log))
+        self._profiler.died(f"Worker process {worker.pid} {cause}")
         if begun is None and (lost or not worker.is_ready):
             # Deaths of idle workers are not counted.
             self._deaths_at_start += 1
@@ -260,7 +261,7 @@ class PoolExecutor(Executor):
                 self._give_up(worker)
             elif worker.waited >= self._warning_seconds and not worker.warned:
                 worker.warned = True
-                self._profiler.stalls += 1
+                self._profiler.stalled(f"Worker process {worker.pid} made no progress for {worker.waited:.1f} s.")
                 logger.warning(
                     "millstream: worker process %s has been busy for %.1f s with %s; it is %s. "
                     "After %g s this becomes an error (stall_timeout).",
@@ -273,7 +274,9 @@ class PoolExecutor(Executor):
 
     def _give_up(self, worker: Worker) -> None:
         first, *lost = worker.calls
-        self._profiler.stalls += not worker.warned
+        self._profiler.stalled(
+            f"Worker process {worker.pid} was given up after {worker.waited:.1f} s.", is_known=worker.warned
+        )
         error = WorkerStalledError(
             f"Worker process {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
             f"{self._assignments.describe(first)}. It is {describe_process(worker.pid)}. "

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from typing import Any, ClassVar
 
 import cloudpickle
 import hypothesis
 import numpy as np
 import pytest
+from html_pages import Page
 from hypothesis import strategies
 from loader_facts import facts_of_run, with_source, with_stage
 
@@ -21,37 +21,6 @@ from millstream.pictures import card, document, figure, proportions
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Page(HTMLParser):
-    """A page taken apart: its text, and that each tag is closed and nothing outside is asked for."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self._open: list[str] = []
-        self.text = ""
-        self.tags: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Notes a tag; what is loaded from elsewhere is none of ours."""
-        assert tag not in {"link", "iframe", "object"}
-        for name, value in attrs:
-            assert name not in {"href", "src"} or (value or "").startswith(("data:", "#", "https://ui.perfetto.dev"))
-        self.tags.append(tag)
-        if tag not in {"meta", "img", "br"}:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        """Each tag is closed in its turn."""
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        """Collects the text, styles and scripts left out."""
-        if not self._open or self._open[-1] not in {"style", "script"}:
-            self.text += data
 
 
 class Unread:
