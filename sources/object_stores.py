@@ -185,15 +185,15 @@ def size_of(url: str) -> int:
         places = sorted({least + (most - least) * part // 8 for part in range(8)})
 
 
-def keys_within(url: str) -> list[str]:
-    """Returns the names of all objects of a bucket that begin as the URL's does.
+def keys_within(beginning: Url) -> list[str]:
+    """Returns the names of all objects of a bucket that begin as this one does, whose key may be empty.
 
     Raises:
         OSError: the store does not list them.
     """
-    parsed = Url.of(url)
-    store = _store_of(url, parsed)
-    prefix = parsed.key.encode("utf-8", "surrogateescape")
+    url = f"{beginning.scheme}://{beginning.root}/{beginning.key}"
+    store = _store_of(url, beginning)
+    prefix = beginning.key.encode("utf-8", "surrogateescape")
     key_range = _tensorstore().KvStore.KeyRange(prefix, _after_all_with(prefix))
     try:
         keys = store.list(key_range).result(timeout=STALL_SECONDS * STALLS)

@@ -8,20 +8,18 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.arrow_library import (
-    ParquetFile,
-    columns_of,
-    described,
-    has_valid_text,
-    plain_types,
-)
+from millstream.sources.arrow_library import columns_of, described, has_valid_text, plain_types
 from millstream.sources.arrow_memory import Rows
 from millstream.sources.arrow_structures import dicts, records_of
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.file_cache import FileCache
 from millstream.sources.files import Files, reading_error
+from millstream.sources.parquet_file import ParquetFile
 from millstream.sources.paths import FileIdentity
 from millstream.sources.row_groups import RowGroup, rows_in
+from millstream.sources.stored_files import SpanReadError
 from millstream.sources.unit_cache import UnitCache
+from millstream.sources.urls import is_url
 from millstream.warn import warn
 
 if TYPE_CHECKING:
@@ -70,10 +68,13 @@ class ParquetDataSource(Files[ParquetFile]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/train-*.parquet` (its matches sorted by name), or a file with a range of its rows
-            `file.parquet[100:200]`. The order of the paths is that of the records.
+            `file.parquet[100:200]`. The order of the paths is that of the records. A `str` may be a URL of `gs://`,
+            `s3://`, `http://` or `https://`: of its row groups, only the wanted columns are fetched.
         columns: the names of the columns that are wanted, in the order of the dicts; None for all of them, in the order
             of the first file. Others are not read.
         cache_bytes: how much memory decoded row groups may take in each process, besides those that are being read.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before their row groups are read; None to
+            fetch just what is wanted.
 
     Attributes:
         unit_sizes: how many records there are in each row group, in the order of the records: an int64 array.
@@ -94,7 +95,14 @@ class ParquetDataSource(Files[ParquetFile]):
 
     kind: ClassVar[str] = "Parquet"
 
-    def __init__(self, paths: Any, *, columns: Sequence[str] | None = None, cache_bytes: int = 1 << 28) -> None:
+    def __init__(
+        self,
+        paths: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = 1 << 28,
+        cache: FileCache | None = None,
+    ) -> None:
         if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
             raise TypeError(f"columns must be a sequence of names, or None for all columns, got {columns!r}.")
         if columns is not None and not len(set(columns)) == len(columns) > 0:
@@ -105,7 +113,7 @@ class ParquetDataSource(Files[ParquetFile]):
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._group_sizes: dict[str, list[int]] = {}
         self._schemas: dict[str, Any] = {}
-        super().__init__(paths)
+        super().__init__(paths, cache)
         schema = self._schemas[self._paths[0]]
         self._names = tuple(schema.names) if self._wanted is None else self._wanted
         for path in self._paths:
@@ -176,14 +184,14 @@ class ParquetDataSource(Files[ParquetFile]):
         self._check_ranges()
 
     def _count(self, path: str) -> int:
-        file = ParquetFile(path)
+        file = ParquetFile(path, self._identities[path])
         file.close()
         self._group_sizes[path], self._schemas[path] = file.group_sizes, file.schema
         return file.num_records
 
     def _open(self, path: str, place: str) -> ParquetFile:
-        del place  # It is the path: there is no cache.
-        return ParquetFile(path)
+        del place  # It is the path: a copy is used for row groups only.
+        return ParquetFile(path, self._identities[path])
 
     def _begin(self) -> None:
         """Sets what belongs to this process."""
@@ -249,9 +257,14 @@ class ParquetDataSource(Files[ParquetFile]):
         path, group, start = self._groups[number]
         file = self._acquire(path, start + row, key)
         try:
-            chunks = file.read_group(group, self._names, self._types)
-            # What was decoded is what was in the file all the time.
-            self._check_unchanged(path, file.num_records, FileIdentity.of(path))
+            with self._at_hand(path) as place:
+                chunks = file.read_group(group, self._names, self._types, place)
+            if not is_url(path):  # What was decoded is what was in the file all the time.
+                self._check_unchanged(path, file.num_records, FileIdentity.of(path))
+        except SpanReadError as error:
+            raise DataSourceError(
+                f"Cannot read record {start + row} of {path!r} (record key {key}): {error}"
+            ) from error
         except OSError as error:
             raise reading_error(error, path, start + row, key) from error
         except ValueError as error:

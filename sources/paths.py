@@ -201,8 +201,7 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
             "that is part of a name is `%2A`.)"
         )
     root = f"{url.scheme}://{url.root}/"
-    fixed = _MAGIC.split(url.key)[0]
-    keys = object_stores.keys_within(root + fixed)
+    keys = object_stores.keys_within(dataclasses.replace(url, key=_MAGIC.split(url.key)[0]))
     if url.key in keys:
         return [FilePart(path, start, stop)]
     matches = matching(keys, url.key)

@@ -21,7 +21,7 @@ from record_files import every_record
 import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
-from millstream.sources import ParquetDataSource, arrow_library
+from millstream.sources import ParquetDataSource, parquet_file
 from millstream.sources.formats import format_of_file
 from millstream.transforms.stack import stack
 
@@ -248,10 +248,10 @@ def test_a_window_shuffle_reads_each_row_once_and_decodes_each_row_group_once(pa
     """With room for two windows, whatever the number of threads."""
     decoded: list[int] = []
 
-    class Watched(arrow_library.ParquetFile):
-        def read_group(self, group: int, names: Any, types: Any) -> list[Any]:
+    class Watched(parquet_file.ParquetFile):
+        def read_group(self, group: int, *rest: Any) -> list[Any]:
             decoded.append(group)
-            return super().read_group(group, names, types)
+            return super().read_group(group, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(millstream.sources.parquet, "ParquetFile", Watched)
