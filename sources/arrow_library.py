@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from millstream.sources.arrow_columns import FixedBytes, FixedLists, Flags, Lists, Numbers, Strings
-from millstream.sources.arrow_memory import Column, Places
+from millstream.sources.arrow_memory import Column, Memory, Places
 from millstream.sources.arrow_structures import Objects, Structs, Tensors
 
 _ALIGNED = 8
@@ -46,11 +46,11 @@ def num_slots(columns: Mapping[str, Column]) -> int:
     return max((column.end_slot for column in columns.values()), default=0)
 
 
-def described(columns: Mapping[str, Column], chunk: Any) -> Places:
-    """Returns where the buffers of a chunk are: a row of the table, of shape (slots,)."""
+def described(columns: Mapping[str, Column], chunk: Any, memory: Memory) -> Places:
+    """Returns where in a memory the buffers of a chunk are: a row of the table, of shape (slots,)."""
     slots = np.zeros(num_slots(columns), np.int64)
     for column, array in zip(columns.values(), chunk.columns, strict=True):
-        column.describe(array, slots)
+        column.describe(array, slots, memory)
     return slots
 
 
@@ -158,6 +158,12 @@ def _nested_maker(kind: Any) -> Callable[[int], Column] | None:
     if is_fixed:
         return functools.partial(FixedLists, size=kind.list_size, make_child=make_child)
     return functools.partial(Lists, offset_dtype=np.int64 if is_large else np.int32, make_child=make_child)
+
+
+def laid_end_to_end(chunks: Sequence[Any]) -> list[Any]:
+    """Returns the rows of some record batches in one, copied; in several where a column has more than 2 GB."""
+    table = arrow().Table.from_batches(chunks).combine_chunks()
+    return [chunk for chunk in table.to_batches() if len(chunk)]
 
 
 def has_valid_text(chunks: Iterable[Any]) -> bool:

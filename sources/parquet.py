@@ -1,5 +1,6 @@
 """Rows of Parquet files, found by number, and read a row group at a time."""
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, final
 
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.arrow_library import columns_of, described, has_valid_text, plain_types
+from millstream.sources.arrow_library import columns_of, has_valid_text, plain_types
 from millstream.sources.arrow_memory import Rows
 from millstream.sources.arrow_structures import dicts, records_of
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
@@ -16,9 +17,8 @@ from millstream.sources.file_cache import FileCache
 from millstream.sources.files import Files, reading_error
 from millstream.sources.parquet_file import ParquetFile
 from millstream.sources.paths import FileIdentity
-from millstream.sources.row_groups import RowGroup, rows_in
+from millstream.sources.row_groups import RowGroup, RowGroups
 from millstream.sources.stored_files import SpanReadError
-from millstream.sources.unit_cache import UnitCache
 from millstream.sources.urls import is_url
 from millstream.warn import warn
 
@@ -30,6 +30,12 @@ _JUDGED_UNITS = 16
 
 _WASTE = 4
 """It was, if fewer than one in so many of their rows had been asked for."""
+
+_FETCHED_AT_ONCE = 16
+"""How many row groups of objects in stores are fetched at the same time for one batch."""
+
+_DECODED_AT_ONCE = 8
+"""How many of files are decoded at the same time, where there are as many cores: a new window needs many."""
 
 
 @final
@@ -136,24 +142,24 @@ class ParquetDataSource(Files[ParquetFile]):
         self._open_files.check_open()
         if not len(keys):
             return []
-        units = np.searchsorted(self._unit_ends, keys, side="right")
-        within = keys + self._unit_shifts[units]
-        needed, firsts, which = np.unique(units, return_index=True, return_inverse=True)
-        counts = np.bincount(which).tolist()
-        groups = [
-            self._group(unit, int(keys[first]), int(within[first]), count)
-            for unit, first, count in zip(needed.tolist(), firsts.tolist(), counts, strict=True)
-        ]
+        units = self._unit_ends.searchsorted(keys, side="right")
+        numbers, within = self._unit_groups[units], keys + self._unit_shifts[units]
+
+        def decoded(number: int) -> RowGroup:
+            first = int(np.argmax(numbers == number))
+            return self._decoded(number, int(keys[first]), int(within[first]))
+
+        layout, places = self._decoded_groups.laid_out(numbers, decoded)
         if not self._has_advised:
             self._advise()
-        rows = rows_in(groups, which, within)
-        if all(group.is_valid for group in groups):
+        rows = layout.rows(places, within)
+        if layout.is_valid:
             return records_of(self._columns, rows)
         return [self._checked_record(rows.take([place]), int(key)) for place, key in enumerate(keys)]
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        del state["_units"]
+        del state["_decoded_groups"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -168,7 +174,7 @@ class ParquetDataSource(Files[ParquetFile]):
     def close(self) -> None:
         """Closes all files, and drops what was decoded. Reading then raises ValueError. May be called again."""
         super().close()
-        self._units.clear()
+        self._decoded_groups.clear()
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the columns, and a digest of names, sizes, counts and ranges."""
@@ -195,7 +201,8 @@ class ParquetDataSource(Files[ParquetFile]):
 
     def _begin(self) -> None:
         """Sets what belongs to this process."""
-        self._units = UnitCache[RowGroup](self._cache_bytes, _JUDGED_UNITS)
+        at_once = _FETCHED_AT_ONCE if any(map(is_url, self._paths)) else min(_DECODED_AT_ONCE, os.cpu_count() or 1)
+        self._decoded_groups = RowGroups(self._columns, self._cache_bytes, _JUDGED_UNITS, at_once)
         self._has_advised = False
 
     def _check_names(self, path: str) -> None:
@@ -248,11 +255,6 @@ class ParquetDataSource(Files[ParquetFile]):
         self._unit_ends = np.cumsum(table[:, 2] - table[:, 1])
         self._unit_shifts = table[:, 2] - self._unit_ends
 
-    def _group(self, unit: int, key: int, row: int, count: int) -> RowGroup:
-        """Returns the decoded row group of a unit, of which `count` records are wanted, the first one in this row."""
-        number = int(self._unit_groups[unit])
-        return self._units.get(number, count, lambda: self._decoded(number, key, row))
-
     def _decoded(self, number: int, key: int, row: int) -> RowGroup:
         path, group, start = self._groups[number]
         file = self._acquire(path, start + row, key)
@@ -274,9 +276,8 @@ class ParquetDataSource(Files[ParquetFile]):
             ) from error
         finally:
             self._open_files.release(path)
-        decoded = RowGroup(
-            path, start, chunks, np.stack([described(self._columns, chunk) for chunk in chunks]), has_valid_text(chunks)
-        )
+        num_bytes = int(sum(chunk.nbytes for chunk in chunks))
+        decoded = RowGroup(number, path, chunks, sum(map(len, chunks)), num_bytes, has_valid_text(chunks))
         if decoded.num_bytes > self._cache_bytes:
             self._warn_of_large_group(decoded, group)
         return decoded
@@ -308,7 +309,7 @@ class ParquetDataSource(Files[ParquetFile]):
 
     def _advise(self) -> None:
         """Warns once if most of what was decoded was dropped before it was asked for."""
-        uses = list(self._units.dropped)
+        uses = list(self._decoded_groups.units.dropped)
         served, records = sum(use.served for use in uses), sum(use.num_records for use in uses)
         if len(uses) < _JUDGED_UNITS or served * _WASTE >= records:
             return

@@ -89,7 +89,7 @@ def test_what_fails_now_and_then_is_repeated(store: ObjectServer, tmp_path: Path
     """At construction and when reading: nobody notices."""
     store.objects["bucket/a"] = content_of(tmp_path)
     seen: set[int | None] = set()
-    failures = ["reset", 503, "short"]
+    failures: list[str | int] = ["reset", 503, "short"]
 
     def fails_first(request: Request) -> str | int | None:
         is_first = request.start not in seen
