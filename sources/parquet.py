@@ -42,9 +42,10 @@ _DECODED_AT_ONCE = 8
 class ParquetDataSource(Files[ParquetFile]):
     """The rows of Parquet files laid end to end, as dicts, read a row group at a time. It needs pyarrow.
 
-    To read any row of a row group, all of the group must be decoded. So decoded row groups are kept, up to
-    `cache_bytes` of them in each process, and rows are best asked for in an order that stays among a few row groups for
-    a while. That is what `HierarchicalSampler` is for:
+    To read any row of a row group, all of the group must be decoded; of several that a batch needs, some at the same
+    time, by threads that end with the read. Decoded row groups are kept, up to `cache_bytes` of them in each process,
+    so rows are best asked for in an order that stays among a few row groups for a while. That is what
+    `HierarchicalSampler` is for:
 
         source = millstream.ParquetDataSource("train-*.parquet", columns=["tokens", "label"])
         sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=16, seed=0)
