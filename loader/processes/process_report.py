@@ -1,7 +1,6 @@
 """What can be said of a process that is not ours to look into: how it ended, or what it is waiting for."""
 
 import signal
-from pathlib import Path
 
 from millstream.loader.processes.messages import Exited
 from millstream.loader.threads.memory_budget import memory_available
@@ -40,7 +39,9 @@ def describe_process(pid: int | None) -> str:
     if pid is None:
         return "not there yet"
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        # Not pathlib: it takes long to import, and the first batch waits for that.
+        with open(f"/proc/{pid}/status", errors="replace") as file:  # noqa: PTH123
+            status = file.read()
     except OSError:
         return "in an unknown state"
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
