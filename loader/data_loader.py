@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer, named_arguments
 from millstream.closing import Closing
 from millstream.descriptions import described
+from millstream.loader.checkpoints.state import Stream
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind, source_name
@@ -117,9 +118,9 @@ class DataLoader(Closing):
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
-        # Described before any of the user's operations has run: one that counts its calls is what it was built as.
-        stream = stream_of(self._plan)
-        iterator = DataLoaderIterator(self._plan, stream, self._profiler, self._make_executor, self._stop_idle_workers)
+        iterator = DataLoaderIterator(
+            self._plan, self._stream, self._profiler, self._make_executor, self._stop_idle_workers
+        )
         self._iterators[id(iterator)] = iterator
         # After it can be found: another thread may close the loader.
         if self._closed:
@@ -223,6 +224,15 @@ class DataLoader(Closing):
         if pipeline.names:
             arguments[2] = "operations=[\n" + "".join(f"        {name},\n" for name in pipeline.names) + "    ]"
         return "DataLoader(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
+
+    @functools.cached_property
+    def _stream(self) -> Stream:
+        """Which stream this is, in words.
+
+        Described once, for the first iterator, before any of the user's operations has run: one that counts its calls
+        is what it was built as. A pickled loader takes it along.
+        """
+        return stream_of(self._plan)
 
     def _begin(self) -> None:
         """Makes what is of this process, and does not go to another with a pickled loader."""

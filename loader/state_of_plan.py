@@ -1,13 +1,14 @@
 """What a state says: the stream of a plan, and a position in it."""
 
+from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.plan import Plan
 
 
 def stream_of(plan: Plan) -> Stream:
-    """Returns which stream a plan makes."""
-    partition = plan.partition
+    """Returns which stream a plan makes, described as its source, sampler and operations are now."""
+    pipeline, partition = plan.pipeline, plan.partition
     return Stream(
         shard_index=partition.shard.shard_index,
         shard_count=partition.shard.shard_count,
@@ -15,7 +16,7 @@ def stream_of(plan: Plan) -> Stream:
         global_batch=partition.global_block,
         one_to_one=plan.one_to_one,
         length=partition.length,
-        fingerprint=plan.pipeline.fingerprint,
+        fingerprint=fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations),
     )
 
 

@@ -5,7 +5,6 @@ import functools
 from typing import Any, Self
 
 from millstream.descriptions import described
-from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
 from millstream.loader.pipeline.arguments import (
     Operations,
     check_ends,
@@ -91,12 +90,3 @@ class Pipeline:
         """What the pipeline consists of, with what to call each part in texts for people."""
         operations = zip(self.labels, self.operations, strict=True)
         return [("data_source", self.source), ("sampler", self.sampler), *operations]
-
-    @functools.cached_property
-    def fingerprint(self) -> Fingerprint:
-        """Which stream this is, in words.
-
-        Made once: the words must not follow what user code does later. So it should be asked for before any operation
-        runs.
-        """
-        return fingerprint_of(self.source, self.sampler, self.operations)
