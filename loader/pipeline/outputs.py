@@ -1,7 +1,7 @@
 """The outputs of one call, and the position after each of them."""
 
 import abc
-import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,8 +9,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(NamedTuple):
     """A position between two outputs of a stream.
 
     Attributes:
