@@ -15,7 +15,7 @@ CORE = "millstream"
 PARTS = {"dataset", "loader", "samplers", "sources", "tools", "transforms"}
 ROOMS = {
     "checkpoints": set(),
-    "pipeline": {"checkpoints"},
+    "pipeline": set(),
     "threads": {"pipeline"},
     "transport": {"pipeline"},
     "processes": {"pipeline", "threads", "transport"},

@@ -12,7 +12,6 @@ Blocks are read for the logical shard that has the fewest elements ready: so tha
 at most, however different the numbers of their elements are.
 """
 
-import dataclasses
 from collections import deque
 from typing import TypeAlias, final
 
@@ -240,7 +239,7 @@ class _Lane:
         """Gives the first share away, if there is one, and returns the position after it."""
         if not self.shares:
             # Other logical shards go on: their batches are short because this one ends.
-            self._position = dataclasses.replace(self._position, is_final=True)
+            self._position = self._position._replace(is_final=True)
             return self._position
         share = self.shares.popleft()
         self.ready -= len(share.elements.values)
