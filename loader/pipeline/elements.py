@@ -15,7 +15,7 @@ class Origins:
     Attributes:
         table: an int64 array of shape `(5, n)`: a row for each of the properties below, a column for each element.
             Elements that a grouping takes by their sizes have a row more for each size. Documents on their way into
-            a planned row have three more (see `packing`).
+            a planned row have four more (see `packing`).
         names: what the components of a mixture are called; empty where nothing is mixed. They do not travel.
     """
 

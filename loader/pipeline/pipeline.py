@@ -21,7 +21,8 @@ from millstream.loader.pipeline.arguments import (
 from millstream.loader.pipeline.mixed_arguments import check_scopes
 from millstream.loader.pipeline.packing import check_packing
 from millstream.samplers import Sampler
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, is_mixed
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.kinds import is_mixed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.lookalikes import check_source
