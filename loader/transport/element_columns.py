@@ -28,7 +28,7 @@ from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 LARGE_BYTES = 1 << 14
 """Arrays from this size on are sent one by one."""
 
-UNALIGNED_BYTES = 1 << 10
+UNALIGNED_BYTES = 1 << 12
 """Smaller arrays may begin anywhere; others begin at a multiple of ALIGNMENT."""
 
 MOST_LEVELS = 8
