@@ -17,6 +17,7 @@ from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs
+from millstream.loader.pipeline.stages import Watch
 from millstream.loader.shown_loader import ShownLoader
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.inline_executor import InlineExecutor
@@ -56,6 +57,10 @@ class DataLoader(ShownLoader):
             error.
         enable_profiling: whether to keep who worked on which batch in the last seconds, for the timeline of `report`.
             What `profile()` and `summary()` say is always known.
+        debug: whether to make everything in this thread, without workers and threads whatever `worker_count` and
+            `read_options` say, so that a debugger stops in operations; and to warn of operations that are not pure,
+            that draw from global generators, that change or give out the source's memory, or whose elements cannot be
+            pickled. The batches are the same; they take more than twice the time.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
@@ -74,12 +79,15 @@ class DataLoader(ShownLoader):
         read_options: ReadOptions | None = None,
         stall_timeout: float = 600.0,
         enable_profiling: bool = False,
+        debug: bool = False,
     ) -> None:
         self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options)
         if read_options is not None:
             check_kind(read_options, "read_options", ReadOptions)
-        self._read_options = read_options or ReadOptions()
+        self._is_debugging = as_flag(debug, "debug")
+        self._read_options = ReadOptions(num_threads=0) if self._is_debugging else read_options or ReadOptions()
         num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)
+        num_workers = 0 if self._is_debugging else num_workers
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
         self._records_timeline = as_flag(enable_profiling, "enable_profiling")
@@ -218,7 +226,17 @@ class DataLoader(ShownLoader):
         self._structures: Mapping[str, tuple[str, ...]] = {}
         self._recorder = Recorder() if self._records_timeline else None
         self._profiler = Profiler(self._pipeline.labels, self._recorder)
-        self._plan = Plan(self._pipeline, self._profiler.timed)
+        self._plan = Plan(self._pipeline, self._watch())
+
+    def _watch(self) -> Watch:
+        """Returns what looks at each part of the work."""
+        timed = self._profiler.timed
+        if not self._is_debugging:
+            return timed
+        from millstream.loader.debugging import DebugChecks  # noqa: PLC0415  (for those who ask for it)
+
+        checks = DebugChecks(self._pipeline)
+        return lambda label, function: timed(label, checks.watch(label, function))
 
     def _make_executor(self, position: Position) -> Executor:
         if self._pools is not None:
