@@ -27,7 +27,7 @@ from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs, epoch_of
 from millstream.loader.state_of_plan import state_at
-from millstream.loader.threads.profiler import CONSUMER, NEXT, Profiler
+from millstream.loader.threads.profiler import Profiler
 
 
 class Lifecycle(enum.Enum):
@@ -243,14 +243,14 @@ class DataLoaderIterator(ResumableIterator):
 
     def _advance(self) -> bool:
         """Moves on to the next outputs; returns False at the end of the stream."""
-        start = time.perf_counter()
-        if self._left_at is not None:
-            self._profiler.add(CONSUMER, start - self._left_at)
+        start, is_first, before = time.perf_counter(), self._executor is None, self._outputs
+        self._profiler.returned(self._left_at, start)
         try:
             return self._take_outputs()
         finally:
             self._left_at = time.perf_counter()
-            self._profiler.add(NEXT, self._left_at - start)
+            outputs = None if self._outputs is before else self._outputs
+            self._profiler.waited(start, self._left_at, outputs, is_first=is_first)
 
     def _take_outputs(self) -> bool:
         if self._outputs is not None and self._outputs.error is not None:

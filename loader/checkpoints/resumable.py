@@ -1,6 +1,7 @@
 """What every iterator of a loader offers, wherever its batches lie: a position that can be told, saved and sought."""
 
 import abc
+import contextlib
 import threading
 from collections.abc import Awaitable, Collection, Iterable
 from typing import Any, NoReturn, Self
@@ -51,6 +52,16 @@ class ResumableIterator(Closing):
     @abc.abstractmethod
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches."""
+
+    def _repr_html_(self) -> str:
+        from millstream import pictures  # noqa: PLC0415  (for notebooks)
+
+        facts: dict[str, object] = {"step": f"{self.step:,}"}
+        if self.epoch is not None:
+            facts["epoch"] = self.epoch
+        with contextlib.suppress(TypeError):  # Where it is not known how many are left.
+            facts["batches left"] = f"{len(self):,}"
+        return pictures.figure(pictures.card("iterator", repr(self), pictures.words(facts)))
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Saves the position as it is now, for Orbax's newer interface (`StatefulCheckpointable`).

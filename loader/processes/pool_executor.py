@@ -218,6 +218,7 @@ class PoolExecutor(Executor):
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
         """Has the calls of a dead worker made by others; the one it died in only if it is for the first time."""
+        self._profiler.deaths += 1
         lost, begun = list(worker.calls), read_call(worker.crash_log)
         cause = describe_exit(exited, read_stacks(worker.crash_log))
         if begun is None and (lost or not worker.is_ready):
@@ -259,6 +260,7 @@ class PoolExecutor(Executor):
                 self._give_up(worker)
             elif worker.waited >= self._warning_seconds and not worker.warned:
                 worker.warned = True
+                self._profiler.stalls += 1
                 logger.warning(
                     "millstream: worker process %s has been busy for %.1f s with %s; it is %s. "
                     "After %g s this becomes an error (stall_timeout).",
@@ -271,6 +273,7 @@ class PoolExecutor(Executor):
 
     def _give_up(self, worker: Worker) -> None:
         first, *lost = worker.calls
+        self._profiler.stalls += not worker.warned
         error = WorkerStalledError(
             f"Worker process {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
             f"{self._assignments.describe(first)}. It is {describe_process(worker.pid)}. "
