@@ -246,9 +246,9 @@ def restore_with_manager(folder: Path, batches: millstream.DataLoaderIterator) -
 
 def restore_by_itself(folder: Path, batches: millstream.DataLoaderIterator) -> None:
     """Restores as Orbax's newer interface has an iterator do it."""
+    (states,) = {file.parent for file in folder.rglob("process_*.json")}
 
     async def load() -> None:
-        (states,) = {file.parent for file in folder.rglob("process_*.json")}
         await (await batches.load(states))
 
     asyncio.run(load())
