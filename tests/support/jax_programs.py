@@ -3,6 +3,7 @@
 The arguments of the program come pickled on standard input; what it returns leaves pickled through the descriptor.
 """
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -17,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-import orbax.checkpoint.experimental.v1 as ocp_v1
 import psutil
 from faults import report
 from jax.experimental import multihost_utils
@@ -244,20 +244,20 @@ def restore_with_manager(folder: Path, batches: millstream.DataLoaderIterator) -
         manager.restore(manager.latest_step(), args=CheckpointRestore(batches))
 
 
-def save_checkpointables(folder: Path, batches: millstream.DataLoaderIterator) -> None:
-    """Saves with Orbax's newer interface."""
-    ocp_v1.save_checkpointables(folder, {"loader": batches})
+def restore_by_itself(folder: Path, batches: millstream.DataLoaderIterator) -> None:
+    """Restores as Orbax's newer interface has an iterator do it."""
+    (states,) = {file.parent for file in folder.rglob("process_*.json")}
 
+    async def load() -> None:
+        await (await batches.load(states))
 
-def restore_checkpointables(folder: Path, batches: millstream.DataLoaderIterator) -> None:
-    """Restores with Orbax's newer interface."""
-    ocp_v1.load_checkpointables(folder, {"loader": batches})
+    asyncio.run(load())
 
 
 INTERFACES = {
     "filter": (save_with_manager, restore_with_manager),
     "flat map": (save_with_manager, restore_with_manager),
-    "packed": (save_checkpointables, restore_checkpointables),
+    "packed": (save_with_manager, restore_by_itself),
 }
 """How each of DEALT is saved and restored."""
 
