@@ -19,6 +19,7 @@ ROOMS = {
     "threads": {"pipeline"},
     "transport": {"pipeline"},
     "processes": {"pipeline", "threads", "transport"},
+    "showing": set(),
 }
 """The rooms of the loader, and which others each may import. What lies beside them imports all."""
 OUTSIDE_THE_PIPELINE = {
