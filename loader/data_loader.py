@@ -1,5 +1,6 @@
 """The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
 
+import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, final
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer, named_arguments
 from millstream.closing import Closing
 from millstream.descriptions import described
+from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind, source_name
@@ -31,7 +33,7 @@ from millstream.sources import DataSource
 from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
-    from millstream.loader.processes import warm_pools as warm
+    from millstream.loader.workers import warm_pools as warm
 
 REPR_LENGTH = 200
 """A loader that takes more characters to show is shown on several lines."""
@@ -53,6 +55,7 @@ class DataLoader(Closing):
         worker_buffer_size: how many finished batches each worker keeps ready.
         shard_options: which part of every global batch to read; by default the sampler's, which is all of it.
         read_options: the threads that read ahead, in this process or in each worker.
+        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes.
         stall_timeout: how many seconds the consumer waits for a worker that is busy with one batch before that is an
             error.
         enable_profiling: accepted for Grain's sake, and without effect: `profile()` always knows.
@@ -74,6 +77,7 @@ class DataLoader(Closing):
         read_options: ReadOptions | None = None,
         stall_timeout: float = 600.0,
         enable_profiling: bool = False,
+        workers: RayWorkers | None = None,
     ) -> None:
         del enable_profiling
         self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options)
@@ -83,6 +87,14 @@ class DataLoader(Closing):
         num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
+        self._ray_workers = workers
+        if workers is not None:
+            check_kind(workers, "workers", RayWorkers)
+            if num_workers:
+                raise ValueError(
+                    f"worker_count is the number of worker processes, got {num_workers}, but workers={workers} asks "
+                    "for actors instead: leave worker_count out."
+                )
         self._begin()
 
     @property
@@ -112,8 +124,13 @@ class DataLoader(Closing):
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
-        """The worker processes."""
+        """The worker processes; with actors instead, how much each keeps ready, and when it stalls."""
         return self._workers
+
+    @property
+    def workers(self) -> RayWorkers | None:
+        """The actors that work instead of worker processes; None without."""
+        return self._ray_workers
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
@@ -214,7 +231,9 @@ class DataLoader(Closing):
             f"sampler={described(pipeline.sampler, with_defaults=False)}",
             f"operations=[{', '.join(pipeline.names)}]",
             f"shard {pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
-            f"worker_count={self._workers.num_workers}",
+            f"worker_count={self._workers.num_workers}"
+            if self._ray_workers is None
+            else f"workers={self._ray_workers}",
             f"read_threads={self._read_options.num_threads}",
         ]
         line = f"DataLoader({', '.join(arguments)})"
@@ -228,29 +247,58 @@ class DataLoader(Closing):
         """Makes what is of this process, and does not go to another with a pickled loader."""
         self._closed = False
         self._iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
-        self._pools: warm.WarmPools | None = None
+        self._pools: warm.WarmPools[Any] | None = None
         if self._workers.num_workers:
             # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
             from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
             from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
-            from millstream.loader.processes.warm_pools import WarmPools  # noqa: PLC0415
+            from millstream.loader.processes.pool import Pool  # noqa: PLC0415
+            from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
-            self._pools = WarmPools(surroundings())
+            start = functools.partial(Pool, self._pipeline, self._workers, self._read_options, surroundings())
+            self._pools = WarmPools(start)
+        if self._ray_workers is not None:
+            from millstream.loader.cluster import actor_pool  # noqa: PLC0415
+            from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
+            from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
+
+            actor_pool.check_installed()
+            self._pools = WarmPools(
+                functools.partial(
+                    actor_pool.ActorPool,
+                    self._pipeline,
+                    self._ray_workers,
+                    self._worker_options,
+                    self._read_options,
+                    surroundings().path,
+                )
+            )
         self._profiler = Profiler(self._pipeline.labels)
         self._plan = Plan(self._pipeline, self._profiler.timed)
 
-    def _make_executor(self, cursor: Cursor) -> Executor:
-        if self._pools is not None:
-            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
+    @property
+    def _worker_options(self) -> MultiprocessingOptions:
+        """What holds for the workers, processes or actors."""
+        if self._ray_workers is None:
+            return self._workers
+        return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
 
-            return PoolExecutor(
+    def _make_executor(self, cursor: Cursor) -> Executor:
+        if self._pools is not None and self._ray_workers is not None:
+            from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
+
+            return RayExecutor(
                 self._plan,
                 cursor,
                 profiler=self._profiler,
                 pools=self._pools,
-                workers=self._workers,
-                reading=self._read_options,
+                options=self._worker_options,
+                ray_workers=self._ray_workers,
             )
+        if self._pools is not None:
+            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
+
+            return PoolExecutor(self._plan, cursor, profiler=self._profiler, pools=self._pools, options=self._workers)
         if not self._read_options.reads_ahead:
             return InlineExecutor(self._plan, cursor)
         return ThreadExecutor(self._plan, cursor, self._read_options)
