@@ -35,8 +35,12 @@ from millstream.loader.transport.pipeline_file import pickle_pipeline
 CLOSE_SECONDS = 2.0
 """How long stopping waits for the cluster to say that the actors have ended."""
 
-LOST_SECONDS = 15.0
-"""A cluster that cannot be reached for this long is lost. Ray ends a process that has lost its cluster after 60 s."""
+LOST_SECONDS = 30.0
+"""A cluster that cannot be reached for this long is lost, though its actors may still answer: after 60 s, Ray ends the
+trainer's process, and nobody could save a state."""
+
+LOOK_SECONDS = 1.0
+"""How long to wait between two looks for whether the cluster is there."""
 
 CONNECT_SECONDS = 1.0
 """How long to wait for the cluster to accept a connection, in a look for whether it is there."""
@@ -132,6 +136,7 @@ class ActorPool:
         self._awaited: dict[Any, tuple[Actor, int | None]] = {}
         self._actors: list[Actor] = []
         self._unreachable_since: float | None = None
+        self._last_look = 0.0
         self._looks = 0
         self.seconds_without_actors = 0.0
         for _ in range(workers.num_workers):
@@ -187,11 +192,10 @@ class ActorPool:
         is_waiting_for_actors = all(actor.pid is None for actor in self._actors)
         self.seconds_without_actors = self.seconds_without_actors + waited if is_waiting_for_actors else 0.0
         self._check_running()
-        if ready:
-            self._unreachable_since, self._looks = None, 0
-            yield from self._events(ready)
-        elif seconds > 0:
-            self._look_for_cluster()
+        if time.monotonic() - self._last_look >= LOOK_SECONDS:
+            self._look_for_cluster(has_answers=bool(ready))
+            self._last_look = time.monotonic()
+        yield from self._events(ready)
 
     def stop(self) -> None:
         """Ends all actors. Idempotent: what an interrupt leaves is done by the next call, or by the pool's end."""
@@ -289,10 +293,10 @@ class ActorPool:
         pid, failure = value
         return int(pid) if failure is None else PipelineFailed(failure)
 
-    def _look_for_cluster(self) -> None:
+    def _look_for_cluster(self, *, has_answers: bool) -> None:
         """Raises a WorkerDiedError if the cluster is lost."""
         host, _, port = self.cluster.rpartition(":")
-        self._looks += 1
+        self._looks = 0 if has_answers else self._looks + 1
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except OSError as error:
@@ -302,7 +306,7 @@ class ActorPool:
                 self._lose_cluster(f"cannot be reached for {now - self._unreachable_since:.0f} s ({error})")
             return
         self._unreachable_since = None
-        if self._looks % NODE_LOOKS == 0:
+        if self._looks and self._looks % NODE_LOOKS == 0:
             import ray  # noqa: PLC0415
 
             if not any(node["NodeID"] == self._node and node["Alive"] for node in ray.nodes()):
