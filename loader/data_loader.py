@@ -9,18 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
-from millstream.closing import Closing
-from millstream.descriptions import described
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.pipeline.arguments import Operations, check_kind, source_name
+from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs
-from millstream.loader.profile import Profile
+from millstream.loader.shown_loader import ShownLoader
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
@@ -33,14 +31,13 @@ from millstream.sources import DataSource
 from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
-    from millstream.loader.workers import warm_pools as warm
+    from collections.abc import Mapping
 
-REPR_LENGTH = 200
-"""A loader that takes more characters to show is shown on several lines."""
+    from millstream.loader.workers import warm_pools as warm
 
 
 @final
-class DataLoader(Closing):
+class DataLoader(ShownLoader):
     """An iterable over the batches of a pipeline: the same batches every time, on any machine.
 
     The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and
@@ -159,7 +156,7 @@ class DataLoader(Closing):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler"}
+        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler", "_structures"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -198,50 +195,18 @@ class DataLoader(Closing):
             raise TypeError(
                 f"record_keys(step) is known for 1:1 pipelines only: {self._plan.deciding}, decides while reading."
             )
-        step = as_integer(step, "step")
-        if not self._plan.block_limit:
+        step, shard = as_integer(step, "step"), self._plan.shards[0]
+        if not shard.block_limit:
             raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
-        if not 0 <= step < self._plan.block_limit:
-            raise IndexError(f"step must be between 0 and {self._plan.block_limit - 1}, the last batch, got {step}.")
+        if not 0 <= step < shard.block_limit:
+            raise IndexError(f"step must be between 0 and {shard.block_limit - 1}, the last batch, got {step}.")
         # A sampler of the user's must not see the settings of this thread alone: its keys would be others.
         locate = functools.partial(self._plan.locate, step, step + 1)
         origins = locate() if ThreadSettings().are_neutral() else in_fresh_thread(locate)
-        if step == self._plan.partition.whole_blocks:
-            is_used = origins.position < self._plan.partition.tail.start + self._plan.tail_records
+        if step == shard.partition.whole_blocks:
+            is_used = origins.position < shard.partition.tail.start + shard.tail_records
             return origins.record_key[is_used]
         return origins.record_key.copy()
-
-    def profile(self) -> Profile:
-        """Returns where the time of this loader's iterators has gone so far: a dict of seconds by stage.
-
-        Printed, it is a table. It is always on, and costs less than a microsecond for each stage of a batch.
-
-        `keys`, `read` and one stage for each operation (`operations[0], Map(decode)`) are what the pipeline itself
-        takes, added up over all threads and worker processes, waits included. `hand-over` is pickling and unpickling
-        between processes. `next` is the consumer's thread inside `next`: waiting, or working where there are no threads
-        and workers. `consumer` is the same thread between two calls of `next`. If `consumer` is much more than `next`,
-        a faster loader would not make training faster.
-        """
-        return Profile(self._profiler.read())
-
-    def __repr__(self) -> str:
-        pipeline = self._pipeline
-        arguments = [
-            f"data_source={source_name(pipeline.source)}",
-            f"sampler={described(pipeline.sampler, with_defaults=False)}",
-            f"operations=[{', '.join(pipeline.names)}]",
-            f"shard {pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
-            f"worker_count={self._workers.num_workers}"
-            if self._ray_workers is None
-            else f"workers={self._ray_workers}",
-            f"read_threads={self._read_options.num_threads}",
-        ]
-        line = f"DataLoader({', '.join(arguments)})"
-        if len(line) <= REPR_LENGTH:
-            return line
-        if pipeline.names:
-            arguments[2] = "operations=[\n" + "".join(f"        {name},\n" for name in pipeline.names) + "    ]"
-        return "DataLoader(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
 
     def _begin(self) -> None:
         """Makes what is of this process, and does not go to another with a pickled loader."""
@@ -273,23 +238,24 @@ class DataLoader(Closing):
                     surroundings().path,
                 )
             )
+        self._structures: Mapping[str, tuple[str, ...]] = {}
         self._profiler = Profiler(self._pipeline.labels)
         self._plan = Plan(self._pipeline, self._profiler.timed)
 
     @property
     def _worker_options(self) -> MultiprocessingOptions:
-        """What holds for the workers, processes or actors."""
+        """What holds for the workers, wherever they run."""
         if self._ray_workers is None:
             return self._workers
         return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
 
-    def _make_executor(self, cursor: Cursor) -> Executor:
+    def _make_executor(self, position: Position) -> Executor:
         if self._pools is not None and self._ray_workers is not None:
             from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
 
             return RayExecutor(
                 self._plan,
-                cursor,
+                position,
                 profiler=self._profiler,
                 pools=self._pools,
                 options=self._worker_options,
@@ -298,10 +264,10 @@ class DataLoader(Closing):
         if self._pools is not None:
             from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
 
-            return PoolExecutor(self._plan, cursor, profiler=self._profiler, pools=self._pools, options=self._workers)
+            return PoolExecutor(self._plan, position, profiler=self._profiler, pools=self._pools, options=self._workers)
         if not self._read_options.reads_ahead:
-            return InlineExecutor(self._plan, cursor)
-        return ThreadExecutor(self._plan, cursor, self._read_options)
+            return InlineExecutor(self._plan, position)
+        return ThreadExecutor(self._plan, position, self._read_options)
 
     def _stop_idle_workers(self) -> None:
         if self._pools is not None:

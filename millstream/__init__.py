@@ -47,6 +47,7 @@ from millstream.transforms import (
 
 if TYPE_CHECKING:
     from millstream import checkpoint as checkpoint
+    from millstream.dataset import MapDataset
     from millstream.loader import (
         DataLoader,
         DataLoaderIterator,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         ReadOptions,
         device_put,
         load,
+        prometheus_text,
         surviving_keys,
     )
     from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
@@ -121,6 +123,7 @@ __all__ = [
     "InMemoryDataSource",
     "IndexSampler",
     "JsonLinesDataSource",
+    "MapDataset",
     "MapTransform",
     "MapWithIndexTransform",
     "MegatronDataSource",
@@ -161,6 +164,7 @@ __all__ = [
     "encode_example",
     "lengths_of",
     "load",
+    "prometheus_text",
     "samplers",
     "shard_by_jax_process",
     "sharding",
@@ -178,7 +182,7 @@ if not TYPE_CHECKING:
             for name in part.__all__
             if name in __all__
         }
-        | {"lengths_of": "millstream.tools"},
+        | {"MapDataset": "millstream.dataset", "lengths_of": "millstream.tools"},
     )
 
     def __getattr__(name: str) -> object:

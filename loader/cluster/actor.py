@@ -77,11 +77,12 @@ class PipelineActor:
         """Returns the process number, and why the pipeline cannot be made here, if it cannot."""
         return os.getpid(), self._failure
 
-    def make(self, message: tuple[int, int] | bytes) -> Made[Packed]:
+    def make(self, message: tuple[int, int, int] | bytes) -> Made[Packed]:
         """Returns what comes of a call.
 
         Args:
-            message: the first of its blocks and the one after the last; or a pickled `Group`.
+            message: the first of its blocks, the one after the last, and of which logical shard; or a pickled
+                `Group`.
         """
         faulthandler.dump_traceback_later(self._stack_seconds, file=_STANDARD_ERROR)
         try:

@@ -157,7 +157,7 @@ class ActorPool:
         """Whether another iterator may use it: it is this process's, has not been stopped, and has its cluster."""
         return self.is_ours and not self._stopped and self._is_connected
 
-    def give(self, actor: Actor, call: int, message: tuple[int, int] | bytes) -> None:
+    def give(self, actor: Actor, call: int, message: tuple[int, int, int] | bytes) -> None:
         """Sends a call."""
         if not actor.calls:
             actor.waited = 0.0

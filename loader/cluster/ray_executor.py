@@ -14,10 +14,10 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
 from millstream.loader.cluster.options import RayWorkers
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Call
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.transport.payload import unpack_failure
@@ -42,14 +42,14 @@ class RayExecutor(WorkersExecutor[Actor]):
     def __init__(
         self,
         plan: Plan,
-        cursor: Cursor,
+        position: Position,
         *,
         profiler: Profiler,
         pools: WarmPools[ActorPool],
         options: MultiprocessingOptions,
         ray_workers: RayWorkers,
     ) -> None:
-        super().__init__(plan, cursor, profiler=profiler, pools=pools, options=options)
+        super().__init__(plan, position, profiler=profiler, pools=pools, options=options)
         self._unpack = profiler.timed(HAND_OVER, self._pool.memory.unpack)
         self._ray_workers = ray_workers
         self._has_warned = False
@@ -117,6 +117,7 @@ class RayExecutor(WorkersExecutor[Actor]):
 
     def _take_death(self, actor: Actor, died: Died) -> None:
         """Has the calls of a dead actor made by others."""
+        self._profiler.deaths += 1
         cause = " ".join(died.cause.split())[:LONGEST_CAUSE]
         if actor.pid is None:
             self._note_death_at_start(actor, f"Ray actors die while they start; the last one: {cause}")
@@ -164,6 +165,7 @@ class RayExecutor(WorkersExecutor[Actor]):
 
     def _give_up(self, worker: Actor) -> None:
         first, *lost = worker.calls
+        self._profiler.stalls += not worker.warned
         error = WorkerStalledError(
             f"Ray actor {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
             f"{self._assignments.describe(first)}. Its stacks are in its log, which Ray prints here, too, unless "

@@ -4,10 +4,10 @@ import logging
 from typing import final
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Call
 from millstream.loader.processes.crash_log import read_call, read_stacks, wait_for_stacks
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
@@ -34,13 +34,13 @@ class PoolExecutor(WorkersExecutor[Worker]):
     def __init__(
         self,
         plan: Plan,
-        cursor: Cursor,
+        position: Position,
         *,
         profiler: Profiler,
         pools: WarmPools[Pool],
         options: MultiprocessingOptions,
     ) -> None:
-        super().__init__(plan, cursor, profiler=profiler, pools=pools, options=options)
+        super().__init__(plan, position, profiler=profiler, pools=pools, options=options)
         self._unpack = profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
 
@@ -96,6 +96,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
         """Has the calls of a dead worker made by others; the one it died in only if it is for the first time."""
+        self._profiler.deaths += 1
         lost, begun = list(worker.calls), read_call(worker.crash_log)
         cause = describe_exit(exited, read_stacks(worker.crash_log))
         if begun is None and (lost or not worker.is_ready):
@@ -128,6 +129,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
 
     def _give_up(self, worker: Worker) -> None:
         first, *lost = worker.calls
+        self._profiler.stalls += not worker.warned
         error = WorkerStalledError(
             f"Worker process {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
             f"{self._assignments.describe(first)}. It is {describe_process(worker.pid)}. "

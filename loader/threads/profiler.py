@@ -1,4 +1,4 @@
-"""Where the time goes: the seconds that the stages of a pipeline take, added up a block at a time.
+"""Where the time goes: the seconds that the stages of a pipeline take, added up a block at a time, and some counts.
 
 Guarantees:
     * Any thread may add, and a signal's handler may read, whatever it interrupted: there is no lock. To add is one
@@ -13,6 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, final
 
+import numpy as np
+
+from millstream import tree
+from millstream.interruptions import is_from_signal_handler
+from millstream.loader.pipeline.outputs import Outputs
 from millstream.loader.pipeline.plan import KEYS, READ
 
 Result = TypeVar("Result")
@@ -24,15 +29,27 @@ CONSUMER = "consumer"
 
 @final
 class Profiler:
-    """Adds up seconds by stage.
+    """Adds up seconds by stage, and counts what the consumer got.
 
     Args:
         operations: what the stages of the operations are called, in order.
+
+    Attributes:
+        outputs: how many outputs the consumer got.
+        first_seconds: how long it waited for the first ones of each pass.
+        output_bytes: how large the arrays of the very first one were; None before.
+        deaths: how many worker processes died.
+        stalls: how often one made no progress for so long that it was reported.
     """
 
     def __init__(self, operations: Sequence[str]) -> None:
         self._names = (KEYS, READ, *operations, HAND_OVER, NEXT, CONSUMER)
         self._seconds = dict.fromkeys(self._names, 0.0)
+        self.outputs = 0
+        self.first_seconds = 0.0
+        self.output_bytes: int | None = None
+        self.deaths = 0
+        self.stalls = 0
 
     def add(self, stage: str, seconds: float) -> None:
         """Adds to one stage."""
@@ -51,6 +68,29 @@ class Profiler:
 
         return call
 
+    def returned(self, left_at: float | None, now: float) -> None:
+        """Takes note that the consumer asks for outputs, having been away since it left."""
+        if left_at is not None:
+            self.add(CONSUMER, now - left_at)
+
+    def waited(self, start: float, stop: float, outputs: Outputs | None, *, is_first: bool) -> None:
+        """Takes note of what the consumer got, and for how long it waited.
+
+        Args:
+            start: since when.
+            stop: until when.
+            outputs: what it got; None at the end, and for an error.
+            is_first: whether nothing was begun when it came.
+        """
+        self.add(NEXT, stop - start)
+        if is_first:
+            self.first_seconds += stop - start
+        if outputs is None:
+            return
+        self.outputs += len(outputs.values) - outputs.first
+        if self.output_bytes is None and outputs.first < len(outputs.values):
+            self.output_bytes = _array_bytes(outputs.values[outputs.first])
+
     def read(self) -> dict[str, float]:
         """Returns the seconds of all stages."""
         return dict(self._seconds)
@@ -64,3 +104,14 @@ class Profiler:
         """Adds what `take` has returned, in another process, of the same pipeline."""
         for stage, spent in zip(self._names, seconds, strict=True):
             self.add(stage, spent)
+
+
+def _array_bytes(value: Any) -> int:
+    """Returns how large the arrays in a value are."""
+    try:
+        return sum(leaf.nbytes for _, leaf in tree.leaves(value) if isinstance(leaf, np.ndarray | np.generic))
+    except Exception as error:
+        # An object of the user's may refuse to be looked at.
+        if is_from_signal_handler(error):
+            raise
+        return 0

@@ -72,11 +72,12 @@ class Maker(Generic[Packed]):
         self._pack = pack
         self._process = os.getpid()
 
-    def make(self, message: tuple[int, int] | bytes) -> Made[Packed]:
+    def make(self, message: tuple[int, int, int] | bytes) -> Made[Packed]:
         """Returns what comes of a call.
 
         Args:
-            message: the first of its blocks and the one after the last; or a pickled `Group`.
+            message: the first of its blocks, the one after the last, and of which logical shard; or a pickled
+                `Group`.
         """
         start = time.perf_counter()
         try:
@@ -102,7 +103,7 @@ class Maker(Generic[Packed]):
         self._profiler.add(HAND_OVER, end - begin)
         return Made(packed, failure, end - start, self._profiler.take())
 
-    def _perform(self, message: tuple[int, int] | bytes) -> Elements:
+    def _perform(self, message: tuple[int, int, int] | bytes) -> Elements:
         request: Request = self._classes.loads(message) if isinstance(message, bytes) else Blocks(*message)
         in_one = self._readers.size == 0 or self._plan.batched_source
         prepare_blocks = None if in_one else SlicedReading(self._plan, self._readers).prepare_blocks

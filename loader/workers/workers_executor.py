@@ -18,13 +18,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from millstream.errors import WorkerDiedError
 from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.assignments import Assignments
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.pipeline.requests import Group
-from millstream.loader.pipeline.schedule import Call
 from millstream.loader.threads.call_size import CallSize
 from millstream.loader.threads.inline_executor import run_here
 from millstream.loader.threads.options import MultiprocessingOptions
@@ -91,7 +91,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     Args:
         plan: what makes the outputs.
-        cursor: where the pass begins.
+        position: where the pass begins.
         profiler: adds up what the workers measure.
         pools: has, or starts, the workers.
         options: how many workers the pool has, how much they may have ready, and when they stall.
@@ -100,13 +100,13 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
     def __init__(
         self,
         plan: Plan,
-        cursor: Cursor,
+        position: Position,
         *,
         profiler: Profiler,
         pools: WarmPools[Any],
         options: MultiprocessingOptions,
     ) -> None:
-        super().__init__(plan, cursor)
+        super().__init__(plan, position)
         self._profiler = profiler
         self._size = CallSize(plan, RECORDS_PER_MESSAGE)
         self._memory = RecycledMemory()
@@ -206,11 +206,11 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         worker = min(takers, key=lambda worker: len(worker.calls), default=None)
         return worker if worker is not None and len(worker.calls) < self._most_calls else None
 
-    def _message_of(self, number: int, call: Call) -> tuple[int, int] | bytes | None:
+    def _message_of(self, number: int, call: Call) -> tuple[int, int, int] | bytes | None:
         """Returns what to send of a call; None where it cannot be sent, and is completed with an error."""
         request = call.request
         if not isinstance(request, Group):
-            return request.start, request.stop
+            return request.start, request.stop, request.shard
         try:
             return self._pool.classes.dumps(request)
         except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)
@@ -273,4 +273,5 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
                 self._give_up(worker)
             elif worker.waited >= self._warning_seconds and not worker.warned:
                 worker.warned = True
+                self._profiler.stalls += 1
                 self._warn_of_stall(worker)
