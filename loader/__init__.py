@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from millstream import late_names
 
 if TYPE_CHECKING:
+    from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.data_loader import DataLoader
     from millstream.loader.device_iterator import DeviceIterator, device_put
     from millstream.loader.filter_ahead import surviving_keys
@@ -25,6 +26,7 @@ else:
             "DataLoaderIterator": "millstream.loader.iterator",
             "DeviceIterator": "millstream.loader.device_iterator",
             "MultiprocessingOptions": "millstream.loader.threads.options",
+            "RayWorkers": "millstream.loader.cluster.options",
             "ReadOptions": "millstream.loader.threads.options",
             "device_put": "millstream.loader.device_iterator",
             "load": "millstream.loader.short_way",
@@ -38,6 +40,7 @@ __all__ = [
     "DataLoaderIterator",
     "DeviceIterator",
     "MultiprocessingOptions",
+    "RayWorkers",
     "ReadOptions",
     "device_put",
     "load",

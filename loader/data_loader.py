@@ -1,5 +1,6 @@
 """The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
 
+import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, final
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.loader.checkpoints.state import Stream
+from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind
@@ -34,7 +36,7 @@ from millstream.transforms import Transformation
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from millstream.loader.processes import warm_pools as warm
+    from millstream.loader.workers import warm_pools as warm
 
 
 @final
@@ -53,6 +55,7 @@ class DataLoader(ShownLoader):
         worker_buffer_size: how many finished batches each worker keeps ready.
         shard_options: which part of every global batch to read; by default the sampler's, which is all of it.
         read_options: the threads that read ahead, in this process or in each worker.
+        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes.
         stall_timeout: how many seconds the consumer waits for a worker that is busy with one batch before that is an
             error.
         enable_profiling: whether to keep who worked on which batch in the last seconds, for the timeline of `report`.
@@ -80,6 +83,7 @@ class DataLoader(ShownLoader):
         stall_timeout: float = 600.0,
         enable_profiling: bool = False,
         debug: bool = False,
+        workers: RayWorkers | None = None,
     ) -> None:
         self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options)
         if read_options is not None:
@@ -91,6 +95,14 @@ class DataLoader(ShownLoader):
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
         self._records_timeline = as_flag(enable_profiling, "enable_profiling")
+        self._ray_workers = workers
+        if workers is not None:
+            check_kind(workers, "workers", RayWorkers)
+            if num_workers:
+                raise ValueError(
+                    f"worker_count is the number of worker processes, got {num_workers}, but workers={workers} asks "
+                    "for actors instead: leave worker_count out."
+                )
         self._begin()
 
     @property
@@ -120,8 +132,13 @@ class DataLoader(ShownLoader):
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
-        """The worker processes."""
+        """The worker processes; with actors instead, how much each keeps ready, and when it stalls."""
         return self._workers
+
+    @property
+    def workers(self) -> RayWorkers | None:
+        """The actors that work instead of worker processes; None without."""
+        return self._ray_workers
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
@@ -215,14 +232,32 @@ class DataLoader(ShownLoader):
         """Makes what is of this process, and does not go to another with a pickled loader."""
         self._closed = False
         self._iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
-        self._pools: warm.WarmPools | None = None
+        self._pools: warm.WarmPools[Any] | None = None
         if self._workers.num_workers:
             # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
             from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
             from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
-            from millstream.loader.processes.warm_pools import WarmPools  # noqa: PLC0415
+            from millstream.loader.processes.pool import Pool  # noqa: PLC0415
+            from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
-            self._pools = WarmPools(surroundings())
+            start = functools.partial(Pool, self._pipeline, self._workers, self._read_options, surroundings())
+            self._pools = WarmPools(start)
+        if self._ray_workers is not None:
+            from millstream.loader.cluster import actor_pool  # noqa: PLC0415
+            from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
+            from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
+
+            actor_pool.check_installed()
+            self._pools = WarmPools(
+                functools.partial(
+                    actor_pool.ActorPool,
+                    self._pipeline,
+                    self._ray_workers,
+                    self._worker_options,
+                    self._read_options,
+                    surroundings().path,
+                )
+            )
         self._structures: Mapping[str, tuple[str, ...]] = {}
         self._recorder = Recorder() if self._records_timeline else None
         self._profiler = Profiler(self._pipeline.labels, self._recorder)
@@ -238,18 +273,29 @@ class DataLoader(ShownLoader):
         checks = DebugChecks(self._pipeline)
         return lambda label, function: timed(label, checks.watch(label, function))
 
-    def _make_executor(self, position: Position) -> Executor:
-        if self._pools is not None:
-            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
+    @property
+    def _worker_options(self) -> MultiprocessingOptions:
+        """What holds for the workers, wherever they run."""
+        if self._ray_workers is None:
+            return self._workers
+        return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
 
-            return PoolExecutor(
+    def _make_executor(self, position: Position) -> Executor:
+        if self._pools is not None and self._ray_workers is not None:
+            from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
+
+            return RayExecutor(
                 self._plan,
                 position,
                 profiler=self._profiler,
                 pools=self._pools,
-                workers=self._workers,
-                reading=self._read_options,
+                options=self._worker_options,
+                ray_workers=self._ray_workers,
             )
+        if self._pools is not None:
+            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
+
+            return PoolExecutor(self._plan, position, profiler=self._profiler, pools=self._pools, options=self._workers)
         if not self._read_options.reads_ahead:
             return InlineExecutor(self._plan, position)
         return ThreadExecutor(self._plan, position, self._read_options)

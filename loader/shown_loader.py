@@ -156,10 +156,15 @@ class ShownLoader(Closing, abc.ABC):
 
         return loader_picture(self._facts())
 
+    @property
+    def _worker_options(self) -> MultiprocessingOptions:
+        """What holds for the workers, wherever they run."""
+        return self._workers
+
     def _facts(self) -> "LoaderFacts":
         from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
 
-        return facts_of(self._plan, self._profiler, self._workers, self._read_options, self._structures)
+        return facts_of(self._plan, self._profiler, self._worker_options, self._read_options, self._structures)
 
 
 def prometheus_text(loaders: ShownLoader | Mapping[str, ShownLoader]) -> str:

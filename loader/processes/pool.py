@@ -98,6 +98,11 @@ class Worker:
         self.waited = 0.0
         self.warned = False
 
+    @property
+    def takes_calls(self) -> bool:
+        """Whether calls may be given to it: they wait for it to be ready."""
+        return True
+
     def is_forked(self, pid: int, handle: int | None) -> None:
         """Takes note of its process, and takes over the process's handle."""
         self.pid = pid
@@ -151,7 +156,7 @@ class Pool:
         self._options = workers
         self._num_threads = reading.num_threads
         self._numbers = itertools.count()
-        self.call_numbers = itertools.count()
+        self.call_numbers: Iterator[int] = itertools.count()
         self._state = _Resources(surroundings)
         self._finalizer = weakref.finalize(self, _Resources.end, self._state)
         try:

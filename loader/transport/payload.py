@@ -147,7 +147,7 @@ def unpack(payload: Payload, arena: ArenaView, classes: ClassTable) -> tuple[lis
     pickled = body if isinstance(body, bytes) else _bytes_at(body, leases)
     few = sum(num_bytes for _, _, num_bytes in places if num_bytes < LARGE_LEAF_BYTES) <= COPIED_BYTES
     buffers = [_bytes_at(place, leases) for place in places]
-    buffers = [_copy(buffer) if few and len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
+    buffers = [copied(buffer) if few and len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
     columns, origins = classes.loads(pickled, buffers)
     values = to_elements(columns)
     return values, Origins.from_bytes(origins, len(values))
@@ -160,7 +160,7 @@ def release(payload: Payload, arena: ArenaView) -> None:
         arena.release(offset)
 
 
-def _copy(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def copied(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns the same bytes in memory of their own, aligned as those of an arena are."""
     room = np.empty(len(memory) + ALIGNMENT, dtype=np.uint8)
     start = -int(room.__array_interface__["data"][0]) % ALIGNMENT

@@ -36,8 +36,9 @@ from worker_pools import (
 )
 
 import millstream
-from millstream.loader.processes import pool, warm_pools
+from millstream.loader.processes import pool
 from millstream.loader.processes.crash_log import create_crash_log
+from millstream.loader.workers import warm_pools
 
 STEP = 5
 BAD = EXPECTED[STEP][2]

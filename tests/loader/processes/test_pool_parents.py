@@ -127,8 +127,8 @@ def test_a_trainer_that_is_suspended_with_its_workers_sees_no_stall(tmp_path: Pa
 import sys
 from pathlib import Path
 import faults, worker_pools
-from millstream.loader.processes import pool_executor
-pool_executor.LOOK_SECONDS = 0.05
+from millstream.loader.workers import workers_executor
+workers_executor.LOOK_SECONDS = 0.05
 pause = faults.ReportThen(Path(sys.argv[1]), faults.WaitAt(Path(sys.argv[2])))
 loader = worker_pools.loader_of(faults.At(worker_pools.EXPECTED[5][2], pause), stall_timeout=float(sys.argv[3]))
 assert worker_pools.batches(loader) == worker_pools.EXPECTED
