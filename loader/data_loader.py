@@ -12,7 +12,7 @@ from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs
@@ -188,16 +188,16 @@ class DataLoader(ShownLoader):
             raise TypeError(
                 f"record_keys(step) is known for 1:1 pipelines only: {self._plan.deciding}, decides while reading."
             )
-        step = as_integer(step, "step")
-        if not self._plan.block_limit:
+        step, shard = as_integer(step, "step"), self._plan.shards[0]
+        if not shard.block_limit:
             raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
-        if not 0 <= step < self._plan.block_limit:
-            raise IndexError(f"step must be between 0 and {self._plan.block_limit - 1}, the last batch, got {step}.")
+        if not 0 <= step < shard.block_limit:
+            raise IndexError(f"step must be between 0 and {shard.block_limit - 1}, the last batch, got {step}.")
         # A sampler of the user's must not see the settings of this thread alone: its keys would be others.
         locate = functools.partial(self._plan.locate, step, step + 1)
         origins = locate() if ThreadSettings().are_neutral() else in_fresh_thread(locate)
-        if step == self._plan.partition.whole_blocks:
-            is_used = origins.position < self._plan.partition.tail.start + self._plan.tail_records
+        if step == shard.partition.whole_blocks:
+            is_used = origins.position < shard.partition.tail.start + shard.tail_records
             return origins.record_key[is_used]
         return origins.record_key.copy()
 
@@ -228,21 +228,21 @@ class DataLoader(ShownLoader):
         checks = DebugChecks(self._pipeline)
         return lambda label, function: timed(label, checks.watch(label, function))
 
-    def _make_executor(self, cursor: Cursor) -> Executor:
+    def _make_executor(self, position: Position) -> Executor:
         if self._pools is not None:
             from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
 
             return PoolExecutor(
                 self._plan,
-                cursor,
+                position,
                 profiler=self._profiler,
                 pools=self._pools,
                 workers=self._workers,
                 reading=self._read_options,
             )
         if not self._read_options.reads_ahead:
-            return InlineExecutor(self._plan, cursor)
-        return ThreadExecutor(self._plan, cursor, self._read_options)
+            return InlineExecutor(self._plan, position)
+        return ThreadExecutor(self._plan, position, self._read_options)
 
     def _stop_idle_workers(self) -> None:
         if self._pools is not None:

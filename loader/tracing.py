@@ -13,7 +13,6 @@ import numpy as np
 
 from millstream import tree
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Watch
@@ -37,7 +36,7 @@ def first_outputs(pipeline: Pipeline, watch: Watch = lambda _, function: functio
         Exception: what the pipeline raises, with notes of where.
     """
     plan = Plan(pipeline, watch)
-    with contextlib.closing(InlineExecutor(plan, Cursor(0, (0,) * len(plan.stages)))) as executor:
+    with contextlib.closing(InlineExecutor(plan, plan.beginning)) as executor:
         while (outputs := executor.next_outputs()) is not None:
             yield from outputs.values[outputs.first :]
             if outputs.error is not None:

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.resumable import ResumableIterator
-from millstream.loader.checkpoints.state_files import read_state, write_state
+from millstream.loader.checkpoints.state_files import restore, write_state
 
 
 @final
@@ -54,11 +54,10 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
             CheckpointError: the state is missing, unreadable or of another stream. The iterator is as it was.
         """
         iterator = _iterator(item, args)
-        state = read_state(directory)
         if args is None:
-            iterator.set_state(state)
+            restore(iterator, directory)
         else:
-            iterator.set_state(state, allow=args.allow, strict=args.strict)
+            restore(iterator, directory, allow=args.allow, strict=args.strict)
         iterator.start_prefetch()
         return iterator
 
@@ -95,7 +94,7 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Says to Orbax: set this iterator to the position that was saved.
+    """Says to Orbax: set this iterator to the position that was saved, by this number of processes or another.
 
     A checkpoint without such an item is a CheckpointError, in place of Orbax's KeyError.
 

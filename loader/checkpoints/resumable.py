@@ -3,7 +3,7 @@
 import abc
 import contextlib
 import threading
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Iterable
 from typing import Any, NoReturn, Self
 
 from millstream.closing import Closing
@@ -46,6 +46,10 @@ class ResumableIterator(Closing):
         """Moves to the position recorded in a state."""
 
     @abc.abstractmethod
+    def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in the states of all shards that saved together."""
+
+    @abc.abstractmethod
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches."""
 
@@ -80,16 +84,18 @@ class ResumableIterator(Closing):
     async def load(self, directory: Any) -> Awaitable[None]:
         """Moves to the position saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
 
+        Another number of processes may have saved it.
+
         Returns:
             The beginning of read-ahead, which Orbax awaits in the background.
 
         Raises:
             CheckpointError: as `set_state`.
         """
-        from millstream.loader.checkpoints.state_files import read_state  # noqa: PLC0415  (as above)
+        from millstream.loader.checkpoints.state_files import restore  # noqa: PLC0415  (as above)
 
         # Here, not in the background: there Orbax would turn a CheckpointError into one of its own about handlers.
-        self.set_state(read_state(directory))
+        restore(self, directory)
 
         async def read_ahead() -> None:
             self.start_prefetch()

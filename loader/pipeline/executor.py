@@ -2,9 +2,9 @@
 
 import abc
 
-from millstream.loader.pipeline.outputs import Cursor, Outputs
+from millstream.loader.pipeline.joined_schedule import schedule_from
+from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Schedule
 
 
 class Executor(abc.ABC):
@@ -12,12 +12,12 @@ class Executor(abc.ABC):
 
     Args:
         plan: what makes the outputs.
-        cursor: where the pass begins.
+        position: where the pass begins.
     """
 
-    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+    def __init__(self, plan: Plan, position: Position) -> None:
         self._plan = plan
-        self._schedule = Schedule(plan, cursor)
+        self._schedule = schedule_from(plan, position)
 
     def next_outputs(self) -> Outputs | None:
         """Returns the next outputs in order, None at the end.

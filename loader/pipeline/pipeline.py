@@ -9,10 +9,13 @@ from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_o
 from millstream.loader.pipeline.arguments import (
     Operations,
     check_ends,
+    check_logical_shards,
     check_operations,
     check_padding,
     check_randomness,
     check_sampler,
+    first_deciding,
+    joining_batch,
     resolve_shard,
     warn_checkpoints_need_same_shards,
 )
@@ -23,7 +26,7 @@ from millstream.samplers.base import AdaptedSampler, VectorisedSampler, is_mixed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.lookalikes import check_source
-from millstream.transforms import Transformation
+from millstream.transforms import Batch, Transformation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,6 +71,7 @@ class Pipeline:
         check_randomness(checked, order)
         check_padding(checked, shard)
         check_ends(checked, order, shard)
+        check_logical_shards(checked, shard)
         warn_checkpoints_need_same_shards(checked, shard)
         return cls(source, sampler, order, checked, shard)
 
@@ -86,6 +90,27 @@ class Pipeline:
         """What to call each operation where the whole pipeline is looked at."""
         return tuple(f"operations[{number}], {name}" for number, name in enumerate(self.names))
 
+    @functools.cached_property
+    def logical_shards(self) -> tuple[ShardOptions, ...]:
+        """The parts of the stream that this shard runs, each as a shard of its own; one where the pipeline is 1:1.
+
+        There, positions alone say what is in a batch, and it makes no difference to how many shards they are dealt.
+        """
+        shard, count = self.shard, self.shard.logical_shards
+        if count is None or first_deciding(self.operations) is None:
+            return (shard,)
+        share = count // shard.shard_count
+        numbers = range(shard.shard_index * share, (shard.shard_index + 1) * share)
+        return tuple(ShardOptions(number, count, shard.drop_remainder) for number in numbers)
+
+    @functools.cached_property
+    def share(self) -> Batch | None:
+        """The part of the last Batch that each of several logical shards fills; None where there is only one."""
+        if len(self.logical_shards) == 1 or (joining := joining_batch(self.operations)) is None:
+            return None
+        _, batch = joining
+        return dataclasses.replace(batch, batch_size=batch.batch_size // len(self.logical_shards))
+
     @property
     def parts(self) -> list[tuple[str, Any]]:
         """What the pipeline consists of, with what to call each part in texts for people."""
@@ -99,4 +124,11 @@ class Pipeline:
         Made once: the words must not follow what user code does later. So it should be asked for before any operation
         runs.
         """
-        return fingerprint_of(self.source, self.sampler, self.operations)
+        if first_deciding(self.operations) is None:
+            return fingerprint_of(self.source, self.sampler, self.operations)
+        sizes = {}
+        if (joining := joining_batch(self.operations)) is not None:
+            # Each shard has a part of it, and how large that is may change with their number.
+            number, batch = joining
+            sizes[number] = f"{batch.batch_size * self.shard.shard_count} over all shards"
+        return fingerprint_of(self.source, self.sampler, self.operations, sizes)

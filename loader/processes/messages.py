@@ -74,12 +74,12 @@ class Task(NamedTuple):
     Attributes:
         call: the number of the call, for the answer.
         released: chunks of the worker's arena that the parent no longer holds.
-        request: the first of its blocks and the one after the last; or a pickled `Group`.
+        request: the first of its blocks, the one after the last, and of which logical shard; or a pickled `Group`.
     """
 
     call: int
     released: list[int]
-    request: tuple[int, int] | bytes
+    request: tuple[int, int, int] | bytes
 
 
 class Ready(NamedTuple):

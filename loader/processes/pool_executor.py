@@ -14,13 +14,13 @@ from typing import final
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.assignments import Assignments
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.pipeline.requests import Group
-from millstream.loader.pipeline.schedule import BlockCall, Call
+from millstream.loader.pipeline.requests import Blocks, Group
 from millstream.loader.processes.crash_log import read_call, read_stacks, wait_for_stacks
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
@@ -58,14 +58,14 @@ class PoolExecutor(Executor):
     def __init__(
         self,
         plan: Plan,
-        cursor: Cursor,
+        position: Position,
         *,
         profiler: Profiler,
         pools: WarmPools,
         workers: MultiprocessingOptions,
         reading: ReadOptions,
     ) -> None:
-        super().__init__(plan, cursor)
+        super().__init__(plan, position)
         self._profiler = profiler
         self._size = CallSize(plan, RECORDS_PER_MESSAGE)
         self._unpack = profiler.timed(HAND_OVER, unpack)
@@ -148,7 +148,7 @@ class PoolExecutor(Executor):
         request = call.request
         if isinstance(request, Group):
             try:
-                message: tuple[int, int] | bytes = self._pool.classes.dumps(request)
+                message: tuple[int, int, int] | bytes = self._pool.classes.dumps(request)
             except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)
                 error.add_note(
                     f"millstream: while it was pickled for a worker process, from {self._plan.describe(request)}."
@@ -156,7 +156,7 @@ class PoolExecutor(Executor):
                 self._assignments.complete(number, Elements.failed(error))
                 return
         else:
-            message = request.start, request.stop
+            message = request.start, request.stop, request.shard
         worker.give(Task(number, worker.arena.take_released(), message))
 
     def _receive(self, seconds: float) -> None:
@@ -196,7 +196,8 @@ class PoolExecutor(Executor):
     def _take_result(self, worker: Worker, result: Result) -> None:
         """Completes a call; what cannot be unpickled here is an error at its turn, as any other."""
         call = self._assignments.call(result.call)
-        blocks = call.request if isinstance(call, BlockCall) else None
+        request = None if call is None else call.request
+        blocks = request if isinstance(request, Blocks) else None
         self._profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
         if call is None:
             release(result.payload, worker.arena)

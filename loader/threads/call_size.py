@@ -2,8 +2,8 @@
 
 from typing import final
 
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Call
 
 CALL_SECONDS = 0.01
 """A call of several small blocks grows until it takes this long: worth its overhead, and short enough to wait for."""
@@ -26,7 +26,9 @@ class CallSize:
 
     def __init__(self, plan: Plan, most_records: int = RECORDS_PER_CALL) -> None:
         self.blocks = 1
-        self._most = 1 if plan.blocks_are_batches else max(1, most_records // plan.partition.block)
+        # Each logical shard has records of its own under way: those of all together must not become more.
+        records = most_records // len(plan.shards)
+        self._most = 1 if plan.blocks_are_batches else max(1, records // plan.partition.block)
 
     def note(self, call: Call, seconds: float) -> None:
         """Takes note of how long a call took."""

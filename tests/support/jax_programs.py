@@ -25,7 +25,7 @@ from streams import equal_streams
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
-from millstream.loader.checkpoints.state_files import read_state, write_state
+from millstream.loader.checkpoints.state_files import read_states, write_state
 
 SIZE = 100
 GLOBAL_BATCH = 12
@@ -175,7 +175,7 @@ def save_both(folder: Path, step: int) -> list[Any]:
             disk = folder / f"{name}_on_the_disk_of_{jax.process_index()}"
             disk.mkdir()
             write_state(disk, batches.get_state())
-            assert read_state(disk) == batches.get_state()
+            assert read_states(disk) == [batches.get_state()]
     with ocp.CheckpointManager(folder / "filtered") as manager, iter(loader(shard, NotThird(), Noise())) as batches:
         manager.restore(step, args=ocp.args.Composite(loader=CheckpointRestore(batches)))
         return list(itertools.islice(batches, 3))
