@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from millstream.dataset.node import Node, Positions, divided, divided_one, words_of
-from millstream.descriptions import described
 from millstream.loader.checkpoints.fingerprint import source_words
 from millstream.loader.pipeline.arguments import source_name
 from millstream.loader.pipeline.elements import Elements, Origins
@@ -37,6 +36,15 @@ class Source(Node):
     def length(self) -> int:
         """How many records there are."""
         return len(self.source)
+
+    @functools.cached_property
+    def sources(self) -> tuple[Any, ...]:
+        """The source, unless it is empty: nothing is read from it then."""
+        return (self.source,) if self.length else ()
+
+    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
+        """Returns offsets in the epoch, after the sources that come before."""
+        return divided(positions, self.length)[1] + starts[id(self.source)]
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Returns the positions, and their record keys."""
@@ -136,7 +144,7 @@ class Own(Node):
     @property
     def text(self) -> str:
         """The class of the dataset."""
-        return described(self.dataset)
+        return type(self.dataset).__name__
 
     def words(self) -> Iterator[str]:
         """Yields the class and the attributes of the dataset, without its parents."""

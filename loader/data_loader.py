@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.loader.checkpoints.state import Stream
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind
@@ -124,9 +125,9 @@ class DataLoader(ShownLoader):
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
-        # Described before any of the user's operations has run: one that counts its calls is what it was built as.
-        stream = stream_of(self._plan)
-        iterator = DataLoaderIterator(self._plan, stream, self._profiler, self._make_executor, self._stop_idle_workers)
+        iterator = DataLoaderIterator(
+            self._plan, self._stream, self._profiler, self._make_executor, self._stop_idle_workers
+        )
         self._iterators[id(iterator)] = iterator
         # After it can be found: another thread may close the loader.
         if self._closed:
@@ -200,6 +201,15 @@ class DataLoader(ShownLoader):
             is_used = origins.position < shard.partition.tail.start + shard.tail_records
             return origins.record_key[is_used]
         return origins.record_key.copy()
+
+    @functools.cached_property
+    def _stream(self) -> Stream:
+        """Which stream this is, in words.
+
+        Described once, for the first iterator, before any of the user's operations has run: one that counts its calls
+        is what it was built as. A pickled loader takes it along.
+        """
+        return stream_of(self._plan)
 
     def _begin(self) -> None:
         """Makes what is of this process, and does not go to another with a pickled loader."""

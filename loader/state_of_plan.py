@@ -1,12 +1,15 @@
 """What a state says: the stream of a plan, and a position in it."""
 
+from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
 from millstream.loader.checkpoints.state import LoaderState, Place, Stream
+from millstream.loader.pipeline.arguments import first_deciding, joining_batch
 from millstream.loader.pipeline.outputs import Cursor, Position
+from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 
 
 def stream_of(plan: Plan) -> Stream:
-    """Returns which stream a plan makes."""
+    """Returns which stream a plan makes, described as its source, sampler and operations are now."""
     partition, shard = plan.partition, plan.pipeline.shard
     return Stream(
         shard_index=shard.shard_index,
@@ -16,8 +19,19 @@ def stream_of(plan: Plan) -> Stream:
         global_batch=partition.global_block,
         one_to_one=plan.one_to_one,
         length=partition.length,
-        fingerprint=plan.pipeline.fingerprint,
+        fingerprint=_fingerprint(plan.pipeline),
     )
+
+
+def _fingerprint(pipeline: Pipeline) -> Fingerprint:
+    if first_deciding(pipeline.operations) is None:
+        return fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations)
+    sizes = {}
+    if (joining := joining_batch(pipeline.operations)) is not None:
+        # Each shard has a part of it, and how large that is may change with their number.
+        number, batch = joining
+        sizes[number] = f"{batch.batch_size * pipeline.shard.shard_count} over all shards"
+    return fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations, sizes)
 
 
 def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> LoaderState:

@@ -93,8 +93,8 @@ class LoaderState:
         """Returns the state as canonical JSON, some hundred bytes."""
         # The stream is encoded once, however many states are taken of it. "stream" and "version" come last in the
         # order of the alphabet, and "crc32" first.
-        place = _ENCODER.encode({name: value for name, value in vars(self).items() if name != "stream"})
-        text = f'{{"format":"{FORMAT}",{place[1:-1]},"stream":{self.stream.encoded},"version":{VERSION}}}'.encode()
+        where = _ENCODER.encode({"places": [place._asdict() for place in self.places], "step": self.step})
+        text = f'{{"format":"{FORMAT}",{where[1:-1]},"stream":{self.stream.encoded},"version":{VERSION}}}'.encode()
         return b'{"crc32":%d,%b' % (zlib.crc32(text), text[1:])
 
     @staticmethod
@@ -107,8 +107,10 @@ class LoaderState:
         try:
             fields = _checked_fields(raw)
             stream = Stream.from_fields(fields.pop("stream"))
-            places = tuple(Place(position, tuple(skip), final) for position, skip, final in fields.pop("places"))
-            return LoaderState(**fields, places=places, stream=stream)
+            places = [Place(**place) for place in fields.pop("places")]
+            return LoaderState(
+                **fields, places=tuple(place._replace(skip=tuple(place.skip)) for place in places), stream=stream
+            )
         except CheckpointError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

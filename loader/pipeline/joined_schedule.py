@@ -12,7 +12,6 @@ Blocks are read for the logical shard that has the fewest elements ready: so tha
 at most, however different the numbers of their elements are.
 """
 
-import dataclasses
 from collections import deque
 from typing import TypeAlias, final
 
@@ -43,6 +42,9 @@ class JoinedSchedule:
         self._untaken: deque[Call] = deque()
         self._outputs: deque[Outputs] = deque()
         self._is_over = False
+        # Which one to read for is asked several times before anything changes.
+        self._is_chosen = False
+        self._chosen: _Lane | None = None
         self._join()
 
     @property
@@ -75,7 +77,8 @@ class JoinedSchedule:
             return self._last_stage
         if self._is_over:
             return None
-        latest = max((lane.schedule.next_stage or 0 for lane in self._lanes), default=0)
+        # Before the last stage there is most often one alone.
+        latest = 0 if self._last_stage == 1 else max(lane.schedule.next_stage or 0 for lane in self._lanes)
         return latest if latest or self._neediest_lane() is not None else None
 
     def take(self, stage: int, most_blocks: int = 1) -> Call | None:
@@ -88,7 +91,7 @@ class JoinedSchedule:
         if stage == self._last_stage:
             return self._untaken.popleft() if self._untaken else None
         if stage == 0:
-            lane = self._neediest_lane()
+            lane, self._is_chosen = self._neediest_lane(), False
             return None if lane is None else lane.take_blocks(most_blocks)
         calls = (lane.schedule.take(stage) for lane in ([] if self._is_over else self._lanes))
         return next((call for call in calls if call is not None), None)
@@ -109,6 +112,7 @@ class JoinedSchedule:
             call.complete(elements)
             self._line_up()
         elif not self._is_over:
+            self._is_chosen = False
             self._lanes[call.shard].complete(call, elements)
             self._join()
 
@@ -118,21 +122,24 @@ class JoinedSchedule:
 
     def _neediest_lane(self) -> "_Lane | None":
         """Returns the logical shard to read blocks for, if any is waited for."""
-        if self._is_over:
-            return None
+        if not self._is_chosen:
+            self._chosen, self._is_chosen = self._choose_lane(), True
+        return self._chosen
+
+    def _choose_lane(self) -> "_Lane | None":
+        open_lanes = [lane for lane in self._lanes if lane.may_read]
         # No batch is made beyond the one that a logical shard cannot give its share of.
         ended = [len(lane.shares) for lane in self._lanes if lane.has_ended and not self._goes_on_without(lane)]
-        most = min(ended, default=None)
-        open_lanes = [
-            lane
-            for lane in self._lanes
-            if (most is None or len(lane.shares) <= most) and not lane.has_ended and lane.schedule.next_blocks(1)
-        ]
+        if ended:
+            open_lanes = [lane for lane in open_lanes if len(lane.shares) <= min(ended)]
         if not open_lanes:
             return None
-        made, read = (sum(counts) for counts in zip(*((lane.made, lane.read) for lane in self._lanes), strict=True))
-        elements_per_record = (made + 1) / (read + 1)
-        return min(open_lanes, key=lambda lane: (lane.ready + lane.in_work * elements_per_record, lane.begun))
+        made = sum([lane.made for lane in self._lanes])
+        elements_per_record = (made + 1) / (sum([lane.read for lane in self._lanes]) + 1)
+        supplies = [lane.ready + (lane.begun - lane.read) * elements_per_record for lane in open_lanes]
+        least = min(supplies)
+        equals = [lane for lane, supply in zip(open_lanes, supplies, strict=True) if supply == least]
+        return min(equals, key=lambda lane: lane.begun)
 
     def _goes_on_without(self, lane: "_Lane") -> bool:
         """Whether batches are made when a logical shard has nothing left for them."""
@@ -160,7 +167,7 @@ class JoinedSchedule:
 
     def _end(self, error: BaseException | None) -> None:
         """Ends the stream after the batches that were begun, perhaps with an error."""
-        self._is_over = True
+        self._is_over, self._is_chosen = True, False
         self._lanes.clear()
         if error is not None:
             self._pending.append(failed_call(0, self._last_stage, error))
@@ -173,6 +180,7 @@ class JoinedSchedule:
             self._outputs.append(outputs)
             if outputs.error is not None:
                 self._is_over = True
+                self._is_chosen = False
                 self._lanes.clear()
                 self._pending.clear()
                 self._untaken.clear()
@@ -187,6 +195,7 @@ class _Lane:
         shares: what it gives to the batches to come, in order.
         error: what comes instead of its next element.
         has_ended: whether no element comes after those that are here.
+        may_read: whether there are blocks that were not begun.
         begun: how many records were to be read for it.
         read: how many of them have been.
         made: how many elements came of these.
@@ -205,16 +214,12 @@ class _Lane:
         self._position = cursor
         self._look_for_end()
 
-    @property
-    def in_work(self) -> int:
-        """How many records are being read."""
-        return self.begun - self.read
-
     def take_blocks(self, most: int) -> Call | None:
         """Returns the next call of stage 0."""
         call = self.schedule.take(0, most)
         if call is not None:
             self.begun += call.num_records
+            self.may_read = self.schedule.next_blocks(1) > 0
         return call
 
     def complete(self, call: Call, elements: Elements) -> None:
@@ -234,7 +239,7 @@ class _Lane:
         """Gives the first share away, if there is one, and returns the position after it."""
         if not self.shares:
             # Other logical shards go on: their batches are short because this one ends.
-            self._position = dataclasses.replace(self._position, is_final=True)
+            self._position = self._position._replace(is_final=True)
             return self._position
         share = self.shares.popleft()
         self.ready -= len(share.elements.values)
@@ -242,6 +247,7 @@ class _Lane:
         return share.end
 
     def _look_for_end(self) -> None:
+        self.may_read = self.schedule.next_blocks(1) > 0
         if self.schedule.exhausted and not self.has_ended:
             self.has_ended = True
             if self.error is None:

@@ -13,7 +13,8 @@ from millstream.loader.pipeline.look_ahead import LookAhead
 from millstream.loader.pipeline.packing import locate_pieces
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at, is_mixed, is_packed
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
+from millstream.samplers.kinds import is_mixed, is_packed
 
 LOOK_AHEAD_KEYS = 15_360
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
@@ -58,7 +59,7 @@ class Locator:
         if is_packed(order):
             keys, self._is_ragged = LOOK_AHEAD_KEYS // DOCUMENTS_PER_ROW, True
             locate = functools.partial(_locate_documents, partition, order)
-        elif is_mixed(order):
+        if is_mixed(order):
             keys *= min(len(order.names), MOST_LOOK_AHEADS)
         self._locate: Locate = functools.partial(isolated, watch(locate))
         self._look_ahead = LookAhead(self._locate, max(1, keys // sharing // partition.block), partition.block_limit)

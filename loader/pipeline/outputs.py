@@ -4,8 +4,7 @@ A position in the stream of a shard is one in each of the logical shards that it
 """
 
 import abc
-import dataclasses
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,8 +12,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(NamedTuple):
     """A position between two outputs of a logical shard.
 
     Attributes:

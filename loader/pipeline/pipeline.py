@@ -1,11 +1,10 @@
-"""What a loader runs: source, sampler, operations and shard, checked, named and described in one place."""
+"""What a loader runs: source, sampler, operations and shard, checked and named in one place."""
 
 import dataclasses
 import functools
 from typing import Any, Self
 
 from millstream.descriptions import described
-from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
 from millstream.loader.pipeline.arguments import (
     Operations,
     check_ends,
@@ -22,7 +21,8 @@ from millstream.loader.pipeline.arguments import (
 from millstream.loader.pipeline.mixed_arguments import check_scopes
 from millstream.loader.pipeline.packing import check_packing
 from millstream.samplers import Sampler
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, is_mixed
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.kinds import is_mixed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.lookalikes import check_source
@@ -116,19 +116,3 @@ class Pipeline:
         """What the pipeline consists of, with what to call each part in texts for people."""
         operations = zip(self.labels, self.operations, strict=True)
         return [("data_source", self.source), ("sampler", self.sampler), *operations]
-
-    @functools.cached_property
-    def fingerprint(self) -> Fingerprint:
-        """Which stream this is, in words.
-
-        Made once: the words must not follow what user code does later. So it should be asked for before any operation
-        runs.
-        """
-        if first_deciding(self.operations) is None:
-            return fingerprint_of(self.source, self.sampler, self.operations)
-        sizes = {}
-        if (joining := joining_batch(self.operations)) is not None:
-            # Each shard has a part of it, and how large that is may change with their number.
-            number, batch = joining
-            sizes[number] = f"{batch.batch_size * self.shard.shard_count} over all shards"
-        return fingerprint_of(self.source, self.sampler, self.operations, sizes)

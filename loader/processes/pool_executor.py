@@ -14,13 +14,13 @@ from typing import final
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.assignments import Assignments
-from millstream.loader.pipeline.calls import Call
+from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.pipeline.requests import Blocks, Group
+from millstream.loader.pipeline.requests import Group
 from millstream.loader.processes.crash_log import read_call, read_stacks, wait_for_stacks
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
@@ -196,8 +196,7 @@ class PoolExecutor(Executor):
     def _take_result(self, worker: Worker, result: Result) -> None:
         """Completes a call; what cannot be unpickled here is an error at its turn, as any other."""
         call = self._assignments.call(result.call)
-        request = None if call is None else call.request
-        blocks = request if isinstance(request, Blocks) else None
+        blocks = call.request if isinstance(call, BlockCall) else None
         self._profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
         if call is None:
             release(result.payload, worker.arena)

@@ -11,6 +11,9 @@ CALL_SECONDS = 0.01
 RECORDS_PER_CALL = 256
 """Such a call has this many records at most, where nothing else is said."""
 
+LEAST_RECORDS = 64
+"""With many logical shards such a call may have this many records all the same: enough to pay for itself."""
+
 
 @final
 class CallSize:
@@ -26,8 +29,8 @@ class CallSize:
 
     def __init__(self, plan: Plan, most_records: int = RECORDS_PER_CALL) -> None:
         self.blocks = 1
-        # Each logical shard has records of its own under way: those of all together must not become more.
-        records = most_records // len(plan.shards)
+        # Each logical shard has records of its own ahead of the batches, and those of all together add up.
+        records = max(most_records // len(plan.shards), LEAST_RECORDS)
         self._most = 1 if plan.blocks_are_batches else max(1, records // plan.partition.block)
 
     def note(self, call: Call, seconds: float) -> None:

@@ -211,7 +211,6 @@ def test_another_number_of_epochs_resumes_exactly_or_is_refused(
         assert epochs < (pipeline.sampler.num_epochs or 0)
     elif refusal:
         assert epochs != pipeline.sampler.num_epochs
-        assert before[:step] != after[:step]
         assert "before the first short batch" in refusal
     else:
         assert before[:step] == after[:step]
