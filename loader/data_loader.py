@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,28 +10,19 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer, named_arguments
 from millstream.closing import Closing
 from millstream.descriptions import described
+from millstream.loader.execution import Execution
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind, source_name
-from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.profile import Profile
-from millstream.loader.state_of_plan import stream_of
-from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
-from millstream.loader.threads.profiler import Profiler
-from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.transforms import Transformation
-
-if TYPE_CHECKING:
-    from millstream.loader.processes import warm_pools as warm
 
 REPR_LENGTH = 200
 """A loader that takes more characters to show is shown on several lines."""
@@ -117,9 +108,7 @@ class DataLoader(Closing):
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
-        # Described before any of the user's operations has run: one that counts its calls is what it was built as.
-        stream = stream_of(self._plan)
-        iterator = DataLoaderIterator(self._plan, stream, self._profiler, self._make_executor, self._stop_idle_workers)
+        iterator = self._execution.begin()
         self._iterators[id(iterator)] = iterator
         # After it can be found: another thread may close the loader.
         if self._closed:
@@ -137,12 +126,11 @@ class DataLoader(Closing):
         for reference in self._iterators.valuerefs():
             if (iterator := reference()) is not None:
                 iterator.close_with_loader()
-        if self._pools is not None:
-            self._pools.close()
+        self._execution.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler"}
+        own = {"_closed", "_execution", "_iterators", "_plan"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -205,7 +193,7 @@ class DataLoader(Closing):
         and workers. `consumer` is the same thread between two calls of `next`. If `consumer` is much more than `next`,
         a faster loader would not make training faster.
         """
-        return Profile(self._profiler.read())
+        return Profile(self._execution.profiler.read())
 
     def __repr__(self) -> str:
         pipeline = self._pipeline
@@ -228,33 +216,5 @@ class DataLoader(Closing):
         """Makes what is of this process, and does not go to another with a pickled loader."""
         self._closed = False
         self._iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
-        self._pools: warm.WarmPools | None = None
-        if self._workers.num_workers:
-            # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
-            from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
-            from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
-            from millstream.loader.processes.warm_pools import WarmPools  # noqa: PLC0415
-
-            self._pools = WarmPools(surroundings())
-        self._profiler = Profiler(self._pipeline.labels)
-        self._plan = Plan(self._pipeline, self._profiler.timed)
-
-    def _make_executor(self, cursor: Cursor) -> Executor:
-        if self._pools is not None:
-            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
-
-            return PoolExecutor(
-                self._plan,
-                cursor,
-                profiler=self._profiler,
-                pools=self._pools,
-                workers=self._workers,
-                reading=self._read_options,
-            )
-        if not self._read_options.reads_ahead:
-            return InlineExecutor(self._plan, cursor)
-        return ThreadExecutor(self._plan, cursor, self._read_options)
-
-    def _stop_idle_workers(self) -> None:
-        if self._pools is not None:
-            self._pools.stop_idle()
+        self._execution = Execution(self._pipeline, self._workers, self._read_options)
+        self._plan = self._execution.plan

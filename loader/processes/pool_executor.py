@@ -16,10 +16,11 @@ from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.assignments import Assignments
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.pipeline.requests import Group
+from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.pipeline.schedule import Call
 from millstream.loader.processes.crash_log import read_call, read_stacks, wait_for_stacks
 from millstream.loader.processes.limits import describe_limits, explain_limit
@@ -64,8 +65,9 @@ class PoolExecutor(Executor):
         pools: WarmPools,
         workers: MultiprocessingOptions,
         reading: ReadOptions,
+        feed: Feed | None = None,
     ) -> None:
-        super().__init__(plan, cursor)
+        super().__init__(plan, cursor, feed)
         self._profiler = profiler
         self._size = CallSize(plan, RECORDS_PER_MESSAGE)
         self._unpack = profiler.timed(HAND_OVER, unpack)
@@ -146,7 +148,7 @@ class PoolExecutor(Executor):
 
     def _give(self, worker: Worker, number: int, call: Call) -> None:
         request = call.request
-        if isinstance(request, Group):
+        if not isinstance(request, Blocks):
             try:
                 message: tuple[int, int] | bytes = self._pool.classes.dumps(request)
             except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)

@@ -12,6 +12,7 @@ from typing import final
 from millstream.columnar import Allocate
 from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
@@ -41,8 +42,8 @@ def run_here(plan: Plan, schedule: Schedule, call: Call, allocate: Allocate) -> 
 class InlineExecutor(Executor):
     """Everything happens when the consumer asks: in its thread, or in one other where its settings would be seen."""
 
-    def __init__(self, plan: Plan, cursor: Cursor) -> None:
-        super().__init__(plan, cursor)
+    def __init__(self, plan: Plan, cursor: Cursor, feed: Feed | None = None) -> None:
+        super().__init__(plan, cursor, feed)
         self._memory = RecycledMemory()
         self._size = CallSize(plan)
         self._settings = ThreadSettings()

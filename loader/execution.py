@@ -1,0 +1,86 @@
+"""A pipeline that is ready to run: compiled, measured, and with the threads or processes that are to run it."""
+
+from typing import Any, final
+
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.state_of_plan import stream_of
+from millstream.loader.threads.inline_executor import InlineExecutor
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.profiler import Profiler
+from millstream.loader.threads.thread_executor import ThreadExecutor
+
+
+@final
+class Execution:
+    """Makes the iterators of a pipeline.
+
+    Args:
+        pipeline: what to run.
+        workers: the worker processes, if any.
+        reading: the threads, in this process or in each worker.
+        feed: where the elements of stage 0 come from; None where records are read.
+
+    Attributes:
+        pipeline: what is run.
+        plan: the same, compiled.
+        profiler: adds up where the time goes.
+        pools: the worker processes that wait for the next iterator; None where there are to be none.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, workers: MultiprocessingOptions, reading: ReadOptions, feed: Feed | None = None
+    ) -> None:
+        self.pipeline = pipeline
+        self._workers = workers
+        self._reading = reading
+        self._feed = feed
+        self.pools: Any = None
+        if workers.num_workers:
+            # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
+            from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
+            from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
+            from millstream.loader.processes.warm_pools import WarmPools  # noqa: PLC0415
+
+            self.pools = WarmPools(surroundings())
+        self.profiler = Profiler(pipeline.labels)
+        self.plan = Plan(pipeline, self.profiler.timed)
+
+    def begin(self) -> DataLoaderIterator:
+        """Returns a new iterator at the beginning of the stream."""
+        # Described before any of the user's operations has run: one that counts its calls is what it was built as.
+        stream = stream_of(self.plan)
+        return DataLoaderIterator(self.plan, stream, self.profiler, self._make_executor, self.stop_idle_workers)
+
+    def stop_idle_workers(self) -> None:
+        """Ends the processes that no iterator uses."""
+        if self.pools is not None:
+            self.pools.stop_idle()
+
+    def close(self) -> None:
+        """Ends the processes that no iterator uses, now and from now on."""
+        if self.pools is not None:
+            self.pools.close()
+
+    def _make_executor(self, cursor: Cursor) -> Executor:
+        if self._feed is not None:
+            self._feed.go_to(cursor.block)
+        if self.pools is not None:
+            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
+
+            return PoolExecutor(
+                self.plan,
+                cursor,
+                profiler=self.profiler,
+                pools=self.pools,
+                workers=self._workers,
+                reading=self._reading,
+                feed=self._feed,
+            )
+        if not self._reading.reads_ahead:
+            return InlineExecutor(self.plan, cursor, self._feed)
+        return ThreadExecutor(self.plan, cursor, self._reading, self._feed)
