@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv$(if $(filter command,$(firstword $(origin PYTHON))),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
-SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'tools/*.py' 'transforms/*.py')
+SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'dataset/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'tools/*.py' 'transforms/*.py')
 
 .PHONY: demo test soak check bench format clean
 

@@ -47,6 +47,7 @@ from millstream.transforms import (
 
 if TYPE_CHECKING:
     from millstream import checkpoint as checkpoint
+    from millstream.dataset import MapDataset
     from millstream.loader import (
         DataLoader,
         DataLoaderIterator,
@@ -120,6 +121,7 @@ __all__ = [
     "InMemoryDataSource",
     "IndexSampler",
     "JsonLinesDataSource",
+    "MapDataset",
     "MapTransform",
     "MapWithIndexTransform",
     "MegatronDataSource",
@@ -176,7 +178,7 @@ if not TYPE_CHECKING:
             for name in part.__all__
             if name in __all__
         }
-        | {"lengths_of": "millstream.tools"},
+        | {"MapDataset": "millstream.dataset", "lengths_of": "millstream.tools"},
     )
 
     def __getattr__(name: str) -> object:

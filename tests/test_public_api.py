@@ -14,9 +14,9 @@ import pytest
 
 import millstream
 import millstream.loader
-from millstream import samplers, sources, tools, transforms
+from millstream import dataset, samplers, sources, tools, transforms
 
-PARTS = [millstream, millstream.loader, samplers, sources, tools, transforms]
+PARTS = [millstream, dataset, millstream.loader, samplers, sources, tools, transforms]
 GRAIN_NAMES = [
     "ArrayRecordDataSource",
     "Batch",
@@ -26,6 +26,7 @@ GRAIN_NAMES = [
     "FlatMapTransform",
     "InMemoryDataSource",
     "IndexSampler",
+    "MapDataset",
     "MapTransform",
     "MapWithIndexTransform",
     "MultiprocessingOptions",
@@ -117,7 +118,15 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["millstream", "millstream.loader", "millstream.samplers", "millstream.sources", "millstream.transforms"]
+    "part",
+    [
+        "millstream",
+        "millstream.dataset",
+        "millstream.loader",
+        "millstream.samplers",
+        "millstream.sources",
+        "millstream.transforms",
+    ],
 )
 def test_dir_is_the_public_names(part: str, tmp_path: Path) -> None:
     """Completion offers exactly what is public, late names before they are imported, without importing them."""
@@ -129,7 +138,7 @@ def test_dir_is_the_public_names(part: str, tmp_path: Path) -> None:
     assert run_python(code, tmp_path) == f"{list(sys.modules[part].__all__)}\n[]\n"
 
 
-@pytest.mark.parametrize("part", ["loader", "samplers", "sources", "transforms"])
+@pytest.mark.parametrize("part", ["dataset", "loader", "samplers", "sources", "transforms"])
 def test_late_names_are_the_classes_that_type_checkers_see(part: str) -> None:
     """What a part imports for type checkers, and what it imports when it is first asked, is the same."""
     tree = ast.parse(Path(sys.modules[f"millstream.{part}"].__file__ or "").read_text())
@@ -160,7 +169,7 @@ def test_one_class_has_two_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [millstream.sharding, samplers, sources, tools, transforms], ids=lambda m: m.__name__
+    "module", [millstream.sharding, dataset, samplers, sources, tools, transforms], ids=lambda m: m.__name__
 )
 def test_the_facade_and_the_parts_share_their_classes(module: types.ModuleType) -> None:
     """What the façade and a part both name is the same object: there is one identity of each."""

@@ -64,7 +64,7 @@ def _parts(
     source: Any, sampler: Sampler, operations: Sequence[Transformation]
 ) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, int]]]:
     """Yields each part of a pipeline: its path, its words by path, and the marks of its code."""
-    yield "source", *_source_words(source)
+    yield "source", *source_words(source)
     yield "sampler", *_sampler_words(sampler)
     first = next((number for number, operation in enumerate(operations) if isinstance(operation, Batch)), None)
     for number, operation in enumerate(operations):
@@ -76,7 +76,8 @@ def _parts(
         yield path, words.listed(path), marks
 
 
-def _source_words(source: Any) -> tuple[Mapping[str, str], Mapping[str, int]]:
+def source_words(source: Any) -> tuple[Mapping[str, str], Mapping[str, int]]:
+    """Returns a source in words, by path, and the marks of its code."""
     if (own := _own_words("source", source)) is not None:
         return own | _silent_parts("source", source), {}
     if type(source) in (list, tuple, np.ndarray):

@@ -1,0 +1,234 @@
+"""Nodes that make one dataset of several: each position belongs to one of them, or, where they are zipped, to all."""
+
+import abc
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.dataset.node import ENDLESS, Node, Positions, divided
+from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JoiningNode(Node):
+    """A node of several parents, each of whose elements is an element of one of them.
+
+    Attributes:
+        above: the parents.
+    """
+
+    above: tuple[Node, ...]
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The parents."""
+        return self.above
+
+    @abc.abstractmethod
+    def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
+        """Returns the number of the parent of each position, and the position in it."""
+
+    def locate(self, positions: Positions) -> Any:
+        """Returns, for each parent that is touched, the rows that are its, and what it needs."""
+        numbers, theirs = self.parents_at(positions)
+        located = []
+        for number, parent in enumerate(self.above):
+            rows = np.flatnonzero(numbers == number)
+            if len(rows):
+                located.append((parent, rows, parent.locate(theirs[rows])))
+        return located
+
+    def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
+        """Returns elements, read in one call from each parent that is touched."""
+        values: list[Any] = [None] * (stop - start)
+        for parent, rows, of_parent in located:
+            first, last = np.searchsorted(rows, (start, stop)).tolist()
+            if last - first == stop - start:
+                # Columns stay columns.
+                elements: Sequence[Any] = parent.elements(of_parent, first, last)
+                return elements
+            if first < last:
+                for row, value in zip(
+                    (rows[first:last] - start).tolist(), parent.elements(of_parent, first, last), strict=True
+                ):
+                    values[row] = value
+        return values
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Concatenated(JoiningNode):
+    """The parents end to end; each epoch has that epoch of each of them."""
+
+    @functools.cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        return np.array(list(itertools.accumulate(parent.length for parent in self.above)), np.int64)
+
+    @functools.cached_property
+    def length(self) -> int:
+        """All together."""
+        return sum(parent.length for parent in self.above)
+
+    def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
+        """Returns which part offsets lie in."""
+        epochs, offsets = divided(positions, self.length)
+        numbers = np.searchsorted(self._ends, offsets, side="right")
+        lengths = np.array([parent.length for parent in self.above], np.int64)
+        theirs = offsets - (self._ends - lengths)[numbers]
+        return numbers, theirs + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
+
+    @property
+    def text(self) -> str:
+        """The method."""
+        return "concatenate"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mixed(JoiningNode):
+    """The parents in turn, in the proportions of weights, as in a `MixtureSampler`.
+
+    Attributes:
+        weights: whole numbers without a common divisor, one for each parent.
+        names: what the parents are called; their numbers where they have no names.
+    """
+
+    weights: tuple[int, ...]
+    names: tuple[Any, ...]
+
+    @functools.cached_property
+    def _schedule(self) -> MixingSchedule:
+        lengths = [None if parent.length == ENDLESS else parent.length for parent in self.above]
+        return MixingSchedule([(0, self.weights)], lengths, FIRST_EXHAUSTED)
+
+    @functools.cached_property
+    def length(self) -> int:
+        """Up to the first position whose parent has no more elements in its first epoch."""
+        length = self._schedule.length
+        return ENDLESS if length is None else min(ENDLESS, length)
+
+    def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
+        """Returns whose turn it is, and how often it was before."""
+        return self._schedule.parts[0].locate(positions)
+
+    @property
+    def text(self) -> str:
+        """The method, with the weights."""
+        return f"mix(weights={list(self.weights)})"
+
+    def words(self) -> Iterator[str]:
+        """Yields the weights, by name."""
+        yield f"Mixed({dict(zip(self.names, self.weights, strict=True))})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Selected(JoiningNode):
+    """What a selection map picks from the parents.
+
+    Attributes:
+        selection: has `len` and gives, for a position, the number of a parent and a position in it. A list, a tuple or
+            an array of shape (n, 2) is the same in each epoch, and picks from that epoch of the parents.
+    """
+
+    selection: Any
+
+    @functools.cached_property
+    def length(self) -> int:
+        """As many as the map has."""
+        return len(self.selection)
+
+    @functools.cached_property
+    def looks_ahead(self) -> bool:
+        """Whether it is a table."""
+        return self._table is not None and all(parent.looks_ahead for parent in self.above)
+
+    @functools.cached_property
+    def _table(self) -> NDArray[np.int64] | None:
+        """The pairs as two rows; None where they have to be asked for one by one."""
+        if not isinstance(self.selection, (list, tuple, np.ndarray)):
+            return None
+        return np.asarray(self.selection, np.int64).reshape(-1, 2).T
+
+    def check(self) -> None:
+        """Refuses a table that picks what is not there."""
+        if self._table is not None:
+            for row, (number, theirs) in enumerate(self._table.T.tolist()):
+                self._check_pair(row, number, theirs)
+
+    def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
+        """Returns what the map says."""
+        if self._table is None:
+            pairs = [self._picked(position) for position in positions.tolist()]
+            numbers, theirs = np.array(pairs, np.int64).reshape(-1, 2).T
+            return numbers, theirs
+        epochs, offsets = divided(positions, self.length)
+        numbers, theirs = self._table[:, offsets]
+        lengths = np.array([parent.length for parent in self.above], np.int64)
+        return numbers, theirs + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
+
+    def _picked(self, position: int) -> tuple[int, int]:
+        number, theirs = self.selection[position]
+        self._check_pair(position, number, theirs)
+        return number, theirs
+
+    def _check_pair(self, position: int, number: int, theirs: int) -> None:
+        if not 0 <= number < len(self.above) or theirs < 0:
+            raise IndexError(
+                f"selection_map[{position}] must be the number of a dataset, 0 to {len(self.above) - 1}, and a "
+                f"position in it, 0 or above, got {(number, theirs)}."
+            )
+
+    @property
+    def text(self) -> str:
+        """The method."""
+        return f"select_from_datasets({self.length} positions)"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Zipped(Node):
+    """Tuples of the elements that the parents have at the same position.
+
+    Attributes:
+        above: the parents, of equal length.
+    """
+
+    above: tuple[Node, ...]
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The parents."""
+        return self.above
+
+    @functools.cached_property
+    def length(self) -> int:
+        """That of each parent."""
+        return self.above[0].length
+
+    @functools.cached_property
+    def epoch_length(self) -> int:
+        """That of the first parent."""
+        return self.above[0].epoch_length
+
+    @functools.cached_property
+    def is_sparse(self) -> bool:
+        """Never: what a parent lacks is a None in the tuple."""
+        return False
+
+    def locate(self, positions: Positions) -> Any:
+        """Returns what each parent needs."""
+        return [parent.locate(positions) for parent in self.above]
+
+    def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
+        """Returns the tuples."""
+        columns = (
+            parent.elements(of_parent, start, stop) for parent, of_parent in zip(self.above, located, strict=True)
+        )
+        return list(zip(*columns, strict=True))
+
+    @property
+    def text(self) -> str:
+        """The class."""
+        return "zip"

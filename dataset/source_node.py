@@ -1,0 +1,119 @@
+"""The nodes that chains begin with: a source of records, and a user's own dataset."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.dataset.node import Node, Positions, divided, words_of
+from millstream.descriptions import described
+from millstream.loader.checkpoints.fingerprint import source_words
+from millstream.loader.pipeline.arguments import source_name
+from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.reading import reader_of
+from millstream.sources import DataSource
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source(Node):
+    """The records of a source, in their order.
+
+    Attributes:
+        source: anything with `len(source)` and `source[key]`; `__getitems__` is used if it is there.
+    """
+
+    source: DataSource[Any]
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """None."""
+        return ()
+
+    @functools.cached_property
+    def length(self) -> int:
+        """How many records there are."""
+        return len(self.source)
+
+    def locate(self, positions: Positions) -> tuple[Positions, Positions]:
+        """Returns the positions, and their record keys."""
+        return positions, divided(positions, self.length)[1]
+
+    def elements(self, located: tuple[Positions, Positions], start: int, stop: int) -> Sequence[Any]:
+        """Returns the records, read in one call where the source can."""
+        positions, keys = located
+        table = np.zeros((5, stop - start), np.int64)
+        table[0], table[1] = positions[start:stop], keys[start:stop]
+        run = self._read(Origins(table))
+        if run.error is not None:
+            raise run.error
+        return run.values
+
+    @functools.cached_property
+    def _read(self) -> Callable[[Origins], Elements]:
+        return reader_of(self.source)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # How it is read is found out in each process.
+        return {"source": self.source}
+
+    @property
+    def text(self) -> str:
+        """The source."""
+        return f"source({source_name(self.source)})"
+
+    def words(self) -> Iterator[str]:
+        """Yields what the source says of itself, or what it is made of."""
+        words, _ = source_words(self.source)
+        yield f"Source({', '.join(f'{name}: {text}' for name, text in words.items())})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Own(Node):
+    """The elements of a user's subclass of MapDataset, which is asked for one after the other.
+
+    Attributes:
+        dataset: an object of that class.
+        above: the nodes of its parents.
+    """
+
+    dataset: Any
+    above: tuple[Node, ...]
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The parents that the dataset has named."""
+        return self.above
+
+    @functools.cached_property
+    def length(self) -> int:
+        """What the dataset says."""
+        return len(self.dataset)
+
+    @functools.cached_property
+    def looks_ahead(self) -> bool:
+        """Nothing is located: positions are handed on as they are."""
+        return True
+
+    def locate(self, positions: Positions) -> Positions:
+        """Returns the positions."""
+        return positions
+
+    def elements(self, located: Positions, start: int, stop: int) -> Sequence[Any]:
+        """Returns what the dataset's `__getitem__` gives for each position."""
+        return [self.dataset[position] for position in located[start:stop].tolist()]
+
+    @property
+    def text(self) -> str:
+        """The class of the dataset."""
+        return described(self.dataset)
+
+    def words(self) -> Iterator[str]:
+        """Yields the class and the attributes of the dataset, without its parents."""
+        own = {name: value for name, value in vars(self.dataset).items() if name not in _KEPT_BY_MAP_DATASET}
+        yield f"{type(self.dataset).__qualname__}(length: {self.length}, {words_of(own)})"
+
+
+_KEPT_BY_MAP_DATASET = {"_parents", "_node", "_blocks"}
+"""The attributes of every MapDataset."""
