@@ -6,7 +6,7 @@ from typing import Any, Self, final
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator, opened
-from millstream.dataset.iter_dataset import IterDataset, ReadIterDataset, _Ahead, _Operated, _Seeded
+from millstream.dataset.iter_dataset import Ahead, IterDataset, Operated, ReadIterDataset, Seeded
 from millstream.dataset.map_dataset import node_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import Transformation
@@ -37,18 +37,18 @@ class Chain:
         operations: list[Transformation] = []
         workers, reading, node = MultiprocessingOptions(), None, dataset
         while True:
-            if isinstance(node, _Operated):
+            if isinstance(node, Operated):
                 operations.append(node.operation)
-            elif isinstance(node, _Ahead):
+            elif isinstance(node, Ahead):
                 if operations and node.workers.num_workers and not workers.num_workers:
                     # What comes after workers runs here, and draws from what they make.
                     break
                 if not workers.num_workers:
                     workers = node.workers
                 reading = reading or node.reading
-            elif not isinstance(node, _Seeded):
+            elif not isinstance(node, Seeded):
                 break
-            node = node._parents[0]
+            node = node.parents[0]
         return cls(node, tuple(reversed(operations)), workers, reading)
 
 
@@ -64,7 +64,7 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
     if isinstance(leaf, ReadIterDataset):
         reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
         return ReadIterator(leaf, chain.operations, chain.workers, reading)
-    stream = iterator_of(leaf, ahead=ahead) if isinstance(leaf, _Ahead) else opened(leaf)
+    stream = iterator_of(leaf, ahead=ahead) if isinstance(leaf, Ahead) else opened(leaf)
     reading = chain.reading if ahead and chain.reading else NO_THREADS
     if not chain.operations and not has_workers and not reading.reads_ahead:
         return stream
@@ -73,6 +73,6 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
 
 def _epoch_length(leaf: IterDataset[Any]) -> int | None:
     """Returns how many positions have the same epoch, where a leaf is a straight chain."""
-    while isinstance(leaf, _Ahead | _Operated | _Seeded):
+    while isinstance(leaf, Ahead | Operated | Seeded):
         leaf = leaf.parents[0]
     return node_of(leaf.source).epoch_length if isinstance(leaf, ReadIterDataset) else None

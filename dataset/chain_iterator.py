@@ -12,8 +12,8 @@ from typing import Any, final
 
 from millstream.dataset.absence import DenseSource, DropAbsent, HoleFound
 from millstream.dataset.dataset_iterator import CLOSED, DatasetIterator
-from millstream.dataset.iter_dataset import ReadIterDataset
 from millstream.dataset.in_order import InOrder
+from millstream.dataset.iter_dataset import ReadIterDataset
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.node import ENDLESS
 from millstream.errors import CheckpointError

@@ -1,15 +1,17 @@
 """The iterator of an IterDataset: a position in a stream that can be told, saved and returned to."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
+
+from millstream.loader.checkpoints.checkpointable import Checkpointable
 
 T_co = TypeVar("T_co", covariant=True)
 
 CLOSED = "Trying to advance a closed iterator. Call iter(dataset) for a new one."
 
 
-class DatasetIterator(Generic[T_co]):
+class DatasetIterator(Checkpointable, Generic[T_co]):
     """Yields the elements of an `IterDataset`, and knows its position: just after the last element it yielded.
 
     What `iter(dataset)` returns. For an iterator of your own, subclass it, give `super().__init__` the iterator that
@@ -30,6 +32,7 @@ class DatasetIterator(Generic[T_co]):
         parents: the iterator that this one draws from, or a sequence of several.
     """
 
+    states_are_bytes: ClassVar[bool] = False
     _parents: tuple[Any, ...] = ()
     _closed: bool = False
 
@@ -79,44 +82,6 @@ class DatasetIterator(Generic[T_co]):
             close = getattr(parent, "close", None)
             if callable(close):
                 close()
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the position as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
-
-        Args:
-            directory: the folder that Orbax is making; awaited before it is written to.
-
-        Returns:
-            The writing, which Orbax awaits in the background.
-        """
-        from millstream.loader.checkpoints.dataset_states import encoded  # noqa: PLC0415  (takes long to import)
-        from millstream.loader.checkpoints.state_files import write_state  # noqa: PLC0415  (as above)
-
-        state = encoded(self.get_state())
-
-        async def write() -> None:
-            write_state(await directory.await_creation(), state)
-
-        return write()
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Moves to the position saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
-
-        Returns:
-            The beginning of read-ahead, which Orbax awaits in the background.
-
-        Raises:
-            CheckpointError: the state is missing, unreadable or of another stream.
-        """
-        from millstream.loader.checkpoints.dataset_states import read_dataset_state  # noqa: PLC0415  (as above)
-
-        # Here, not in the background: there Orbax would turn a CheckpointError into one of its own about handlers.
-        self.set_state(read_dataset_state(directory))
-
-        async def read_ahead() -> None:
-            self.start_prefetch()
-
-        return read_ahead()
 
     def __enter__(self) -> Self:
         return self

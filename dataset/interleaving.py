@@ -15,7 +15,7 @@ from millstream.errors import CheckpointError
 class InterleaveIterDataset(IterDataset[Any]):
     """One element of each of `cycle_length` datasets in turn; where one has ended, the next one takes its turns.
 
-    So `InterleaveIterDataset([a, b, c], cycle_length=2)` yields a, b, a, b, …, and c instead of the one that ends first.
+    With `[a, b, c]` and `cycle_length=2`, it yields of a, b, a, b, …, and of c instead of the one that ends first.
 
     Args:
         datasets: a list of datasets; or a `MapDataset` whose elements are datasets, such as one that maps names of

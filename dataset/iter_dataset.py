@@ -1,6 +1,6 @@
 """A pipeline that is said as a chain and read from its beginning to its end."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 from millstream.checks import as_integer, named_arguments
@@ -10,7 +10,6 @@ from millstream.descriptions import described
 from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import as_seed
-from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.base import as_transformation
 
@@ -49,7 +48,7 @@ class IterDataset(Generic[T_co]):
         """The one dataset that this one draws from; AttributeError where there are none, or several."""
         return only_parent(self)
 
-    def __iter__(self) -> Iterator[T_co]:
+    def __iter__(self) -> DatasetIterator[T_co]:
         """Returns a new iterator at the beginning of the stream."""
         raise NotImplementedError(f"{type(self).__name__} must define __iter__.")
 
@@ -87,22 +86,20 @@ class IterDataset(Generic[T_co]):
         """
         dataset: IterDataset[Any] = self
         for operation in transformations if isinstance(transformations, Sequence) else [transformations]:
-            dataset = _Operated(dataset, as_transformation(operation))
+            dataset = Operated(dataset, as_transformation(operation))
         return dataset
 
     def map(self, transform: Map[Any, Any] | Callable[[Any], Any]) -> "IterDataset[Any]":
         """Returns what a function makes of each element."""
-        return _Operated(self, _of_kind(transform, Map))
+        return Operated(self, _of_kind(transform, Map))
 
-    def map_with_index(
-        self, transform: MapWithIndex[Any, Any] | Callable[[int, Any], Any]
-    ) -> "IterDataset[Any]":
+    def map_with_index(self, transform: MapWithIndex[Any, Any] | Callable[[int, Any], Any]) -> "IterDataset[Any]":
         """Returns what a function makes of the index of each element and the element.
 
         The index is the position in the `MapDataset`, or the number in a stream, that the element comes from; of a
         batch, that of its first element.
         """
-        return _Operated(self, _of_kind(transform, MapWithIndex))
+        return Operated(self, _of_kind(transform, MapWithIndex))
 
     def random_map(
         self, transform: RandomMap[Any, Any] | Callable[[Any, Any], Any], *, seed: SupportsIndex | None = None
@@ -119,11 +116,11 @@ class IterDataset(Generic[T_co]):
         Raises:
             ValueError: there is no seed.
         """
-        return _Operated(self, _of_kind(transform, RandomMap), seed)
+        return Operated(self, _of_kind(transform, RandomMap), seed)
 
     def filter(self, transform: Filter[Any] | Callable[[Any], object]) -> "IterDataset[T_co]":
         """Returns the elements of which a function says that they stay."""
-        return _Operated(self, _of_kind(transform, Filter))
+        return Operated(self, _of_kind(transform, Filter))
 
     def flat_map(
         self, transform: FlatMap[Any, Any] | Callable[[Any], Any], max_fan_out: SupportsIndex | None = None
@@ -136,7 +133,7 @@ class IterDataset(Generic[T_co]):
         """
         if not isinstance(transform, FlatMap):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
-        return _Operated(self, transform)
+        return Operated(self, transform)
 
     @named_arguments()
     def batch(
@@ -153,7 +150,7 @@ class IterDataset(Generic[T_co]):
             drop_remainder: whether elements at the end that do not fill a batch are left out.
             batch_fn: makes a batch from the list of its elements; None stacks them leaf by leaf.
         """
-        return _Operated(self, Batch(batch_size, drop_remainder, batch_fn))  # type: ignore[arg-type]  # as an index
+        return Operated(self, Batch(batch_size, drop_remainder, batch_fn))  # type: ignore[arg-type]  # as an index
 
     def seed(self, seed: SupportsIndex) -> "IterDataset[T_co]":
         """Returns the same elements, with a seed for the random operations that come after.
@@ -161,7 +158,7 @@ class IterDataset(Generic[T_co]):
         Args:
             seed: 0 … 2**64 - 1.
         """
-        return _Seeded(self, as_seed(seed))
+        return Seeded(self, as_seed(seed))
 
     def mp_prefetch(
         self,
@@ -185,14 +182,14 @@ class IterDataset(Generic[T_co]):
                 "worker_init_fn is not supported: make what a worker needs where it is first used, for instance in a "
                 "functools.cached_property of a Map."
             )
-        return _Ahead(self, _as_workers(options), None)
+        return Ahead(self, _as_workers(options), None)
 
     def prefetch(
         self, options: MultiprocessingOptions | ReadOptions | SupportsIndex | None = None
     ) -> "IterDataset[T_co]":
-        """Returns the same elements, made ahead by worker processes, as `mp_prefetch`, or with `ReadOptions` by threads."""
+        """Returns the same elements, made ahead by processes, as `mp_prefetch`; or with `ReadOptions` by threads."""
         if isinstance(options, ReadOptions):
-            return _Ahead(self, MultiprocessingOptions(), options)
+            return Ahead(self, MultiprocessingOptions(), options)
         return self.mp_prefetch(options)
 
     def pipe(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -202,10 +199,10 @@ class IterDataset(Generic[T_co]):
     def __repr__(self) -> str:
         lines: list[str] = []
         node: Any = self
-        while isinstance(node, IterDataset) and len(node._parents) == 1:
-            lines.append(node._line())
-            node = node._parents[0]
-        lines.append(node._line() if isinstance(node, IterDataset) else repr(node))
+        while isinstance(node, IterDataset) and len(node.parents) == 1:
+            lines.append(node._line())  # noqa: SLF001  (as below: a node of this class)
+            node = node.parents[0]
+        lines.append(node._line() if isinstance(node, IterDataset) else repr(node))  # noqa: SLF001
         return "\n".join(reversed(lines))
 
     def _line(self) -> str:
@@ -213,7 +210,7 @@ class IterDataset(Generic[T_co]):
         return type(self).__name__
 
 
-class _Operated(IterDataset[Any]):
+class Operated(IterDataset[Any]):
     """The elements after an operation.
 
     Attributes:
@@ -236,7 +233,7 @@ class _Operated(IterDataset[Any]):
         return f".apply({described(self.operation)})"
 
 
-class _Seeded(IterDataset[Any]):
+class Seeded(IterDataset[Any]):
     """The same elements, and a seed for what comes after."""
 
     def __init__(self, parent: IterDataset[Any], seed: int) -> None:
@@ -250,7 +247,7 @@ class _Seeded(IterDataset[Any]):
         return f".seed({self.given_seed})"
 
 
-class _Ahead(IterDataset[Any]):
+class Ahead(IterDataset[Any]):
     """The same elements, made ahead by processes or threads.
 
     Attributes:
@@ -304,7 +301,9 @@ def _of_kind(transform: Any, kind: type[Transformation]) -> Transformation:
     """Returns an operation of a kind: a function is made into one."""
     operation = transform if isinstance(transform, Transformation) else kind(transform)  # type: ignore[call-arg]
     if not isinstance(operation, kind):
-        raise TypeError(f"Expected a function or a {kind.__name__}, got {described(operation)}: use apply for any kind.")
+        raise TypeError(
+            f"Expected a function or a {kind.__name__}, got {described(operation)}: use apply for any kind."
+        )
     return as_transformation(operation)
 
 

@@ -82,7 +82,11 @@ class _MixedIterator(DatasetIterator[Any]):
         """Returns how many elements have come, and where each stream is."""
         states = [parent.get_state() for parent in self._parents]
         named = dict(zip(self._mixture.names, states, strict=True))
-        return {"parents": named if self._mixture.is_named else states, "position": self._position, "ended": self._ended}
+        return {
+            "parents": named if self._mixture.is_named else states,
+            "position": self._position,
+            "ended": self._ended,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to a position. By name, streams that it does not know begin anew.
@@ -97,10 +101,7 @@ class _MixedIterator(DatasetIterator[Any]):
             raise CheckpointError(
                 "A mixture of a mapping has its states by name, and one of a list in order: build it as it was saved."
             )
-        if isinstance(saved, Mapping):
-            states = [saved.get(name) for name in self._mixture.names]
-        else:
-            states = list(saved)
+        states = [saved.get(name) for name in self._mixture.names] if isinstance(saved, Mapping) else list(saved)
         if len(states) != len(self._parents):
             raise CheckpointError(
                 f"The state is of a mixture of {len(states)} datasets, and here are {len(self._parents)}. Mixtures of "

@@ -69,19 +69,17 @@ class FedSchedule(Schedule):
         if not pieces or not isinstance(call, FedCall):
             return pieces
         blocks = call.elements.origins.block
-        fed: list[BlockCall] = []
+        fed: list[FedCall] = []
         for piece in pieces:
             rows = slice(*blocks.searchsorted([piece.start, piece.stop]).tolist())
             own = FedCall(piece.start, piece.stop, piece.skip)
             own.elements = Elements(call.elements.values[rows], call.elements.origins.take(rows))
             fed.append(own)
-        last = fed[-1]
-        if isinstance(last, FedCall):
-            last.elements.error, last.failure = call.elements.error, call.failure
+        fed[-1].elements.error, fed[-1].failure = call.elements.error, call.failure
         first = self._pending[0].index(pieces[0])
-        for number, own in enumerate(fed):
-            self._pending[0][first + number] = own
-        return fed
+        for number, one in enumerate(fed):
+            self._pending[0][first + number] = one
+        return list(fed)
 
     def complete(self, call: Call, elements: Elements) -> None:
         """Takes the result of a call; what failed is the feed's own error."""

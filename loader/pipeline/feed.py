@@ -87,7 +87,8 @@ class Feed:
 
     def kept_before(self, block: int) -> tuple[int, Any]:
         """Returns the last state that was kept before a block, or at its beginning, and the block that it is at."""
-        return next(kept for kept in reversed(self._kept) if kept[0] <= block)
+        first, state = next(kept for kept in reversed(self._kept) if kept[0] <= block)
+        return first, state
 
     def release(self, block: int) -> None:
         """Forgets what is needed only by positions before a block."""

@@ -27,7 +27,7 @@ from millstream.transforms.stack import stack
 
 Step = Callable[[Elements, Allocate], Elements]
 Streams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]
-"""Gives one generator per element: from their origins, the number of the random operation, and its seed if it has one."""
+"""Gives one generator per element: from their origins, the number of the random operation, and its own seed if any."""
 
 
 def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
