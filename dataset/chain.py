@@ -5,7 +5,7 @@ from typing import Any, Self, final
 
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.fed_iterator import FedIterator, opened
+from millstream.dataset.fed_iterator import FedIterator, with_states
 from millstream.dataset.iter_dataset import Ahead, IterDataset, Operated, ReadIterDataset, Seeded
 from millstream.dataset.map_dataset import node_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -64,7 +64,7 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
     if isinstance(leaf, ReadIterDataset):
         reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
         return ReadIterator(leaf, chain.operations, chain.workers, reading)
-    stream = iterator_of(leaf, ahead=ahead) if isinstance(leaf, Ahead) else opened(leaf)
+    stream = iterator_of(leaf, ahead=ahead) if isinstance(leaf, Ahead) else with_states(leaf)
     reading = chain.reading if ahead and chain.reading else NO_THREADS
     if not chain.operations and not has_workers and not reading.reads_ahead:
         return stream

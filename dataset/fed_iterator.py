@@ -4,12 +4,13 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 
 from millstream.dataset.chain_iterator import EngineIterator
+from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.in_order import InOrder
 from millstream.errors import CheckpointError
@@ -146,55 +147,9 @@ class _Drawing:
         return dataclasses.replace(whole, error=error)
 
 
-@final
-class CountedIterator(DatasetIterator[Any]):
-    """An iterator without states: its position is how many elements it has yielded.
-
-    Args:
-        begin: returns the iterator at its beginning.
-    """
-
-    def __init__(self, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
-        super().__init__()
-        self._begin = begin
-        self._iterator = first
-        self._count = 0
-
-    def __next__(self) -> Any:
-        """Returns the next element."""
-        self._check_open()
-        element = next(self._iterator)
-        self._count += 1
-        return element
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the number of elements."""
-        return {"count": self._count}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Begins again, and drops as many elements."""
-        self._check_open()
-        self.close_iterator()
-        self._iterator, self._count = self._begin(), 0
-        for _ in itertools.islice(self, state["count"]):
-            pass
-
-    def close(self) -> None:
-        """Closes the iterator, where it can be closed."""
-        self.close_iterator()
-        super().close()
-
-    def close_iterator(self) -> None:
-        """Closes the iterator at hand."""
-        close = getattr(self._iterator, "close", None)
-        if callable(close):
-            close()
-
-
-def opened(dataset: Any) -> DatasetIterator[Any]:
-    """Returns a new iterator of a dataset, which has states."""
+def with_states(dataset: Any) -> DatasetIterator[Any]:
+    """Returns a new iterator of a dataset; one that has no states is told by how many elements it has yielded."""
     iterator = iter(dataset)
-    keeps_states = hasattr(iterator, "get_state") and not (
-        isinstance(iterator, DatasetIterator) and type(iterator).get_state is DatasetIterator.get_state
-    )
-    return iterator if keeps_states else CountedIterator(lambda: iter(dataset), iterator)
+    if type(iterator).get_state is not DatasetIterator.get_state:
+        return iterator
+    return CountedIterator(lambda: iter(dataset), iterator)

@@ -1,9 +1,11 @@
 """A pipeline that is said as a chain and read from its beginning to its end."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, SupportsIndex, TypeVar
 
 from millstream.checks import as_integer, named_arguments
+from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.stream_seeds import seeded
 from millstream.descriptions import described
@@ -34,6 +36,13 @@ class IterDataset(Generic[T_co]):
     """
 
     _parents: tuple[Any, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Sees to it that what `__iter__` of a subclass returns is a `DatasetIterator`."""
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).get("__iter__")
+        if own is not None:
+            cls.__iter__ = _always_dataset_iterators(own)  # type: ignore[method-assign]  # of the same signature
 
     def __init__(self, parents: Any = ()) -> None:
         self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
@@ -208,6 +217,17 @@ class IterDataset(Generic[T_co]):
     def _line(self) -> str:
         """Returns what this node is called where a chain is shown."""
         return type(self).__name__
+
+
+def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], DatasetIterator[Any]]:
+    """Returns an `__iter__` that gives what `own` gives, with states where that has none."""
+
+    @functools.wraps(own)
+    def begin(self: Any) -> DatasetIterator[Any]:
+        iterator = own(self)
+        return iterator if isinstance(iterator, DatasetIterator) else CountedIterator(lambda: own(self), iter(iterator))
+
+    return begin
 
 
 class Operated(IterDataset[Any]):
