@@ -70,7 +70,7 @@ class Batched(UnaryNode):
                 yield self._batch(part, rows[begin:end])
                 begin = end
 
-        return collected(batches(), stop - start, positions[start:stop], self.text)
+        return collected(batches(), stop - start, positions[start:stop], self)
 
     def _batch(self, values: Sequence[Any], rows: Positions) -> Any:
         operation = self.operation

@@ -1,21 +1,20 @@
-"""Reading the elements of many positions: located far ahead where they are read in order, and read block by block."""
+"""Reads elements: one alone, or a block of them, located far ahead where blocks are read in order."""
 
 from collections.abc import Sequence
-from typing import Any, Final, final
+from typing import Any, Final, SupportsIndex, final
 
 import numpy as np
 
-from millstream.dataset.node import Node, Positions
+from millstream.dataset.arguments import as_position, as_positions
+from millstream.dataset.node import Node
 from millstream.loader.pipeline.look_ahead import LookAhead
+from millstream.sources.base import RecordKeys
 
 LOCATED_RECORDS: Final = 15_360
 """About how many records are located at once: more are no cheaper each, and these take half a millisecond."""
 
-_SMALLEST_RUN = 16
-"""Fewer positions than this, in a row, may be all that anybody wants."""
-
-_KEPT_SIZES = 2
-"""Blocks of this many sizes are looked ahead for: a loader reads blocks of one size, but for the last one."""
+_SMALLEST_RUN: Final = 16
+"""Fewer records than this, in a row, may be all that anybody wants."""
 
 
 @final
@@ -30,44 +29,43 @@ class Blocks:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._by_size: dict[int, LookAhead[Any]] = {}
+        self._ahead: LookAhead[Any] | None = None
+        if node.looks_ahead:
+            self._ahead = LookAhead(self._locate, max(1, LOCATED_RECORDS // node.width), node.length)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Blocks, (self._node,)
 
-    def read(self, positions: Positions) -> Sequence[Any]:
-        """Returns the elements of positions, at least one, None where one is absent."""
-        located, first = self._located(positions)
-        return self._node.elements(located, first, first + len(positions))
+    def at(self, position: SupportsIndex) -> Any:
+        """Returns the element at one position, None where it is absent; raises as `block` does."""
+        return self._node.at(as_position(position))
 
-    def _located(self, positions: Positions) -> tuple[Any, int]:
-        """Returns what the node has located, and the row there of the first position."""
-        size, start = len(positions), int(positions[0])
-        is_block = (
-            size >= _SMALLEST_RUN
-            and start % size == 0
-            and int(positions[-1]) - start == size - 1
-            and start + size <= self._node.length
-            and self._node.looks_ahead
-            and bool((np.diff(positions) == 1).all())
-        )
-        if is_block:
-            first, chunk = self._look_ahead(size).chunk_of(start // size)
-            if chunk is not None:
-                return chunk, start - first * size
-        return self._node.locate(positions), 0
+    def block(self, positions: RecordKeys) -> Sequence[Any]:
+        """Returns the elements at positions, None where one is absent.
 
-    def _look_ahead(self, size: int) -> LookAhead[Any]:
-        """Returns what looks ahead for blocks of a size."""
-        known = self._by_size.get(size)
-        if known is not None:
-            return known
-        for old in list(self._by_size)[: max(0, len(self._by_size) + 1 - _KEPT_SIZES)]:
-            self._by_size.pop(old, None)
+        Raises:
+            TypeError, ValueError, IndexError: these are not positions.
+        """
+        ahead = self._located_ahead(positions)
+        if ahead is not None:
+            located, first = ahead
+            return self._node.elements(located, first, first + len(positions))
+        checked = as_positions(positions)
+        return self._node.elements(self._node.locate(checked), 0, len(checked)) if len(checked) else []
 
-        def locate(start: int, stop: int) -> Any:
-            return self._node.locate(np.arange(start * size, stop * size))
+    def _located_ahead(self, positions: RecordKeys) -> tuple[Any, int] | None:
+        """Returns what was located for a chunk, and the row there of the first position; None for no row of them."""
+        size = len(positions)
+        if self._ahead is None or size * self._node.width < _SMALLEST_RUN:
+            return None
+        if not isinstance(positions, np.ndarray) or positions.dtype != np.int64 or positions.ndim != 1:
+            return None
+        start = int(positions[0])
+        stop = start + size
+        if not 0 <= start < stop <= self._node.length or not (positions == np.arange(start, stop)).all():
+            return None
+        first, chunk = self._ahead.chunk_of(start)
+        return None if chunk is None or stop > first + self._ahead.size else (chunk, start - first)
 
-        blocks = max(1, LOCATED_RECORDS // (size * self._node.width))
-        self._by_size[size] = LookAhead(locate, blocks, self._node.length // size)
-        return self._by_size[size]
+    def _locate(self, start: int, stop: int) -> Any:
+        return self._node.locate(np.arange(start, stop))

@@ -5,20 +5,19 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from types import NoneType
 from typing import Any
 
 import numpy as np
 
-from millstream.dataset.node import ENDLESS, Positions, UnaryNode, words_of
+from millstream.dataset.node import ENDLESS, Node, Positions, UnaryNode, words_of
 from millstream.descriptions import described, function_name
 from millstream.loader.pipeline.steps import annotated
 from millstream.randomness import generators
 from millstream.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 
 
-def collected(results: Iterable[Any], expected: int, positions: Positions, where: str) -> list[Any]:
-    """Returns all results; an error that they raise gets a note of where and at which position.
+def collected(results: Iterable[Any], expected: int, positions: Positions, node: Node) -> list[Any]:
+    """Returns all results; an error that they raise gets a note of the node and the position.
 
     `list.extend` runs the iterator without a Python frame of ours and keeps what came before an exception: the length
     then says which element failed.
@@ -31,7 +30,7 @@ def collected(results: Iterable[Any], expected: int, positions: Positions, where
             raise StopIteration  # noqa: TRY301  (handled as one that arrives here)
     except BaseException as error:
         place = f" at position {positions[len(values)]}" if len(values) < expected else ""
-        failure = annotated(error, f"{where} of a MapDataset{place}")
+        failure = annotated(error, f"{node.text} of a MapDataset{place}")
         if failure is error:
             raise
         raise failure from None
@@ -56,15 +55,20 @@ class ElementNode(UnaryNode):
         """Returns what becomes of the parent's elements."""
         positions, of_parent = located[0][start:stop], located[1]
         values = self.parent.elements(of_parent, start, stop)
-        if NoneType in set(map(type, values)):
+        if [value for value in values if value is None]:
             return self._with_holes(values, positions)
-        return collected(self.results(values, positions), len(values), positions, self.text)
+        return collected(self.results(values, positions), len(values), positions, self)
+
+    def at(self, position: int) -> Any:
+        """Returns what becomes of the parent's element."""
+        value, positions = self.parent.at(position), np.array([position])
+        return None if value is None else collected(self.results([value], positions), 1, positions, self)[0]
 
     def _with_holes(self, values: Sequence[Any], positions: Positions) -> list[Any]:
         """Returns the same where some elements are absent."""
         rows = [row for row, value in enumerate(values) if value is not None]
         present, results = positions[rows], [None] * len(values)
-        made = collected(self.results([values[row] for row in rows], present), len(rows), present, self.text)
+        made = collected(self.results([values[row] for row in rows], present), len(rows), present, self)
         for row, result in zip(rows, made, strict=True):
             results[row] = result
         return results
@@ -212,9 +216,16 @@ class Split(UnaryNode):
             return []
         first, last = int(families[start]), int(families[stop - 1]) + 1
         values = self.parent.elements(of_parent, first, last)
-        split = collected(map(self._children, values), last - first, whole[first:last], self.text)
+        split = collected(map(self._children, values), last - first, whole[first:last], self)
         rows = zip(children[start:stop].tolist(), (families[start:stop] - first).tolist(), strict=True)
         return [split[family][child] if child < len(split[family]) else None for child, family in rows]
+
+    def at(self, position: int) -> Any:
+        """Returns one child."""
+        whole, child = divmod(position, self.operation.max_fan_out)
+        value = self.parent.at(whole)
+        (family,) = collected(map(self._children, [value]), 1, np.array([whole]), self)
+        return family[child] if child < len(family) else None
 
     def _children(self, element: Any) -> Sequence[Any]:
         if element is None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.dataset.node import ENDLESS, Positions, UnaryNode, divided, joined
-from millstream.samplers.permutation import derived, permute
+from millstream.dataset.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
+from millstream.samplers.permutation import derived, permute, permute_one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,6 +20,10 @@ class IndexNode(UnaryNode):
     def parent_positions(self, positions: Positions) -> Positions:
         """Returns where the parent has the elements of positions."""
 
+    @abc.abstractmethod
+    def parent_position(self, position: int) -> int:
+        """Returns the same for one position."""
+
     def locate(self, positions: Positions) -> Any:
         """Returns what the parent needs."""
         return self.parent.locate(self.parent_positions(positions))
@@ -27,6 +31,10 @@ class IndexNode(UnaryNode):
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
         """Returns the parent's elements, columns too, as they are."""
         return self.parent.elements(located, start, stop)
+
+    def at(self, position: int) -> Any:
+        """Returns the parent's element."""
+        return self.parent.at(self.parent_position(position))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,6 +59,11 @@ class Shuffle(IndexNode):
         epochs, offsets = divided(positions, self.length)
         landed = permute(offsets.view(np.uint64), self.length, self.seed, epochs) if offsets.size else offsets
         return joined(epochs, self.length, landed)
+
+    def parent_position(self, position: int) -> int:
+        """Returns where an offset lands."""
+        epoch, offset = divided_one(position, self.length)
+        return epoch * self.length + permute_one(offset, self.length, self.seed, epoch)
 
     @property
     def text(self) -> str:
@@ -92,6 +105,11 @@ class WindowShuffle(IndexNode):
             landed[rows] = permute(within[rows].view(np.uint64), size, self._own_seed, numbers[rows])
         return joined(epochs, self.length, windows * self.window_size + landed)
 
+    def parent_position(self, position: int) -> int:
+        """Returns where an offset lands."""
+        (parent_position,) = self.parent_positions(np.array([position])).tolist()
+        return int(parent_position)
+
     @property
     def text(self) -> str:
         """The class."""
@@ -130,6 +148,10 @@ class Repeat(IndexNode):
         """Returns the positions, or their offsets in the first epoch."""
         return positions if self.reseed_each_epoch else divided(positions, self.parent.length)[1]
 
+    def parent_position(self, position: int) -> int:
+        """Returns the position, or its offset in the first epoch."""
+        return position if self.reseed_each_epoch else divided_one(position, self.parent.length)[1]
+
     @property
     def text(self) -> str:
         """The method."""
@@ -167,6 +189,11 @@ class Slice(IndexNode):
             raise IndexError(f"Every {self.rows.step}th position of a dataset without end, up to 2**63, has no more.")
         return joined(epochs, self.parent.length, self.rows.start + offsets * self.rows.step)
 
+    def parent_position(self, position: int) -> int:
+        """Returns the position in the parent."""
+        epoch, offset = divided_one(position, self.length)
+        return epoch * self.parent.length + self.rows[offset]
+
     @property
     def text(self) -> str:
         """The slice in brackets."""
@@ -193,6 +220,10 @@ class Seed(IndexNode):
     def parent_positions(self, positions: Positions) -> Positions:
         """Returns the same positions."""
         return positions
+
+    def parent_position(self, position: int) -> int:
+        """Returns the same position."""
+        return position
 
     @property
     def text(self) -> str:

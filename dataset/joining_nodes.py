@@ -53,11 +53,20 @@ class JoiningNode(Node):
                 elements: Sequence[Any] = parent.elements(of_parent, first, last)
                 return elements
             if first < last:
-                for row, value in zip(
-                    (rows[first:last] - start).tolist(), parent.elements(of_parent, first, last), strict=True
-                ):
+                theirs = (rows[first:last] - start).tolist()
+                for row, value in zip(theirs, parent.elements(of_parent, first, last), strict=True):
                     values[row] = value
         return values
+
+    def at(self, position: int) -> Any:
+        """Returns an element of one parent."""
+        number, theirs = self.parent_at(position)
+        return self.above[number].at(theirs)
+
+    def parent_at(self, position: int) -> tuple[int, int]:
+        """Returns what `parents_at` says of one position."""
+        (number,), (theirs,) = self.parents_at(np.array([position]))
+        return int(number), int(theirs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -227,6 +236,10 @@ class Zipped(Node):
             parent.elements(of_parent, start, stop) for parent, of_parent in zip(self.above, located, strict=True)
         )
         return list(zip(*columns, strict=True))
+
+    def at(self, position: int) -> Any:
+        """Returns one tuple."""
+        return tuple(parent.at(position) for parent in self.above)
 
     @property
     def text(self) -> str:

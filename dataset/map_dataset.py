@@ -1,11 +1,10 @@
 """A dataset that is read at random, and the methods that make longer chains of it."""
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream.checks import as_flag, as_integer_or_none
-from millstream.dataset.arguments import as_operation, as_positions
+from millstream.dataset.arguments import as_operation
 from millstream.dataset.batch_node import Batched
 from millstream.dataset.blocks import Blocks
 from millstream.dataset.dataset_text import fingerprint_of, text_of
@@ -376,8 +375,7 @@ class MapDataset(Generic[T]):
         """
         if isinstance(position, slice):
             return self.slice(position)
-        index = operator.index(position)
-        (element,) = self.__getitems__(as_positions([index]))
+        element: T = self._read.at(position)
         return element
 
     def __getitems__(self, positions: RecordKeys) -> Sequence[T]:
@@ -388,10 +386,7 @@ class MapDataset(Generic[T]):
         Raises:
             IndexError: a position is negative, 2**63 or more, or the dataset is empty.
         """
-        if self._blocks is None:
-            self._blocks = Blocks(node_of(self))
-        array = as_positions(positions)
-        return self._blocks.read(array) if len(array) else []
+        return self._read.block(positions)
 
     def fingerprint(self) -> str:
         """Returns what decides the elements, in a line of words: sources, operations, seeds, but not num_epochs."""
@@ -399,6 +394,12 @@ class MapDataset(Generic[T]):
 
     def __repr__(self) -> str:
         return text_of(node_of(self), type(self).__name__)
+
+    @property
+    def _read(self) -> Blocks:
+        if self._blocks is None:
+            self._blocks = Blocks(node_of(self))
+        return self._blocks
 
     def _with(self, node: Node) -> "MapDataset[Any]":
         return _chained(node, self)

@@ -74,6 +74,10 @@ class Node(abc.ABC):
             Exception: what reading or an operation raises, with notes that say where.
         """
 
+    def at(self, position: int) -> Any:
+        """Returns the element at one position: what `elements` gives, without arrays where that is quicker."""
+        return self.elements(self.locate(np.array([position])), 0, 1)[0]
+
     @property
     @abc.abstractmethod
     def text(self) -> str:
@@ -131,12 +135,22 @@ def divided(positions: Positions, length: int) -> "tuple[int | NDArray[np.uint64
     if not positions.size:
         return 0, positions
     if not length:
-        raise IndexError("This dataset is empty: there is no element at any position.")
+        raise IndexError(_EMPTY)
     epoch = int(positions.min()) // length
     if int(positions.max()) // length == epoch:
         return epoch, positions - epoch * length if epoch else positions
     epochs = positions // length
     return epochs.view(np.uint64), positions - epochs * length
+
+
+def divided_one(position: int, length: int) -> tuple[int, int]:
+    """Returns the epoch of one position, and the offset in it; raises as `divided` does."""
+    if not length:
+        raise IndexError(_EMPTY)
+    return divmod(position, length)
+
+
+_EMPTY = "This dataset is empty: there is no element at any position."
 
 
 def joined(epochs: "int | NDArray[np.uint64]", length: int, offsets: Positions) -> Positions:

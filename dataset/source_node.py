@@ -3,17 +3,19 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from millstream.dataset.node import Node, Positions, divided, words_of
+from millstream.dataset.node import Node, Positions, divided, divided_one, words_of
 from millstream.descriptions import described
 from millstream.loader.checkpoints.fingerprint import source_words
 from millstream.loader.pipeline.arguments import source_name
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.reading import reader_of
+from millstream.loader.pipeline.steps import annotated
 from millstream.sources import DataSource
+from millstream.sources.base import HeldRecords
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,13 +52,31 @@ class Source(Node):
             raise run.error
         return run.values
 
+    def at(self, position: int) -> Any:
+        """Returns a record, alone."""
+        key = divided_one(position, self.length)[1]
+        try:
+            return self._records[key]
+        except BaseException as error:
+            failure = annotated(error, f"reading from {type(self.source).__name__}, at record key {key}")
+            if failure is error:
+                raise
+            raise failure from None
+
+    @functools.cached_property
+    def _records(self) -> Any:
+        """What single records are taken from: of a list in memory, each reader gets dicts of its own."""
+        source = cast("Sequence[Any]", self.source)
+        return HeldRecords(source).quickest if type(source) in (list, tuple) else source
+
     @functools.cached_property
     def _read(self) -> Callable[[Origins], Elements]:
         return reader_of(self.source)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # How it is read is found out in each process.
-        return {"source": self.source}
+    def __reduce__(self) -> tuple[Any, ...]:
+        # How it is read is found out in each process. Workers share the records of a list in memory.
+        source: Any = self.source
+        return rebuilt, (HeldRecords(source) if type(source) in (list, tuple) else source,)
 
     @property
     def text(self) -> str:
@@ -67,6 +87,11 @@ class Source(Node):
         """Yields what the source says of itself, or what it is made of."""
         words, _ = source_words(self.source)
         yield f"Source({', '.join(f'{name}: {text}' for name, text in words.items())})"
+
+
+def rebuilt(source: Any) -> Source:
+    """Returns the node of a source that was pickled, or of what a worker has in its place."""
+    return Source(source.records if type(source) is HeldRecords else source)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,6 +128,10 @@ class Own(Node):
     def elements(self, located: Positions, start: int, stop: int) -> Sequence[Any]:
         """Returns what the dataset's `__getitem__` gives for each position."""
         return [self.dataset[position] for position in located[start:stop].tolist()]
+
+    def at(self, position: int) -> Any:
+        """Returns what the dataset's `__getitem__` gives."""
+        return self.dataset[position]
 
     @property
     def text(self) -> str:

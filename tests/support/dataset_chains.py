@@ -137,7 +137,8 @@ def sources(draw: st.DrawFn) -> Chain:
     """Draws a dataset that nothing was done to."""
     start, count = draw(st.integers(0, 100)), draw(st.integers(1, 12))
     numbers = list(range(start, start + count))
-    given = draw(st.sampled_from([numbers, tuple(numbers), CountedSource(start, count), range(start, start + count)]))
+    kinds: list[Any] = [numbers, tuple(numbers), CountedSource(start, count), range(start, start + count)]
+    given = draw(st.sampled_from(kinds))
     made = MapDataset.range(start, start + count) if isinstance(given, range) else MapDataset.source(given)
     return Chain(made, oracle.source(numbers), is_dense=True)
 
