@@ -10,12 +10,11 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any, final
 
-from millstream.dataset.absence import DenseSource, DropAbsent, HoleFound
+from millstream.dataset.absence import DropAbsent
 from millstream.dataset.dataset_iterator import CLOSED, DatasetIterator
-from millstream.dataset.in_order import InOrder
 from millstream.dataset.iter_dataset import ReadIterDataset
 from millstream.dataset.map_dataset import node_of
-from millstream.dataset.node import ENDLESS
+from millstream.dataset.peeling import order_of, peeled
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.state import LoaderState, Stream
@@ -28,6 +27,7 @@ from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
+from millstream.transforms.present import AbsentElement, Present
 
 
 class EngineIterator(DatasetIterator[Any]):
@@ -51,7 +51,7 @@ class EngineIterator(DatasetIterator[Any]):
             raise ValueError(CLOSED)
         try:
             return next(self._inner)
-        except HoleFound as hole:
+        except AbsentElement as hole:
             self._change_plan(hole)
         return next(self._inner)
 
@@ -60,7 +60,7 @@ class EngineIterator(DatasetIterator[Any]):
         self._check_open()
         try:
             return self._inner.take(most)
-        except HoleFound as hole:
+        except AbsentElement as hole:
             self._change_plan(hole)
         return self._inner.take(most)
 
@@ -75,7 +75,7 @@ class EngineIterator(DatasetIterator[Any]):
         self._inner.close()
         super().close()
 
-    def _change_plan(self, hole: HoleFound) -> None:
+    def _change_plan(self, hole: AbsentElement) -> None:
         raise hole
 
 
@@ -99,7 +99,7 @@ class ReadIterator(EngineIterator):
     ) -> None:
         super().__init__()
         node = node_of(leaf.source)
-        order = InOrder(None if node.length == ENDLESS else node.length, node.epoch_length)
+        order = order_of(node)
         self._options = workers, reading
         self._sparse = Pipeline(leaf.source, order, order, (DropAbsent(), *operations), NoSharding())
         self._was_sought = False
@@ -107,7 +107,8 @@ class ReadIterator(EngineIterator):
             self._sparse = dataclasses.replace(self._sparse, operations=tuple(operations))
         pipeline = self._sparse
         if not node.is_sparse and not leaf.allow_nones:
-            dense = Pipeline(DenseSource(leaf.source), order, order, tuple(operations), NoSharding())
+            source, own_order, maps = peeled(leaf.source, node)
+            dense = Pipeline(source, own_order, own_order, (*maps, Present(), *operations), NoSharding())
             # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
             pipeline = dense if Plan(dense).one_to_one else pipeline
         self._is_dense = pipeline is not self._sparse
@@ -157,7 +158,7 @@ class ReadIterator(EngineIterator):
         self._check_open()
         try:
             self._inner.seek(step)
-        except HoleFound as hole:
+        except AbsentElement as hole:
             self._change_plan(hole)
             self._inner.seek(step)
         self._was_sought = self._is_dense
@@ -185,12 +186,12 @@ class ReadIterator(EngineIterator):
         self._execution = Execution(self._sparse, *self._options)
         self._is_dense, self._inner = False, self._execution.begin()
 
-    def _change_plan(self, hole: HoleFound) -> None:
+    def _change_plan(self, hole: AbsentElement) -> None:
         """Continues with the plan that has room for absent elements, at the position reached."""
         if self._was_sought:
             raise ValueError(
-                f"{hole} Here it means that the position which seek has gone to is another one than it would be "
-                "without absent elements."
+                f"{hole} So seek has gone to a position where fewer elements come before than it was asked for. Drop "
+                "elements with a filter instead of a map that returns None: seek then counts those that are there."
             ) from hole
         state = self._state()
         self._use_sparse()

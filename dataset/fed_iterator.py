@@ -149,7 +149,7 @@ class _Drawing:
 
 def with_states(dataset: Any) -> DatasetIterator[Any]:
     """Returns a new iterator of a dataset; one that has no states is told by how many elements it has yielded."""
-    iterator = iter(dataset)
+    iterator: DatasetIterator[Any] = iter(dataset)
     if type(iterator).get_state is not DatasetIterator.get_state:
         return iterator
     return CountedIterator(lambda: iter(dataset), iterator)

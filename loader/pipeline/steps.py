@@ -22,6 +22,7 @@ from millstream.loader.pipeline.one_component import Results, within
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 from millstream.transforms.only_for import leaves
 from millstream.transforms.pad import pad
+from millstream.transforms.present import AbsentElement, Present
 from millstream.transforms.seeded import SeededRandomMap
 from millstream.transforms.stack import stack
 
@@ -63,6 +64,8 @@ def compile_step(
     where = f"operation {number}, {name}"
     if isinstance(operation, Batch):
         return _batch_step(operation, where, maker, is_template)
+    if isinstance(operation, Present):
+        return _present_step(operation)
     component = components.index(operation.component) if isinstance(operation, OnlyFor) else None
     steps = []
     for part in leaves(operation):
@@ -123,6 +126,18 @@ def _map_step(results: Results, where: str, maker: str | None) -> Step:
         values, error = collect(results(run), run.origins, where, len(run.values))
         _explain_none(error, run.values, len(values), maker)
         return _cut(run, values, error)
+
+    return step
+
+
+def _present_step(operation: Present) -> Step:
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        count = operation.count(run.values)
+        if count == len(run.values):
+            return run
+        where = describe_origin(run.origins, count)
+        return _cut(run, list(run.values[:count]), AbsentElement(f"There is no element at {where}: it is None."))
 
     return step
 
