@@ -108,7 +108,7 @@ class ReadIterator(EngineIterator):
         pipeline = self._sparse
         if not node.is_sparse and not leaf.allow_nones:
             source, own_order, maps = peeled(leaf.source, node)
-            dense = Pipeline(source, own_order, own_order, (*maps, Present(), *operations), NoSharding())
+            dense = Pipeline(source, own_order, own_order, (*_checked(maps), *operations), NoSharding())
             # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
             pipeline = dense if Plan(dense).one_to_one else pipeline
         self._is_dense = pipeline is not self._sparse
@@ -196,6 +196,11 @@ class ReadIterator(EngineIterator):
         state = self._state()
         self._use_sparse()
         self._move(state)
+
+
+def _checked(maps: Sequence[Transformation]) -> list[Transformation]:
+    """Returns the operations of a MapDataset, none of which sees an element that is absent."""
+    return [Present(), *(step for operation in maps for step in (operation, Present()))]
 
 
 def decoded(state: Any) -> LoaderState:

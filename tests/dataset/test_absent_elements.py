@@ -1,4 +1,4 @@
-"""Elements that are absent are passed over, wherever it shows that they are; states do not tell one plan from another."""
+"""Elements that are absent are passed over, wherever it shows; states do not tell one plan from another."""
 
 import itertools
 import json
@@ -107,6 +107,13 @@ def test_none_of_an_operation_is_an_element() -> None:
 
     assert list(stream) == [0, 1, None, 3]
     assert list(stream.filter(lambda number: number is not None)) == [0, 1, 3]
+
+
+def test_no_map_of_a_dataset_sees_an_absent_element() -> None:
+    """Maps after the one that returns None are not called, whatever they would make of it."""
+    dataset = MapDataset.source([0, None, 2, 3]).map(holes).map(lambda number: None if number == 2 else number)
+
+    assert list(dataset.map(repr).to_iter_dataset().map(lambda text: text * 2)) == ["00", "33"]
 
 
 def test_an_empty_dataset_yields_nothing() -> None:
