@@ -6,8 +6,9 @@ from typing import Any, Self, final
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator, with_states
-from millstream.dataset.iter_dataset import Ahead, IterDataset, Operated, ReadIterDataset, Seeded
+from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import node_of
+from millstream.dataset.stream_nodes import Ahead, Operated, ReadIterDataset, Seeded
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import Transformation
 

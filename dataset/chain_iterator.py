@@ -12,9 +12,9 @@ from typing import Any, final
 
 from millstream.dataset.absence import DropAbsent
 from millstream.dataset.dataset_iterator import CLOSED, DatasetIterator
-from millstream.dataset.iter_dataset import ReadIterDataset
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.peeling import order_of, peeled
+from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.state import LoaderState, Stream

@@ -7,12 +7,10 @@ from typing import Any, Generic, SupportsIndex, TypeVar
 from millstream.checks import as_integer, named_arguments
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
-from millstream.dataset.stream_seeds import seeded
 from millstream.descriptions import described
-from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import as_seed
-from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import as_transformation
 
 T_co = TypeVar("T_co", covariant=True)
@@ -95,12 +93,12 @@ class IterDataset(Generic[T_co]):
         """
         dataset: IterDataset[Any] = self
         for operation in transformations if isinstance(transformations, Sequence) else [transformations]:
-            dataset = Operated(dataset, as_transformation(operation))
+            dataset = _operated(dataset, as_transformation(operation))
         return dataset
 
     def map(self, transform: Map[Any, Any] | Callable[[Any], Any]) -> "IterDataset[Any]":
         """Returns what a function makes of each element."""
-        return Operated(self, _of_kind(transform, Map))
+        return _operated(self, _of_kind(transform, Map))
 
     def map_with_index(self, transform: MapWithIndex[Any, Any] | Callable[[int, Any], Any]) -> "IterDataset[Any]":
         """Returns what a function makes of the index of each element and the element.
@@ -108,7 +106,7 @@ class IterDataset(Generic[T_co]):
         The index is the position in the `MapDataset`, or the number in a stream, that the element comes from; of a
         batch, that of its first element.
         """
-        return Operated(self, _of_kind(transform, MapWithIndex))
+        return _operated(self, _of_kind(transform, MapWithIndex))
 
     def random_map(
         self, transform: RandomMap[Any, Any] | Callable[[Any, Any], Any], *, seed: SupportsIndex | None = None
@@ -125,11 +123,11 @@ class IterDataset(Generic[T_co]):
         Raises:
             ValueError: there is no seed.
         """
-        return Operated(self, _of_kind(transform, RandomMap), seed)
+        return _operated(self, _of_kind(transform, RandomMap), seed)
 
     def filter(self, transform: Filter[Any] | Callable[[Any], object]) -> "IterDataset[T_co]":
         """Returns the elements of which a function says that they stay."""
-        return Operated(self, _of_kind(transform, Filter))
+        return _operated(self, _of_kind(transform, Filter))
 
     def flat_map(
         self, transform: FlatMap[Any, Any] | Callable[[Any], Any], max_fan_out: SupportsIndex | None = None
@@ -142,7 +140,7 @@ class IterDataset(Generic[T_co]):
         """
         if not isinstance(transform, FlatMap):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
-        return Operated(self, transform)
+        return _operated(self, transform)
 
     @named_arguments()
     def batch(
@@ -159,7 +157,7 @@ class IterDataset(Generic[T_co]):
             drop_remainder: whether elements at the end that do not fill a batch are left out.
             batch_fn: makes a batch from the list of its elements; None stacks them leaf by leaf.
         """
-        return Operated(self, Batch(batch_size, drop_remainder, batch_fn))  # type: ignore[arg-type]  # as an index
+        return _operated(self, Batch(batch_size, drop_remainder, batch_fn))  # type: ignore[arg-type]  # as an index
 
     def seed(self, seed: SupportsIndex) -> "IterDataset[T_co]":
         """Returns the same elements, with a seed for the random operations that come after.
@@ -167,6 +165,8 @@ class IterDataset(Generic[T_co]):
         Args:
             seed: 0 … 2**64 - 1.
         """
+        from millstream.dataset.stream_nodes import Seeded  # noqa: PLC0415  (a subclass of this class)
+
         return Seeded(self, as_seed(seed))
 
     def mp_prefetch(
@@ -191,14 +191,14 @@ class IterDataset(Generic[T_co]):
                 "worker_init_fn is not supported: make what a worker needs where it is first used, for instance in a "
                 "functools.cached_property of a Map."
             )
-        return Ahead(self, _as_workers(options), None)
+        return _ahead(self, _as_workers(options), None)
 
     def prefetch(
         self, options: MultiprocessingOptions | ReadOptions | SupportsIndex | None = None
     ) -> "IterDataset[T_co]":
         """Returns the same elements, made ahead by processes, as `mp_prefetch`; or with `ReadOptions` by threads."""
         if isinstance(options, ReadOptions):
-            return Ahead(self, MultiprocessingOptions(), options)
+            return _ahead(self, MultiprocessingOptions(), options)
         return self.mp_prefetch(options)
 
     def pipe(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -230,91 +230,18 @@ def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], Data
     return begin
 
 
-class Operated(IterDataset[Any]):
-    """The elements after an operation.
+def _operated(
+    parent: IterDataset[Any], operation: Transformation, seed: SupportsIndex | None = None
+) -> IterDataset[Any]:
+    from millstream.dataset.stream_nodes import Operated  # noqa: PLC0415  (a subclass of the class above)
 
-    Attributes:
-        operation: which one; a random one knows its seed.
-    """
-
-    def __init__(self, parent: IterDataset[Any], operation: Transformation, seed: SupportsIndex | None = None) -> None:
-        super().__init__(parent)
-        if isinstance(operation, OnlyFor | Pack):
-            raise TypeError(
-                f"{described(operation)} belongs to a DataLoader, with a MixtureSampler or a PackingSampler: its "
-                "positions say which component or row an element is of, and those of a chain do not."
-            )
-        self.operation = seeded(operation, parent, seed) if isinstance(operation, RandomMap) else operation
-
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _iterator_of(self)
-
-    def _line(self) -> str:
-        return f".apply({described(self.operation)})"
+    return Operated(parent, operation, seed)
 
 
-class Seeded(IterDataset[Any]):
-    """The same elements, and a seed for what comes after."""
+def _ahead(parent: IterDataset[Any], workers: MultiprocessingOptions, reading: ReadOptions | None) -> IterDataset[Any]:
+    from millstream.dataset.stream_nodes import Ahead  # noqa: PLC0415  (as above)
 
-    def __init__(self, parent: IterDataset[Any], seed: int) -> None:
-        super().__init__(parent)
-        self.given_seed = seed
-
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _iterator_of(self)
-
-    def _line(self) -> str:
-        return f".seed({self.given_seed})"
-
-
-class Ahead(IterDataset[Any]):
-    """The same elements, made ahead by processes or threads.
-
-    Attributes:
-        workers: the processes.
-        reading: the threads; None for those that the leaf says.
-    """
-
-    def __init__(self, parent: IterDataset[Any], workers: MultiprocessingOptions, reading: ReadOptions | None) -> None:
-        super().__init__(parent)
-        self.workers = workers
-        self.reading = reading
-
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _iterator_of(self)
-
-    def _line(self) -> str:
-        return f".prefetch({self.reading or self.workers})"
-
-
-class ReadIterDataset(IterDataset[Any]):
-    """The elements of a `MapDataset`, from the first to the last: the leaf of a straight chain.
-
-    Attributes:
-        source: the MapDataset.
-        reading: the threads that read ahead.
-        allow_nones: whether None is an element, where it would be the absence of one.
-    """
-
-    def __init__(self, source: Any, read_options: ReadOptions | None = None, allow_nones: bool = False) -> None:
-        super().__init__(source)
-        if read_options is not None:
-            check_kind(read_options, "read_options", ReadOptions)
-        self.source = source
-        self.reading = read_options or ReadOptions()
-        self.allow_nones = allow_nones
-
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _iterator_of(self)
-
-    def _line(self) -> str:
-        return f"{self.source!r}\n.to_iter_dataset()"
-
-
-def _iterator_of(dataset: IterDataset[Any]) -> DatasetIterator[Any]:
-    from millstream.dataset.chain import iterator_of  # noqa: PLC0415  (which needs the classes above)
-
-    return iterator_of(dataset)
+    return Ahead(parent, workers, reading)
 
 
 def _of_kind(transform: Any, kind: type[Transformation]) -> Transformation:

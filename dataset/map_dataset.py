@@ -349,7 +349,7 @@ class MapDataset(Generic[T]):
             read_options: the threads that read ahead.
             allow_nones: whether None comes where an element is absent.
         """
-        from millstream.dataset.iter_dataset import ReadIterDataset  # noqa: PLC0415  (which needs this class)
+        from millstream.dataset.stream_nodes import ReadIterDataset  # noqa: PLC0415  (which needs this class)
 
         return ReadIterDataset(self, read_options, as_flag(allow_nones, "allow_nones"))
 
