@@ -10,6 +10,7 @@ import numpy as np
 from millstream.dataset.element_nodes import collected
 from millstream.dataset.node import ENDLESS, Positions, UnaryNode, divided, joined, words_of
 from millstream.descriptions import described
+from millstream.errors import StackError
 from millstream.transforms import Batch
 from millstream.transforms.pad import pad
 from millstream.transforms.stack import stack
@@ -84,7 +85,13 @@ class Batched(UnaryNode):
             )
         if operation.batch_fn is not None:
             return operation.batch_fn(list(values))
-        batch = stack(values)
+        try:
+            batch = stack(values)
+        except StackError as error:
+            if error.rows:
+                positions = ", ".join(str(rows[row]) for row in error.rows)
+                error.add_note(f"millstream: the positions of these elements before .batch: {positions}.")
+            raise
         return pad(batch, len(values), operation.batch_size) if operation.pad_remainder else batch
 
     @property

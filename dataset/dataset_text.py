@@ -12,10 +12,12 @@ _SHOWN_PARENTS = 8
 def text_of(node: Node, name: str) -> str:
     """Returns the chain of a node, a node a line, after a line that says what it is and how long.
 
-    MapDataset of 25 elements
-      source(list of 100 records)
-      .shuffle(seed=0)
-      .batch(batch_size=4)
+        MapDataset of 25 elements
+          source(list of 100 records)
+          .shuffle(seed=0)
+          .batch(batch_size=4)
+
+    Where several datasets are joined, each is a list item.
     """
     count = "without end" if node.length == ENDLESS else f"of {node.length} element{'s'[: node.length != 1]}"
     sparse = ", of which some may be absent" if node.is_sparse else ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.columnar import ColumnarRecords
 from millstream.dataset.node import ENDLESS, Node, Positions, UnaryNode, words_of
 from millstream.descriptions import described, function_name
 from millstream.loader.pipeline.steps import annotated
@@ -55,6 +56,9 @@ class ElementNode(UnaryNode):
         """Returns what becomes of the parent's elements."""
         positions, of_parent = located[0][start:stop], located[1]
         values = self.parent.elements(of_parent, start, stop)
+        if isinstance(values, ColumnarRecords):
+            # Records are made each time that these are iterated over.
+            values = list(values)
         if [value for value in values if value is None]:
             return self._with_holes(values, positions)
         return collected(self.results(values, positions), len(values), positions, self)

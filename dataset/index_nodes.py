@@ -186,7 +186,7 @@ class Slice(IndexNode):
         """Returns the positions in the parent, in the same epoch of it."""
         epochs, offsets = divided(positions, self.length)
         if offsets.size and int(offsets.max()) >= len(self.rows):
-            raise IndexError(f"Every {self.rows.step}th position of a dataset without end, up to 2**63, has no more.")
+            raise IndexError(f"Position {offsets.max()} of {self.text} would be 2**63 or more in the dataset beneath.")
         return joined(epochs, self.parent.length, self.rows.start + offsets * self.rows.step)
 
     def parent_position(self, position: int) -> int:

@@ -8,7 +8,6 @@ from typing import Any, cast
 import numpy as np
 
 from millstream.dataset.node import Node, Positions, divided, divided_one, words_of
-from millstream.descriptions import described
 from millstream.loader.checkpoints.fingerprint import source_words
 from millstream.loader.pipeline.arguments import source_name
 from millstream.loader.pipeline.elements import Elements, Origins
@@ -136,7 +135,7 @@ class Own(Node):
     @property
     def text(self) -> str:
         """The class of the dataset."""
-        return described(self.dataset)
+        return type(self.dataset).__name__
 
     def words(self) -> Iterator[str]:
         """Yields the class and the attributes of the dataset, without its parents."""

@@ -1,6 +1,8 @@
 """What can be said of a process that is not ours to look into: how it ended, or what it is waiting for."""
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from millstream.loader.processes.messages import Exited
@@ -43,10 +45,23 @@ def describe_process(pid: int | None) -> str:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return "in an unknown state"
-    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    fields = _fields(status)
     state = fields.get("State", "?")
+    if state[:1] == "S" and any(_fields(task).get("State", "?")[:1] == "R" for task in _statuses_of_threads(pid)):
+        state = "R"
     memory = fields.get("VmRSS", "? kB").strip()
     return f"{_STATES.get(state[:1], state)}, with {memory} of memory"
+
+
+def _statuses_of_threads(pid: int) -> Iterator[str]:
+    """Yields what the system tells of each thread of a process; that of the process is its main thread's."""
+    for task in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(OSError):
+            yield task.read_text(errors="replace")
+
+
+def _fields(status: str) -> dict[str, str]:
+    return dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
 
 
 def _signal_name(number: int) -> str:
