@@ -6,7 +6,7 @@ from typing import Any, SupportsIndex, final
 from millstream.checks import as_flag, as_integer, as_integer_or_none
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.streams import as_stream, checked_state, opened_below
+from millstream.dataset.streams import as_stream, checked_state, move_all, opened_below
 from millstream.errors import CheckpointError
 from millstream.sources.base import own
 
@@ -84,8 +84,7 @@ class _ZipIterator(DatasetIterator[tuple[Any, ...]]):
             raise CheckpointError(
                 f"The state is of {len(checked['parents'])} zipped datasets, and here are {len(self._parents)}."
             )
-        for parent, own_state in zip(self._parents, checked["parents"], strict=True):
-            parent.set_state(own_state)
+        move_all(self._parents, checked["parents"])
         self._drawn, self._ended = [], checked["ended"]
 
 

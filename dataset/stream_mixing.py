@@ -7,7 +7,7 @@ import numpy as np
 
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.streams import as_stream, checked_state, opened_below
+from millstream.dataset.streams import as_stream, checked_state, move_all, opened_below
 from millstream.errors import CheckpointError
 from millstream.samplers.components import named_parts
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
@@ -108,11 +108,10 @@ class _MixedIterator(DatasetIterator[Any]):
                 "a mapping can be resumed with others: name the datasets."
             )
         parents = list(self._parents)
-        for number, own in enumerate(states):
-            if own is None:
-                parents[number].close()
-                parents[number] = opened_below(self._mixture.parents[number])
-            else:
-                parents[number].set_state(own)
+        known = [number for number, own in enumerate(states) if own is not None]
+        move_all([parents[number] for number in known], [states[number] for number in known])
+        for number in set(range(len(parents))) - set(known):
+            parents[number].close()
+            parents[number] = opened_below(self._mixture.parents[number])
         self._parents = tuple(parents)
         self._position, self._ended, self._due = checked["position"], checked["ended"], []

@@ -4,7 +4,7 @@ A combination of many datasets would otherwise have threads for each of them. Wh
 have workers and threads as ever, and so may a dataset beneath that asks for worker processes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.dataset.chain import iterator_of
@@ -30,6 +30,20 @@ def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
 def opened_below(dataset: IterDataset[Any]) -> DatasetIterator[Any]:
     """Returns a new iterator of a dataset that works when it is asked."""
     return iterator_of(dataset, ahead=False)
+
+
+def move_all(iterators: Sequence[DatasetIterator[Any]], states: Sequence[Any]) -> None:
+    """Moves iterators to states; where one refuses its own, all are where they were."""
+    moved: list[tuple[DatasetIterator[Any], Any]] = []
+    try:
+        for iterator, state in zip(iterators, states, strict=True):
+            before = iterator.get_state()
+            iterator.set_state(state)
+            moved.append((iterator, before))
+    except BaseException:
+        for iterator, before in moved:
+            iterator.set_state(before)
+        raise
 
 
 def checked_state(state: Any, keys: set[str], what: str) -> Mapping[str, Any]:
