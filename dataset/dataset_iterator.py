@@ -67,6 +67,18 @@ class DatasetIterator(Checkpointable, Generic[T_co]):
         """Moves to the position recorded in a state, of this iterator or of another one over the same dataset."""
         raise NotImplementedError(f"{type(self).__name__} must define set_state to be restored.")
 
+    def seek(self, step: int) -> None:
+        """Moves to the position after the first `step` elements.
+
+        Raises:
+            NotImplementedError: this iterator draws from a stream, which is read in order. What reads a MapDataset
+                alone can be sought.
+        """
+        raise NotImplementedError(
+            f"A {type(self).__name__} cannot seek step {step}: it draws from a stream, which is read in order. Draw "
+            "the elements before, or use set_state with a state that was taken there."
+        )
+
     def start_prefetch(self) -> None:
         """Begins to work ahead in the background, where anything below does, and returns at once."""
         for parent in self._parents:

@@ -111,7 +111,8 @@ def test_none_of_an_operation_is_an_element() -> None:
 
 def test_no_map_of_a_dataset_sees_an_absent_element() -> None:
     """Maps after the one that returns None are not called, whatever they would make of it."""
-    dataset = MapDataset.source([0, None, 2, 3]).map(holes).map(lambda number: None if number == 2 else number)
+    records: Any = [0, None, 2, 3]
+    dataset = MapDataset.source(records).map(holes).map(lambda number: None if number == 2 else number)
 
     assert list(dataset.map(repr).to_iter_dataset().map(lambda text: text * 2)) == ["00", "33"]
 

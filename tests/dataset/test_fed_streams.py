@@ -60,7 +60,8 @@ class NumbersIterator(DatasetIterator[int]):
 
 def spread(dataset: IterDataset[Any], how: str) -> IterDataset[Any]:
     """Returns the same dataset, made in some place."""
-    return dataset.prefetch({"inline": 0, "threads": ReadOptions(3, 100), "workers": 2}[how])
+    options: dict[str, Any] = {"inline": 0, "threads": ReadOptions(3, 100), "workers": 2}
+    return dataset.prefetch(options[how])
 
 
 PLACES = pytest.mark.parametrize("how", ["inline", "threads", "workers"])
@@ -175,7 +176,8 @@ def test_a_state_of_another_chain_is_refused() -> None:
     with iter(Numbers(50).map(abs).batch(5)) as iterator, iter(Numbers(50).map(abs).batch(4)) as other:
         next(iterator)
         before = iterator.get_state()
-        for state in [other.get_state(), {"made": 1}, "text", {**before, "made": {}}, None]:
+        wrong: list[Any] = [other.get_state(), {"made": 1}, "text", {**before, "made": {}}, None]
+        for state in wrong:
             with pytest.raises(CheckpointError):
                 iterator.set_state(state)
         assert iterator.get_state() == before
@@ -212,8 +214,11 @@ class Endless(IterDataset[int]):
 def test_a_generator_is_a_dataset() -> None:
     """What `__iter__` returns is made a DatasetIterator; it is resumed by drawing from its beginning."""
     dataset = Endless().map(np.int64).batch(3)
-    with iter(Endless()) as plain, iter(dataset) as iterator, iter(dataset) as other:
+    endless: IterDataset[int] = Endless()
+    with iter(endless) as plain, iter(dataset) as iterator, iter(dataset) as other:
         assert isinstance(plain, DatasetIterator)
+        with pytest.raises(NotImplementedError, match="read in order"):
+            plain.seek(3)
         next(iterator)
         other.set_state(iterator.get_state())
         assert next(other).tolist() == [3, 4, 5]

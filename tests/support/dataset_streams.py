@@ -195,7 +195,7 @@ def window(draw: st.DrawFn, stream: Stream) -> Stream:
 
 def ahead(draw: st.DrawFn, stream: Stream) -> Stream:
     """Has threads make what is below; which changes nothing."""
-    options = draw(st.sampled_from([0, ReadOptions(2, 4), ReadOptions(0, 0)]))
+    options: Any = draw(st.sampled_from([0, ReadOptions(2, 4), ReadOptions(0, 0)]))
     return dataclasses.replace(stream, dataset=stream.dataset.prefetch(options))
 
 
