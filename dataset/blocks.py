@@ -13,6 +13,9 @@ from millstream.sources.base import RecordKeys
 LOCATED_RECORDS: Final = 15_360
 """About how many records are located at once: more are no cheaper each, and these take half a millisecond."""
 
+_MOST_BREADTH: Final = 8
+"""Where elements come from this many sources, as many times as many records are located at once, and not more."""
+
 _SMALLEST_RUN: Final = 16
 """Fewer records than this, in a row, may be all that anybody wants."""
 
@@ -31,7 +34,9 @@ class Blocks:
         self._node = node
         self._ahead: LookAhead[Any] | None = None
         if node.looks_ahead:
-            self._ahead = LookAhead(self._locate, max(1, LOCATED_RECORDS // node.width), node.length)
+            # Of several sources, each has a permutation of its own, and each of these its price.
+            records = LOCATED_RECORDS * min(node.breadth, _MOST_BREADTH)
+            self._ahead = LookAhead(self._locate, max(1, records // node.width), node.length)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Blocks, (self._node,)
@@ -62,7 +67,7 @@ class Blocks:
             return None
         start = int(positions[0])
         stop = start + size
-        if not 0 <= start < stop <= self._node.length or not (positions == np.arange(start, stop)).all():
+        if not 0 <= start < stop <= self._node.length or positions.tobytes() != np.arange(start, stop).tobytes():
             return None
         first, chunk = self._ahead.chunk_of(start)
         return None if chunk is None or stop > first + self._ahead.size else (chunk, start - first)

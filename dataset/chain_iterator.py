@@ -113,10 +113,11 @@ class ReadIterator(EngineIterator):
             pipeline = dense if Plan(dense).one_to_one else pipeline
         self._is_dense = pipeline is not self._sparse
         sparse = stream_of(Plan(self._sparse))
-        self._num_stages = len(Plan(self._sparse).stages)
-        self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=pipeline.fingerprint)
         self._execution = Execution(pipeline, *self._options)
-        self._inner = self._execution.begin()
+        self._own_stream = stream_of(self._execution.plan)
+        self._num_stages = len(Plan(self._sparse).stages)
+        self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=self._own_stream.fingerprint)
+        self._inner = self._execution.begin(self._own_stream)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict that JSON can hold."""
@@ -138,7 +139,7 @@ class ReadIterator(EngineIterator):
         self._check_open()
         saved = decoded(state)
         found = resumption(saved, self._state(), allow, strict=strict)
-        saved = dataclasses.replace(saved, skip=found.skip, stream=self._stream)
+        saved = dataclasses.replace(saved, stream=self._stream)
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse()
         self._move(saved)
@@ -165,26 +166,31 @@ class ReadIterator(EngineIterator):
 
     def _state(self) -> LoaderState:
         state = LoaderState.decode(self._inner.get_state())
-        skip = (0,) * self._num_stages if self._is_dense else state.skip
-        return dataclasses.replace(state, skip=skip, stream=self._stream)
+        return self._with_skip(state, self._stream, self._num_stages)
 
     def _fits_dense(self, saved: LoaderState) -> bool:
         """Whether a position lies between two blocks of the dense plan."""
         block = self._execution.plan.partition.global_block
-        return not any(saved.skip) and (saved.position % block == 0 or saved.position == saved.stream.length)
+        (place,) = saved.places
+        return not any(place.skip) and (place.position % block == 0 or place.position == saved.stream.length)
 
     def _move(self, saved: LoaderState) -> None:
         """Goes to a position of this stream."""
         plan = self._execution.plan
-        skip = (0,) * len(plan.stages) if self._is_dense else saved.skip
-        own = dataclasses.replace(saved, skip=skip, stream=stream_of(plan))
-        self._inner.set_state(own.encode())
+        self._inner.set_state(self._with_skip(saved, self._own_stream, len(plan.stages)).encode())
+
+    def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
+        """Returns a state as one of another stream; between blocks of the dense plan there is nothing to skip."""
+        (place,) = state.places
+        place = place._replace(skip=(0,) * num_stages) if self._is_dense else place
+        return dataclasses.replace(state, places=(place,), stream=stream)
 
     def _use_sparse(self) -> None:
         self._inner.close()
         self._execution.close()
         self._execution = Execution(self._sparse, *self._options)
-        self._is_dense, self._inner = False, self._execution.begin()
+        self._own_stream = stream_of(self._execution.plan)
+        self._is_dense, self._inner = False, self._execution.begin(self._own_stream)
 
     def _change_plan(self, hole: AbsentElement) -> None:
         """Continues with the plan that has room for absent elements, at the position reached."""

@@ -1,6 +1,5 @@
 """The iterator of operations after a stream: they run in threads and processes, and the stream in one place."""
 
-import dataclasses
 import itertools
 import json
 import sys
@@ -72,7 +71,7 @@ class FedIterator(EngineIterator):
     def get_state(self) -> dict[str, Any]:
         """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
         made = json.loads(self._inner.get_state())
-        first, state = self._feed.kept_before(made["position"] // self._block)
+        first, state = self._feed.kept_before(made["places"][0]["position"] // self._block)
         return {"made": made, "block": first, "stream": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -144,7 +143,7 @@ class _Drawing:
                 parts.append(Elements(part.values, part.origins.without_sizes()))
                 left -= len(part.values)
         whole = Elements.concatenate(parts) if parts else Elements([], Origins.none())
-        return dataclasses.replace(whole, error=error)
+        return Elements(whole.values, whole.origins, error)
 
 
 def with_states(dataset: Any) -> DatasetIterator[Any]:

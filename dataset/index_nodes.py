@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,15 @@ class IndexNode(UnaryNode):
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
         """Returns the parent's elements, columns too, as they are."""
         return self.parent.elements(located, start, stop)
+
+    @functools.cached_property
+    def sources(self) -> tuple[Any, ...] | None:
+        """The parent's."""
+        return self.parent.sources
+
+    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
+        """Returns those of the parent's positions."""
+        return self.parent.record_keys(self.parent_positions(positions), starts)
 
     def at(self, position: int) -> Any:
         """Returns the parent's element."""

@@ -4,14 +4,16 @@ import abc
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.node import ENDLESS, Node, Positions, divided
+from millstream.dataset.source_node import Source
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
+from millstream.sources import ConcatenatedDataSource
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,18 +35,50 @@ class JoiningNode(Node):
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
         """Returns the number of the parent of each position, and the position in it."""
 
-    def locate(self, positions: Positions) -> Any:
-        """Returns, for each parent that is touched, the rows that are its, and what it needs."""
+    @functools.cached_property
+    def sources(self) -> tuple[Any, ...] | None:
+        """All those of the parents."""
+        if any(parent.sources is None for parent in self.above):
+            return None
+        return tuple({id(source): source for parent in self.above for source in parent.sources or ()}.values())
+
+    @functools.cached_property
+    def _end_to_end(self) -> tuple[Source, dict[int, int]] | None:
+        """The sources of the parents as one, and where each begins in it; None where parents make elements.
+
+        So records, and columns, of all parents are read at once, and those of a source that several have, too.
+        """
+        if not self.sources:
+            return None
+        lengths = [len(source) for source in self.sources]
+        starts = dict(zip(map(id, self.sources), itertools.accumulate(lengths, initial=0), strict=False))
+        return Source(ConcatenatedDataSource(self.sources)), starts
+
+    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
+        """Returns those of the parents, each at its positions."""
+        keys = np.empty(len(positions), np.int64)
+        for parent, rows, theirs in self._dealt(positions):
+            keys[rows] = parent.record_keys(theirs, starts)
+        return keys
+
+    def _dealt(self, positions: Positions) -> Iterator[tuple[Node, NDArray[np.intp], Positions]]:
+        """Yields each parent that is touched, the rows that are its, and their positions in it."""
         numbers, theirs = self.parents_at(positions)
-        located = []
         for number, parent in enumerate(self.above):
             rows = np.flatnonzero(numbers == number)
             if len(rows):
-                located.append((parent, rows, parent.locate(theirs[rows])))
-        return located
+                yield parent, rows, theirs[rows]
+
+    def locate(self, positions: Positions) -> Any:
+        """Returns record keys; where parents make elements, what each of them needs, and for which rows."""
+        if self._end_to_end is not None:
+            return positions, self.record_keys(positions, self._end_to_end[1])
+        return [(parent, rows, parent.locate(theirs)) for parent, rows, theirs in self._dealt(positions)]
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns elements, read in one call from each parent that is touched."""
+        """Returns elements, read in one call from each source, or each parent, that is touched."""
+        if self._end_to_end is not None:
+            return self._end_to_end[0].elements(located, start, stop)
         values: list[Any] = [None] * (stop - start)
         for parent, rows, of_parent in located:
             first, last = np.searchsorted(rows, (start, stop)).tolist()

@@ -1,6 +1,6 @@
 """A dataset that is read at random, and the methods that make longer chains of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream.checks import as_flag, as_integer_or_none
@@ -212,11 +212,19 @@ class MapDataset(Generic[T]):
         """
         return self._with(Filtered(node_of(self), as_operation(transform, Filter)))
 
-    def flat_map(self, transform: "FlatMap[T, Out]") -> "MapDataset[Out]":
+    def flat_map(
+        self, transform: "FlatMap[T, Out] | Callable[[T], Iterable[Out]]", max_fan_out: SupportsIndex | None = None
+    ) -> "MapDataset[Out]":
         """Returns the children that `transform` splits elements into.
 
         Element i has the positions from `i * max_fan_out` on; those for which there is no child hold None.
+
+        Args:
+            transform: a `FlatMap`, or a function.
+            max_fan_out: the most children that one element may have; a `FlatMap` knows it.
         """
+        if not isinstance(transform, (FlatMap, type)):
+            transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
         return self._with(Split(node_of(self), as_operation(transform, FlatMap)))
 
     def batch(

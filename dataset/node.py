@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,6 +58,25 @@ class Node(abc.ABC):
         return max((parent.width for parent in self.parents), default=1)
 
     @functools.cached_property
+    def breadth(self) -> int:
+        """From how many sources its elements come."""
+        return sum(parent.breadth for parent in self.parents) or 1
+
+    @functools.cached_property
+    def sources(self) -> tuple[Any, ...] | None:
+        """The sources whose records are its elements, just as they are, each once; None where it makes elements."""
+        return None
+
+    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
+        """Returns the record keys of positions where the sources are laid end to end: of a node that has `sources`.
+
+        Args:
+            positions: the positions.
+            starts: the first record key of each source, by the identity of the source.
+        """
+        raise NotImplementedError
+
+    @functools.cached_property
     def looks_ahead(self) -> bool:
         """Whether many positions are located faster at once than block by block."""
         return all(parent.looks_ahead for parent in self.parents)
@@ -73,6 +92,10 @@ class Node(abc.ABC):
         Raises:
             Exception: what reading or an operation raises, with notes that say where.
         """
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What was computed is computed anew.
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def at(self, position: int) -> Any:
         """Returns the element at one position: what `elements` gives, without arrays where that is quicker."""

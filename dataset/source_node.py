@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +36,15 @@ class Source(Node):
     def length(self) -> int:
         """How many records there are."""
         return len(self.source)
+
+    @functools.cached_property
+    def sources(self) -> tuple[Any, ...]:
+        """The source, unless it is empty: nothing is read from it then."""
+        return (self.source,) if self.length else ()
+
+    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
+        """Returns offsets in the epoch, after the sources that come before."""
+        return divided(positions, self.length)[1] + starts[id(self.source)]
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Returns the positions, and their record keys."""

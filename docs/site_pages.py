@@ -39,6 +39,7 @@ FILES = ["LICENSE"]
 
 PARTS = {
     "loader": "Everything that runs a pipeline, and what it gives.",
+    "dataset": "A pipeline said as a chain.",
     "samplers": "Which record comes at which position.",
     "sources": "Where records come from.",
     "transforms": "What happens to elements: operations.",

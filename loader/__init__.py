@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from millstream.loader.filter_ahead import surviving_keys
     from millstream.loader.iterator import DataLoaderIterator
     from millstream.loader.short_way import load
+    from millstream.loader.shown_loader import prometheus_text
     from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 else:
     # A worker process imports rooms of this folder, and none of these.
@@ -27,6 +28,7 @@ else:
             "ReadOptions": "millstream.loader.threads.options",
             "device_put": "millstream.loader.device_iterator",
             "load": "millstream.loader.short_way",
+            "prometheus_text": "millstream.loader.shown_loader",
             "surviving_keys": "millstream.loader.filter_ahead",
         },
     )
@@ -39,5 +41,6 @@ __all__ = [
     "ReadOptions",
     "device_put",
     "load",
+    "prometheus_text",
     "surviving_keys",
 ]

@@ -2,12 +2,14 @@
 
 from typing import Any, final
 
+from millstream.loader.checkpoints.state import Stream
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.feed import Feed
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.stages import Watch
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -24,6 +26,8 @@ class Execution:
         workers: the worker processes, if any.
         reading: the threads, in this process or in each worker.
         feed: where the elements of stage 0 come from; None where records are read.
+        profiler: adds up where the time goes; None for a new one.
+        watch: looks at each part of the work; None for the profiler alone.
 
     Attributes:
         pipeline: what is run.
@@ -33,7 +37,14 @@ class Execution:
     """
 
     def __init__(
-        self, pipeline: Pipeline, workers: MultiprocessingOptions, reading: ReadOptions, feed: Feed | None = None
+        self,
+        pipeline: Pipeline,
+        workers: MultiprocessingOptions,
+        reading: ReadOptions,
+        feed: Feed | None = None,
+        *,
+        profiler: Profiler | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.pipeline = pipeline
         self._workers = workers
@@ -47,13 +58,13 @@ class Execution:
             from millstream.loader.processes.warm_pools import WarmPools  # noqa: PLC0415
 
             self.pools = WarmPools(surroundings())
-        self.profiler = Profiler(pipeline.labels)
-        self.plan = Plan(pipeline, self.profiler.timed)
+        self.profiler = profiler or Profiler(pipeline.labels)
+        self.plan = Plan(pipeline, watch or self.profiler.timed)
 
-    def begin(self) -> DataLoaderIterator:
-        """Returns a new iterator at the beginning of the stream."""
-        # Described before any of the user's operations has run: one that counts its calls is what it was built as.
-        stream = stream_of(self.plan)
+    def begin(self, stream: Stream | None = None) -> DataLoaderIterator:
+        """Returns a new iterator at the beginning of the stream, which is described now where it was not before."""
+        # Before any of the user's operations has run: one that counts its calls is what it was built as.
+        stream = stream_of(self.plan) if stream is None else stream
         return DataLoaderIterator(self.plan, stream, self.profiler, self._make_executor, self.stop_idle_workers)
 
     def stop_idle_workers(self) -> None:
@@ -66,15 +77,15 @@ class Execution:
         if self.pools is not None:
             self.pools.close()
 
-    def _make_executor(self, cursor: Cursor) -> Executor:
+    def _make_executor(self, position: Position) -> Executor:
         if self._feed is not None:
-            self._feed.go_to(cursor.block)
+            self._feed.go_to(position[0].block)
         if self.pools is not None:
             from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
 
             return PoolExecutor(
                 self.plan,
-                cursor,
+                position,
                 profiler=self.profiler,
                 pools=self.pools,
                 workers=self._workers,
@@ -82,5 +93,5 @@ class Execution:
                 feed=self._feed,
             )
         if not self._reading.reads_ahead:
-            return InlineExecutor(self.plan, cursor, self._feed)
-        return ThreadExecutor(self.plan, cursor, self._reading, self._feed)
+            return InlineExecutor(self.plan, position, self._feed)
+        return ThreadExecutor(self.plan, position, self._reading, self._feed)

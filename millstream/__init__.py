@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         ReadOptions,
         device_put,
         load,
+        prometheus_text,
         surviving_keys,
     )
     from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
@@ -163,6 +164,7 @@ __all__ = [
     "encode_example",
     "lengths_of",
     "load",
+    "prometheus_text",
     "samplers",
     "shard_by_jax_process",
     "sharding",

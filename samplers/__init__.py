@@ -12,10 +12,14 @@ orders of several sources. `PackingSampler` makes rows of several documents. An 
     hierarchical.py     a shuffle of units, and of the records in a few of them
     epochs.py           what samplers of epochs have in common
     packing.py          rows made of several documents
+    pieces.py           what a row is made of
     packing_plan.py     which documents go into which rows
     many_permutations.py  permutations of many sets at once
     mixture.py          several orders as one
+    kinds.py            what the loader asks of mixtures and of rows
     components.py       what a mixture accepts
+    component_orders.py  what the components of a mixture have where
+    mixture_words.py    what a mixture says of itself
     weights.py          weights as whole numbers
     proportions.py      which component stands at which position
     mixing_schedule.py  weights that change, and where a mixture ends
@@ -30,7 +34,8 @@ from millstream.samplers.index import IndexSampler, SequentialSampler
 if TYPE_CHECKING:
     from millstream.samplers.hierarchical import HierarchicalSampler
     from millstream.samplers.mixture import MixtureSampler
-    from millstream.samplers.packing import PackingSampler, Pieces
+    from millstream.samplers.packing import PackingSampler
+    from millstream.samplers.pieces import Pieces
 else:
     __getattr__, __dir__ = late_names.hooks(
         __name__,
@@ -38,7 +43,7 @@ else:
             "HierarchicalSampler": "millstream.samplers.hierarchical",
             "MixtureSampler": "millstream.samplers.mixture",
             "PackingSampler": "millstream.samplers.packing",
-            "Pieces": "millstream.samplers.packing",
+            "Pieces": "millstream.samplers.pieces",
         },
     )
 

@@ -8,7 +8,7 @@ of positions at once.
 import dataclasses
 import operator
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,69 +77,6 @@ class VectorisedSampler(Sampler, Protocol):
     def record_keys_at(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
         """Returns the record keys of any positions, shape (m,), in their order. The array of positions is read-only."""
         ...
-
-
-class MixedSampler(VectorisedSampler, Protocol):
-    """A sampler whose positions are dealt to components, each with a sampler of its own.
-
-    Its `seed` and `num_records` are None. Random operations draw from the generators of a component's own sampler, at
-    the position in that sampler's order.
-    """
-
-    @property
-    def names(self) -> tuple[Any, ...]:
-        """What the components are called."""
-        ...
-
-    @property
-    def samplers(self) -> "tuple[VectorisedSampler | AdaptedSampler, ...]":
-        """The components' samplers."""
-        ...
-
-    @property
-    def source_lengths(self) -> tuple[int, ...]:
-        """How many records the source of each component has."""
-        ...
-
-    def locate(self, positions: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the number of the component, and the position in its own order, of any positions."""
-        ...
-
-    def located(
-        self, positions: NDArray[np.int64], /
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the number of the component, the position in the innermost order, and the record key."""
-        ...
-
-
-class PackedSampler(VectorisedSampler, Protocol):
-    """A sampler whose positions are rows made of several documents, which a `Pack` lays out."""
-
-    @property
-    def row_length(self) -> int:
-        """How many tokens a row takes."""
-        ...
-
-    @property
-    def lengths(self) -> NDArray[np.integer[Any]]:
-        """How many tokens each document has, by record key."""
-        ...
-
-    def pieces_at(
-        self, positions: NDArray[np.int64], /
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns where the pieces of each row begin; and record key, begin and end of each piece. No row is empty."""
-        ...
-
-
-def is_packed(sampler: object) -> TypeGuard[PackedSampler]:
-    """Whether the positions of a sampler are rows."""
-    return hasattr(sampler, "pieces_at")
-
-
-def is_mixed(sampler: object) -> TypeGuard[MixedSampler]:
-    """Whether a sampler deals its positions to components."""
-    return hasattr(sampler, "located")
 
 
 _VECTORISED_MEMBERS = ("seed", "num_records", "length", "record_keys", "record_keys_at")

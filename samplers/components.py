@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.checks import as_integer
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, is_packed, largest_key, vectorised
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, largest_key, vectorised
+from millstream.samplers.kinds import is_packed
 from millstream.sharding import NoSharding
 
 
@@ -31,11 +32,6 @@ def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSam
     except TypeError as error:
         error.add_note(f"millstream: in component {name!r} of the mixture.")
         raise
-    if is_packed(ready):
-        raise TypeError(
-            f"The sampler of component {name!r} makes rows, which cannot be mixed: mix the documents, or pack each "
-            "component by itself."
-        )
     shard = getattr(sampler, "shard_options", None)
     if shard is not None and not isinstance(shard, NoSharding):
         raise ValueError(
@@ -45,6 +41,19 @@ def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSam
     if ready.length == 0:
         raise ValueError(f"The sampler of component {name!r} has no positions: leave the component out.")
     return ready
+
+
+def checked_row_length(names: Sequence[Any], samplers: Sequence[VectorisedSampler | AdaptedSampler]) -> int | None:
+    """Returns how long the rows of a mixture are; None where its components make none."""
+    row_lengths = [sampler.row_length if is_packed(sampler) else None for sampler in samplers]
+    for name, row_length in zip(names, row_lengths, strict=True):
+        if row_length != row_lengths[0]:
+            made = ["no rows" if length is None else f"rows of {length}" for length in (row_length, row_lengths[0])]
+            raise ValueError(
+                f"The sampler of component {name!r} makes {made[0]}, and that of component {names[0]!r} {made[1]}: "
+                "give each a PackingSampler of one row_length, or none."
+            )
+    return row_lengths[0]
 
 
 def checked_source_lengths(
@@ -60,6 +69,11 @@ def checked_source_lengths(
     checked = []
     for name, sampler in parts.items():
         length = as_integer(by_name[name], f"The source length of component {name!r}", minimum=1)
+        if is_packed(sampler) and sampler.num_source_records != length:
+            raise ValueError(
+                f"The lengths of component {name!r} are of {sampler.num_source_records} documents, but source_lengths "
+                f"says that its source has {length}."
+            )
         largest = largest_key(sampler)
         if largest is not None and largest >= length:
             raise ValueError(
@@ -71,9 +85,10 @@ def checked_source_lengths(
 
 
 def _own_source_length(name: Any, sampler: Any) -> int:
-    of_mixture = getattr(sampler, "num_source_records", None)
-    if of_mixture is not None:
-        return operator.index(of_mixture)
+    # A mixture and a sampler of rows know it.
+    known = getattr(sampler, "num_source_records", None)
+    if known is not None:
+        return operator.index(known)
     num_records = getattr(sampler, "num_records", None)
     if num_records is None or largest_key(sampler) != operator.index(num_records) - 1:
         raise ValueError(

@@ -2,8 +2,6 @@
 
 import functools
 import operator
-import re
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self, final
 
@@ -11,21 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
+from millstream.pictured import Pictured
 from millstream.record import RecordMetadata
-from millstream.samplers.base import POSITION_LIMIT, check_range, checked_keys_at, largest_key
-from millstream.samplers.components import checked_component, checked_source_lengths, named_parts
+from millstream.samplers.base import POSITION_LIMIT, check_range, largest_key
+from millstream.samplers.component_orders import ComponentOrders
+from millstream.samplers.components import (
+    checked_component,
+    checked_row_length,
+    checked_source_lengths,
+    named_parts,
+)
 from millstream.samplers.epochs import checked_shard_options, positions_between
 from millstream.samplers.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
+from millstream.samplers.mixture_words import mixture_words, weight_words
+from millstream.samplers.pieces import Pieces
 from millstream.samplers.weights import checked_weights
 from millstream.sharding import NoSharding, ShardOptions
 
 Weights = Sequence[Any] | Mapping[str, Any]
-
-_SHOWN_COMPONENTS, _SHOWN_WEIGHTS, _SHOWN_PARTS = 280, 32, 8
-"""How many characters of a fingerprint say what the components are, and the weights of a part; and of how many parts.
-
-So that all of them stay below what a state shows of a sampler.
-"""
 
 
 class Located(NamedTuple):
@@ -43,7 +44,7 @@ class Located(NamedTuple):
 
 
 @final
-class MixtureSampler:
+class MixtureSampler(Pictured):
     """The records of several sources in the proportions that the weights say, each source in its own sampler's order.
 
     It goes with `ConcatenatedDataSource(sources)`, the sources in the same order or under the same names. Every prefix
@@ -55,6 +56,9 @@ class MixtureSampler:
     records, its epochs and, by its seed, the draws of random operations: give components different seeds, so that the
     first record of one does not draw what the first of another draws. The index that `MapWithIndex` sees is the
     position in that sampler's order.
+
+    Where the components' samplers are PackingSamplers, of one row_length, it is a mixture of rows, each of documents of
+    one component: the weights count rows, and a `Pack` lays them out.
 
     Args:
         samplers: the components' samplers: a list, or a mapping that names the components. A sampler may be any that a
@@ -75,12 +79,15 @@ class MixtureSampler:
         parts: the components' samplers by name, as they were given.
         samplers: the same as samplers that answer for many positions at once.
         source_lengths: how many records each source has.
+        row_length: how many tokens a row takes; None where the components' samplers make no rows.
 
     Raises:
         TypeError: an argument is of the wrong kind.
         ValueError: a weight is negative, infinite or nan, all are 0, names do not match, a component has no records, or
             it is not known how many records its source has.
     """
+
+    _picture_kind = "order"
 
     seed: None = None
     """Each component has its own."""
@@ -106,6 +113,7 @@ class MixtureSampler:
         self.stop = stop
         self.shard_options = checked_shard_options(NoSharding() if shard_options is None else shard_options)
         self.samplers = tuple(checked_component(name, sampler) for name, sampler in self.parts.items())
+        self.row_length = checked_row_length(self.names, self.samplers)
         self.source_lengths = checked_source_lengths(self.parts, source_lengths)
         self._changes: tuple[tuple[int, tuple[int, ...]], ...] = ((0, checked_weights(weights, self.names)),)
         if self.num_source_records > POSITION_LIMIT:
@@ -118,11 +126,14 @@ class MixtureSampler:
         return length
 
     def __repr__(self) -> str:
-        return f"MixtureSampler({len(self.names)} components, {_weight_words(self._changes[0][1])}, stop={self.stop!r})"
+        return f"MixtureSampler({len(self.names)} components, {weight_words(self._changes[0][1])}, stop={self.stop!r})"
+
+    def _picture_parts(self) -> Sequence[tuple[str, float]]:
+        return [(str(name), weight) for name, weight in zip(self.names, self._changes[0][1], strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         # Not what is computed from these: it is as quickly computed again.
-        names = ("names", "parts", "samplers", "source_lengths", "stop", "shard_options", "_changes")
+        names = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "shard_options", "_changes")
         return {name: vars(self)[name] for name in names}
 
     @property
@@ -180,18 +191,8 @@ class MixtureSampler:
         `weights_from_500=2:1` holds from position 500 on: a state from before does not depend on it. Components whose
         samplers have no `fingerprint()` are named by their class.
         """
-        words = [
-            f"component_{_word(number, name)}={self._component_words(number)}" for number, name in enumerate(self.names)
-        ]
-        if sum(map(len, words)) > _SHOWN_COMPONENTS:
-            words = [f"components={len(words)}{_crc(words)}"]
-        lengths = ":".join(map(str, self.source_lengths))
-        words.append(f"source_lengths={lengths if len(lengths) <= _SHOWN_WEIGHTS else _crc([lengths])}")
-        parts = [(part.start, _weight_words(part.weights)) for part in self._schedule.parts]
-        words += [f"weights_from_{start}={text}" for start, text in parts[:_SHOWN_PARTS]]
-        if rest := parts[_SHOWN_PARTS:]:
-            words.append(f"weights_from_{rest[0][0]}={len(rest)}{_crc([f'{start} {text}' for start, text in rest])}")
-        return " ".join(["MixtureSampler", *words])
+        lengths = [going_on.length if self.stop == ALL_EXHAUSTED else None for going_on in self._going_on]
+        return mixture_words(self.parts, lengths, self.source_lengths, self._schedule.parts)
 
     def components(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the number of the component at each of the positions [start, stop), shape (stop - start,).
@@ -251,29 +252,32 @@ class MixtureSampler:
             Exception: whatever the sampler of a component raises, with a note that names the component.
         """
         components, indices = self.locate(positions)
-        keys, innermost = np.empty(len(positions), dtype=np.int64), indices
-        order = np.argsort(components.astype(np.int32), kind="stable")
-        counts = np.bincount(components, minlength=len(self.names)).tolist()
-        stop = 0
-        for component, count in enumerate(counts):
-            start, stop = stop, stop + count
-            if not count:
-                continue
-            rows, sampler = order[start:stop], self._going_on[component]
-            asked = indices[rows]
-            asked.flags.writeable = False
-            try:
-                if isinstance(sampler, MixtureSampler):
-                    inner = sampler.located(asked)
-                    own_keys, innermost = inner.record_keys, innermost.copy()
-                    innermost[rows] = inner.indices
-                else:
-                    own_keys = checked_keys_at(sampler, asked)
-            except Exception as error:
-                error.add_note(f"millstream: in component {self.names[component]!r} of the mixture.")
-                raise
-            keys[rows] = own_keys + self._offsets[component]
-        return Located(components, innermost, keys)
+        return Located(components, *self._orders.records(components, indices))
+
+    def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
+        """Returns what the rows at any positions are made of, in their order; keys are in the sources laid end to end.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+            TypeError: the components' samplers make no rows.
+        """
+        return self.located_pieces(np.asarray(positions, dtype=np.int64))[2]
+
+    def located_pieces(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Pieces]:
+        """Returns the component, the index and the pieces of the rows at any positions.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+            TypeError: the components' samplers make no rows.
+        """
+        if self.row_length is None:
+            raise TypeError("This mixture makes no rows: its components' samplers must be PackingSamplers.")
+        components, indices = self.locate(positions)
+        return components, *self._orders.rows(components, indices)
+
+    def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many tokens some documents have, shape (m,), where the components make rows of documents."""
+        return self._orders.lengths_at(record_keys)
 
     @functools.cached_property
     def _schedule(self) -> MixingSchedule:
@@ -283,6 +287,10 @@ class MixtureSampler:
     def _offsets(self) -> list[int]:
         ends = np.cumsum(np.array(self.source_lengths, dtype=object))
         return [int(end) - length for end, length in zip(ends, self.source_lengths, strict=True)]
+
+    @functools.cached_property
+    def _orders(self) -> ComponentOrders:
+        return ComponentOrders(self.names, self._going_on, self._offsets)
 
     @functools.cached_property
     def _going_on(self) -> tuple[Any, ...]:
@@ -298,25 +306,3 @@ class MixtureSampler:
             return None
         lengths = [sampler.length for sampler in self._going_on]
         return np.array([min(length or POSITION_LIMIT, POSITION_LIMIT - 1) for length in lengths], dtype=np.int64)
-
-    def _component_words(self, number: int) -> str:
-        sampler = self.parts[self.names[number]]
-        own = getattr(sampler, "fingerprint", None)
-        first, *rest = str(own() if callable(own) else type(sampler).__qualname__).split(" ")
-        going_on = self._going_on[number].length
-        rest += [f"length={going_on}"] if self.stop == ALL_EXHAUSTED and going_on is not None else []
-        return f"{first}({','.join(rest)})"
-
-
-def _weight_words(weights: Sequence[int]) -> str:
-    text = ":".join(map(str, weights))
-    return text if len(text) <= _SHOWN_WEIGHTS else f"{len(weights)}{_crc([text])}"
-
-
-def _crc(texts: Sequence[str]) -> str:
-    return f"#{zlib.crc32(' '.join(texts).encode()):08x}"
-
-
-def _word(number: int, name: object) -> str:
-    """Returns the number of a component, and its name as far as it is made of plain letters."""
-    return str(number) if name == number else f"{number}_{re.sub(r'[^0-9A-Za-z]+', '_', str(name))}"

@@ -1,7 +1,7 @@
 """Rows of a fixed length made of whole documents, planned ahead: which documents are in a row is arithmetic."""
 
 import zlib
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,28 +12,12 @@ from millstream.samplers.epochs import EpochSampler, checked_seed, positions_bet
 from millstream.samplers.many_permutations import permute_among
 from millstream.samplers.packing_plan import BestFit, Stream
 from millstream.samplers.permutation import mixed, permute
+from millstream.samplers.pieces import Pieces, put_together
 from millstream.sharding import ShardOptions
 
 BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
 _LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
 """An odd number without a pattern, which sets lengths apart."""
-
-
-class Pieces(NamedTuple):
-    """What some rows are made of; int64 arrays.
-
-    Attributes:
-        row_starts: where the pieces of each row begin, shape (rows + 1,): those of row r are the pieces
-            row_starts[r] … row_starts[r + 1] - 1.
-        record_keys: the document that each piece is of, shape (pieces,), as are the next two.
-        begins: the first token of it.
-        ends: where it ends: one more than the last token.
-    """
-
-    row_starts: NDArray[np.int64]
-    record_keys: NDArray[np.int64]
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
 
 
 @final
@@ -48,6 +32,9 @@ class PackingSampler(EpochSampler):
         sampler = PackingSampler(lengths, 2048, seed=0)
         operations = [decode, Pack({"tokens": 2048}), Batch(8)]
         loader = DataLoader(data_source=documents, sampler=sampler, operations=operations)
+
+    Several of them, of one row_length, are components of a `MixtureSampler`: each row then has documents of one source,
+    and the weights count rows.
 
     Args:
         lengths: how many tokens each document of the source has: integers from 0 on, by record key, as
@@ -121,6 +108,11 @@ class PackingSampler(EpochSampler):
         """No record key is larger."""
         return len(self.lengths) - 1
 
+    @property
+    def num_source_records(self) -> int:
+        """How many documents the source has."""
+        return len(self.lengths)
+
     def fingerprint(self) -> str:
         """Returns the class and what decides the rows, in words; of the lengths, there is a CRC."""
         crc = zlib.crc32(self.lengths.astype("<i8", copy=False).data)
@@ -144,6 +136,11 @@ class PackingSampler(EpochSampler):
         """
         return self._pieces(self._checked(positions))
 
+    def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many tokens some documents have, shape (m,)."""
+        lengths: NDArray[np.int64] = self.lengths[record_keys]
+        return lengths
+
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Returns the key of the first document of each row."""
         pieces = self._pieces_of_epoch(offsets, epoch)
@@ -151,18 +148,7 @@ class PackingSampler(EpochSampler):
 
     def _pieces(self, positions: NDArray[np.int64]) -> Pieces:
         found = [(rows, self._pieces_of_epoch(offsets, epoch)) for epoch, rows, offsets in self._by_epoch(positions)]
-        if len(found) == 1:
-            return found[0][1]
-        widths = np.zeros(len(positions) + 1, dtype=np.int64)
-        for rows, pieces in found:
-            widths[1:][rows] = np.diff(pieces.row_starts)
-        starts = np.cumsum(widths)
-        whole = np.empty((3, int(starts[-1])), dtype=np.int64)
-        for rows, pieces in found:
-            own = np.diff(pieces.row_starts)
-            places = np.repeat(starts[:-1][rows] - pieces.row_starts[:-1], own) + np.arange(int(own.sum()))
-            whole[:, places] = pieces[1:]
-        return Pieces(starts, *whole)
+        return put_together(found, len(positions))
 
     def _pieces_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> Pieces:
         rows, epoch = offsets, epoch % 2**64

@@ -15,10 +15,11 @@ CORE = "millstream"
 PARTS = {"dataset", "loader", "samplers", "sources", "tools", "transforms"}
 ROOMS = {
     "checkpoints": set(),
-    "pipeline": {"checkpoints"},
+    "pipeline": set(),
     "threads": {"pipeline"},
     "transport": {"pipeline"},
     "processes": {"pipeline", "threads", "transport"},
+    "showing": {"threads"},
 }
 """The rooms of the loader, and which others each may import. What lies beside them imports all."""
 OUTSIDE_THE_PIPELINE = {
@@ -34,7 +35,7 @@ IMPORTERS = {
     # What is quicker or nicer where it is installed.
     "google_crc32c": {"millstream.sources.crc32c"},
     "orjson": {"millstream.sources.json_lines"},
-    "pyarrow": {"millstream.sources.arrow_library"},
+    "pyarrow": {"millstream.sources.arrow_library", "millstream.sources.parquet_file"},
     "tensorstore": {"millstream.sources.object_stores"},
     "tqdm": {"millstream.sources.progress"},
     "zstandard": {"millstream.sources.bagz", "millstream.tools.record_writers", "millstream.tools.unpacking"},

@@ -12,7 +12,7 @@ import pytest
 import millstream
 
 ROOT = Path(__file__).parents[1]
-PARTS = ["loader", "samplers", "sources", "tools", "transforms"]
+PARTS = ["dataset", "loader", "samplers", "sources", "tools", "transforms"]
 
 
 @pytest.fixture(scope="module")

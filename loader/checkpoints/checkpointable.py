@@ -74,14 +74,12 @@ def restore_state(
     Raises:
         CheckpointError: the state is missing, unreadable or of another stream.
     """
-    from millstream.loader.checkpoints.state_files import read_own_state, read_state  # noqa: PLC0415  (as above)
+    from millstream.loader.checkpoints.state_files import read_own_state, restore  # noqa: PLC0415  (as above)
 
-    if not iterator.states_are_bytes:
-        _as_any(iterator).set_state(read_own_state(directory))
-    elif allow or strict:
-        _as_any(iterator).set_state(read_state(directory), allow=allow, strict=strict)
+    if iterator.states_are_bytes:
+        restore(_as_any(iterator), directory, allow=allow, strict=strict)
     else:
-        _as_any(iterator).set_state(read_state(directory))
+        _as_any(iterator).set_state(read_own_state(directory))
 
 
 def _as_any(iterator: Checkpointable) -> Any:

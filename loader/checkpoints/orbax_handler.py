@@ -94,7 +94,7 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Says to Orbax: set this iterator to the position that was saved.
+    """Says to Orbax: set this iterator to the position that was saved, by this number of processes or another.
 
     A checkpoint without such an item is a CheckpointError, in place of Orbax's KeyError.
 

@@ -1,8 +1,9 @@
 """What every iterator of a loader offers, wherever its batches lie: a position that can be told, saved and sought."""
 
 import abc
+import contextlib
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NoReturn, Self
 
 from millstream.closing import Closing
@@ -46,8 +47,22 @@ class ResumableIterator(Checkpointable, Closing):
         """Moves to the position recorded in a state."""
 
     @abc.abstractmethod
+    def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in the states of all shards that saved together."""
+
+    @abc.abstractmethod
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches."""
+
+    def _repr_html_(self) -> str:
+        from millstream import pictures  # noqa: PLC0415  (for notebooks)
+
+        facts: dict[str, object] = {"step": f"{self.step:,}"}
+        if self.epoch is not None:
+            facts["epoch"] = self.epoch
+        with contextlib.suppress(TypeError):  # Where it is not known how many are left.
+            facts["batches left"] = f"{len(self):,}"
+        return pictures.figure(pictures.card("iterator", repr(self), pictures.words(facts)))
 
     def __iter__(self) -> Self:
         return self

@@ -12,9 +12,10 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.joined_schedule import AnySchedule
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import BlockCall, Call, Schedule
 
 MOST_DEATHS = 2
 """A call in which this many workers died is given up."""
@@ -37,7 +38,7 @@ class Assignments:
         numbers: gives each call a number; workers may know others already.
     """
 
-    def __init__(self, plan: Plan, schedule: Schedule, numbers: Iterator[int]) -> None:
+    def __init__(self, plan: Plan, schedule: AnySchedule, numbers: Iterator[int]) -> None:
         self._plan = plan
         self._schedule = schedule
         self._numbers = numbers

@@ -1,27 +1,40 @@
 """The schedule of a plan whose stage 0 is fed with elements, where other plans read records."""
 
-import dataclasses
 from typing import final
 
+from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.feed import Feed, FeedFailed
+from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Fed
-from millstream.loader.pipeline.schedule import BlockCall, Call, Schedule
+from millstream.loader.pipeline.schedule import Schedule
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@final
 class FedCall(BlockCall):
     """A call of stage 0 that carries the elements of its blocks, and the error that ends them, if any."""
 
-    elements: Elements = dataclasses.field(default_factory=lambda: Elements([], Elements.failed(FeedFailed()).origins))
-    failure: BaseException | None = None
+    __slots__ = ("elements", "failure")
+
+    def __init__(
+        self, of: LogicalShard, start: int, stop: int, skip: int, *, elements: Elements, failure: BaseException | None
+    ) -> None:
+        super().__init__(of, start, stop, skip)
+        self.elements = elements if failure is None else Elements(elements.values, elements.origins, FeedFailed())
+        self.failure = failure
 
     @property
     def request(self) -> Fed:  # type: ignore[override]  # a request of another kind
         """What to ask the plan for."""
         return Fed(self.elements)
+
+    def complete(self, elements: Elements) -> None:
+        """Takes the result; what failed is the feed's own error."""
+        if isinstance(elements.error, FeedFailed):
+            elements = Elements(elements.values, elements.origins, self.failure)
+        super().complete(elements)
 
 
 @final
@@ -56,9 +69,7 @@ class FedSchedule(Schedule):
             return None
         # Fewer than that many where it ends.
         stop = int(drawn.origins.block[-1]) + 1 if drawn.values else self._block + 1
-        call = FedCall(self._block, stop, self._take_skip(0))
-        call.elements = Elements(drawn.values, drawn.origins, None if drawn.error is None else FeedFailed())
-        call.failure = drawn.error
+        call = FedCall(self._shard, self._block, stop, self._take_skip(0), elements=drawn, failure=drawn.error)
         self._block = stop
         self._pending[0].append(call)
         return call
@@ -69,23 +80,16 @@ class FedSchedule(Schedule):
         if not pieces or not isinstance(call, FedCall):
             return pieces
         blocks = call.elements.origins.block
-        fed: list[FedCall] = []
+        fed: list[BlockCall] = []
         for piece in pieces:
             rows = slice(*blocks.searchsorted([piece.start, piece.stop]).tolist())
-            own = FedCall(piece.start, piece.stop, piece.skip)
-            own.elements = Elements(call.elements.values[rows], call.elements.origins.take(rows))
-            fed.append(own)
-        fed[-1].elements.error, fed[-1].failure = call.elements.error, call.failure
+            elements = Elements(call.elements.values[rows], call.elements.origins.take(rows))
+            failure = call.failure if piece is pieces[-1] else None
+            fed.append(FedCall(self._shard, piece.start, piece.stop, piece.skip, elements=elements, failure=failure))
         first = self._pending[0].index(pieces[0])
         for number, one in enumerate(fed):
             self._pending[0][first + number] = one
-        return list(fed)
-
-    def complete(self, call: Call, elements: Elements) -> None:
-        """Takes the result of a call; what failed is the feed's own error."""
-        if isinstance(call, FedCall) and isinstance(elements.error, FeedFailed):
-            elements = Elements(elements.values, elements.origins, call.failure)
-        super().complete(call, elements)
+        return fed
 
     def pop(self) -> Outputs | None:
         """Returns the next outputs in order, if they are ready: all that came before them is delivered."""
@@ -95,8 +99,3 @@ class FedSchedule(Schedule):
             if outputs.values:
                 self._released = outputs.after(len(outputs.values) - 1).block
         return outputs
-
-
-def schedule_from(plan: Plan, cursor: Cursor, feed: Feed | None) -> Schedule:
-    """Returns the schedule of a plan, which is fed or reads."""
-    return Schedule(plan, cursor) if feed is None else FedSchedule(plan, cursor, feed)

@@ -13,7 +13,8 @@ from millstream.loader.pipeline.look_ahead import LookAhead
 from millstream.loader.pipeline.packing import locate_pieces
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at, is_mixed, is_packed
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
+from millstream.samplers.kinds import is_mixed, is_packed
 
 LOOK_AHEAD_KEYS = 15_360
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.
@@ -31,19 +32,23 @@ DOCUMENTS_PER_ROW = 4
 Locate = Callable[[int, int], Origins]
 """Returns the origins of the records of blocks start … stop - 1."""
 
+Watch = Callable[[Locate], Locate]
+"""Returns a function that does the same, and is measured, say."""
+
 
 @final
 class Locator:
-    """Finds the records of the blocks of one shard.
+    """Finds the records of the blocks of one logical shard.
 
     Args:
         order: which record stands at which position.
         partition: which positions make up which block.
         watch: wraps the function that asks the order.
+        sharing: how many locators there are at once: together they keep as much as one alone would.
     """
 
     def __init__(
-        self, order: VectorisedSampler | AdaptedSampler, partition: Partition, watch: Callable[[Locate], Locate]
+        self, order: VectorisedSampler | AdaptedSampler, partition: Partition, watch: Watch, sharing: int = 1
     ) -> None:
         # The user's own code is asked for what is needed, when it is needed.
         self._looks_ahead = not isinstance(order, AdaptedSampler)
@@ -54,10 +59,10 @@ class Locator:
         if is_packed(order):
             keys, self._is_ragged = LOOK_AHEAD_KEYS // DOCUMENTS_PER_ROW, True
             locate = functools.partial(_locate_documents, partition, order)
-        elif is_mixed(order):
+        if is_mixed(order):
             keys *= min(len(order.names), MOST_LOOK_AHEADS)
         self._locate: Locate = functools.partial(isolated, watch(locate))
-        self._look_ahead = LookAhead(self._locate, max(1, keys // partition.block), partition.block_limit)
+        self._look_ahead = LookAhead(self._locate, max(1, keys // sharing // partition.block), partition.block_limit)
 
     def locate(self, start: int, stop: int) -> Origins:
         """Returns the origins of the records of blocks start … stop - 1."""

@@ -2,8 +2,10 @@
 
 A position is a row. Where records are located, each row becomes the documents in it, all of its position and block; so
 reading, and the operations before Pack, work on documents, and may cut a run between any two of them. Pack puts those
-of one position together again. Until then, three more rows of the table of origins say what part of a document goes
-into the row, and how many documents of the row come after it.
+of one position together again. Until then, four more rows of the table of origins say what part of a document goes
+into the row, how many documents of the row come after it, and how many tokens the document has.
+
+In a mixture, a row has documents of one component, and its position is that in the component's own order.
 """
 
 from collections.abc import Sequence
@@ -18,11 +20,12 @@ from millstream.loader.pipeline.elements import Elements, Origins, describe_orig
 from millstream.loader.pipeline.grouping import outputs_of, prepared
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.steps import Step, annotated
-from millstream.samplers.base import AdaptedSampler, PackedSampler, VectorisedSampler, is_packed
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.kinds import PackedSampler, is_mixed_and_packed, is_packed
 from millstream.transforms import Pack, Transformation
 from millstream.transforms.grouping import Pieces
 
-_BEGIN, _END, _LEFT = 5, 6, 7
+_BEGIN, _END, _LEFT, _TOKENS = 5, 6, 7, 8
 """The rows of the table that documents have and rows do not."""
 
 _LARGEST = np.iinfo(np.int64).max
@@ -36,31 +39,45 @@ def locate_pieces(order: PackedSampler, partition: Partition, positions: NDArray
     Raises:
         OverflowError: an index does not fit 63 bits.
     """
-    if len(positions) and int(positions[-1]) > _LARGEST // order.row_length - 1:
-        raise OverflowError(f"The documents of the row at position {positions[-1]} would have indices above 2**63.")
-    starts, keys, begins, ends = order.pieces_at(positions)
+    names: tuple[Any, ...] = ()
+    if is_mixed_and_packed(order):
+        names = order.names
+        components, indices, (starts, keys, begins, ends) = order.located_pieces(positions)
+        _check_indices(indices, order.row_length)
+    else:
+        components, indices = np.zeros(len(positions), dtype=np.int64), positions
+        _check_indices(indices, order.row_length)
+        starts, keys, begins, ends = order.pieces_at(positions)
     rows = np.repeat(np.arange(len(positions)), np.diff(starts))
     documents = np.arange(len(keys))
-    table = np.empty((8, len(keys)), dtype=np.int64)
+    table = np.empty((9, len(keys)), dtype=np.int64)
     table[0] = positions[rows]
     table[1] = keys
-    table[2] = table[0] * order.row_length + documents - starts[rows]
+    table[2] = indices[rows] * order.row_length + documents - starts[rows]
     table[3] = partition.blocks_of(table[0])
-    table[4] = 0
+    table[4] = components[rows]
+    table[_TOKENS] = order.lengths_at(keys)
     table[_BEGIN], table[_END], table[_LEFT] = begins, ends, starts[1:][rows] - documents - 1
     table.flags.writeable = False
-    return Origins(table)
+    return Origins(table, names)
+
+
+def _check_indices(rows: NDArray[np.int64], row_length: int) -> None:
+    if len(rows) and int(rows.max()) > _LARGEST // row_length - 1:
+        raise OverflowError(f"The documents of the row at position {rows.max()} would have indices above 2**63.")
 
 
 def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where: str) -> Step:
     """Returns the step that makes rows of the documents of each position."""
     # `check_packing` has seen to it that they are a PackedSampler's.
-    lengths = np.asarray(cast("PackedSampler", order).lengths)
+    row_length = cast("PackedSampler", order).row_length
 
     def step(run: Elements, allocate: Allocate) -> Elements:
         located = run.origins
+        if not len(located):
+            return Elements([], located.without_sizes(), run.error)
         run = prepared(operation, Elements(run.values, located.without_sizes(), run.error), where)
-        run = _as_planned(run, lengths[run.origins.record_key], list(operation.length_struct), where)
+        run = _as_planned(run, located.table[_TOKENS, : len(run.values)], list(operation.length_struct), where)
         if not run.values:
             return Elements([], run.origins.without_sizes(), run.error)
         table = located.table[:, : len(run.values)]
@@ -70,7 +87,7 @@ def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where:
             bounds = bounds[:-1]
         used = slice(bounds[-1])
         pieces = Pieces(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
-        made_of = Origins(_rows_of(table, bounds[:-1]), located.names)
+        made_of = Origins(_rows_of(table, bounds[:-1], row_length), located.names)
         rows = outputs_of(lambda which: operation.make(run.values, which, allocate), pieces, located, made_of, where)
         return Elements(rows.values, rows.origins, run.error if rows.error is None else rows.error)
 
@@ -104,9 +121,10 @@ def check_packing(
                 f"operations[{packs[0]}] lays out rows, but the sampler makes none: it must be a PackingSampler."
             )
         return
-    if len(sampler.lengths) != num_records:
+    if sampler.num_source_records != num_records:
         raise ValueError(
-            f"The sampler's lengths are of {len(sampler.lengths)} documents, but data_source has {num_records} records."
+            f"The sampler's lengths are of {sampler.num_source_records} documents, but data_source has {num_records} "
+            "records."
         )
     if len(packs) != 1:
         raise ValueError(
@@ -129,8 +147,8 @@ def check_packing(
             )
 
 
-def _rows_of(table: NDArray[np.int64], firsts: NDArray[np.intp]) -> NDArray[np.int64]:
+def _rows_of(table: NDArray[np.int64], firsts: NDArray[np.intp], row_length: int) -> NDArray[np.int64]:
     """Returns the table of rows: that of their first documents, with the position as the index."""
     rows = table[:5, firsts]
-    rows[2] = rows[0]
+    rows[2] //= row_length
     return rows

@@ -6,7 +6,8 @@ import numpy as np
 
 from millstream.loader.pipeline.elements import Origins
 from millstream.randomness import generators, generators_from
-from millstream.samplers.base import AdaptedSampler, MixedSampler, VectorisedSampler, is_mixed
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.kinds import MixedSampler, is_mixed
 
 
 def streams_of(

@@ -14,14 +14,14 @@ from typing import final
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.assignments import Assignments
+from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.feed import Feed
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.pipeline.requests import Blocks
-from millstream.loader.pipeline.schedule import Call
 from millstream.loader.processes.crash_log import read_call, read_stacks, wait_for_stacks
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
@@ -59,7 +59,7 @@ class PoolExecutor(Executor):
     def __init__(
         self,
         plan: Plan,
-        cursor: Cursor,
+        position: Position,
         *,
         profiler: Profiler,
         pools: WarmPools,
@@ -67,7 +67,7 @@ class PoolExecutor(Executor):
         reading: ReadOptions,
         feed: Feed | None = None,
     ) -> None:
-        super().__init__(plan, cursor, feed)
+        super().__init__(plan, position, feed)
         self._profiler = profiler
         self._size = CallSize(plan, RECORDS_PER_MESSAGE)
         self._unpack = profiler.timed(HAND_OVER, unpack)
@@ -150,7 +150,7 @@ class PoolExecutor(Executor):
         request = call.request
         if not isinstance(request, Blocks):
             try:
-                message: tuple[int, int] | bytes = self._pool.classes.dumps(request)
+                message: tuple[int, int, int] | bytes = self._pool.classes.dumps(request)
             except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)
                 error.add_note(
                     f"millstream: while it was pickled for a worker process, from {self._plan.describe(request)}."
@@ -158,7 +158,7 @@ class PoolExecutor(Executor):
                 self._assignments.complete(number, Elements.failed(error))
                 return
         else:
-            message = request.start, request.stop
+            message = request.start, request.stop, request.shard
         worker.give(Task(number, worker.arena.take_released(), message))
 
     def _receive(self, seconds: float) -> None:
@@ -197,8 +197,9 @@ class PoolExecutor(Executor):
 
     def _take_result(self, worker: Worker, result: Result) -> None:
         """Completes a call; what cannot be unpickled here is an error at its turn, as any other."""
-        self._profiler.add_all(result.stages)
         call = self._assignments.call(result.call)
+        blocks = call.request if isinstance(call, BlockCall) else None
+        self._profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
         if call is None:
             release(result.payload, worker.arena)
             return
@@ -222,6 +223,7 @@ class PoolExecutor(Executor):
         """Has the calls of a dead worker made by others; the one it died in only if it is for the first time."""
         lost, begun = list(worker.calls), read_call(worker.crash_log)
         cause = describe_exit(exited, read_stacks(worker.crash_log))
+        self._profiler.died(f"Worker process {worker.pid} {cause}")
         if begun is None and (lost or not worker.is_ready):
             # Deaths of idle workers are not counted.
             self._deaths_at_start += 1
@@ -261,6 +263,7 @@ class PoolExecutor(Executor):
                 self._give_up(worker)
             elif worker.waited >= self._warning_seconds and not worker.warned:
                 worker.warned = True
+                self._profiler.stalled(f"Worker process {worker.pid} made no progress for {worker.waited:.1f} s.")
                 logger.warning(
                     "millstream: worker process %s has been busy for %.1f s with %s; it is %s. "
                     "After %g s this becomes an error (stall_timeout).",
@@ -273,6 +276,9 @@ class PoolExecutor(Executor):
 
     def _give_up(self, worker: Worker) -> None:
         first, *lost = worker.calls
+        self._profiler.stalled(
+            f"Worker process {worker.pid} was given up after {worker.waited:.1f} s.", is_known=worker.warned
+        )
         error = WorkerStalledError(
             f"Worker process {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
             f"{self._assignments.describe(first)}. It is {describe_process(worker.pid)}. "

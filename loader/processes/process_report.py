@@ -1,9 +1,9 @@
 """What can be said of a process that is not ours to look into: how it ended, or what it is waiting for."""
 
 import contextlib
+import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 from millstream.loader.processes.messages import Exited
 from millstream.loader.threads.memory_budget import memory_available
@@ -42,7 +42,7 @@ def describe_process(pid: int | None) -> str:
     if pid is None:
         return "not there yet"
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        status = _read(f"/proc/{pid}/status")
     except OSError:
         return "in an unknown state"
     fields = _fields(status)
@@ -55,9 +55,15 @@ def describe_process(pid: int | None) -> str:
 
 def _statuses_of_threads(pid: int) -> Iterator[str]:
     """Yields what the system tells of each thread of a process; that of the process is its main thread's."""
-    for task in Path(f"/proc/{pid}/task").glob("*/status"):
-        with contextlib.suppress(OSError):
-            yield task.read_text(errors="replace")
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            yield _read(f"/proc/{pid}/task/{task}/status")
+
+
+def _read(path: str) -> str:
+    # Not pathlib: it takes long to import, and the first batch waits for that.
+    with open(path, errors="replace") as file:  # noqa: PTH123
+        return file.read()
 
 
 def _fields(status: str) -> dict[str, str]:

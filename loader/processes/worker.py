@@ -117,7 +117,7 @@ class Maker:
         failure = None if run.error is None else pack_failure(run.error, self._classes)
         end = time.perf_counter()
         self._profiler.add(HAND_OVER, end - begin)
-        return Result(message.call, payload, failure, end - start, self._profiler.take())
+        return Result(message.call, payload, failure, end - start, self._profiler.take(), start)
 
     def _perform(self, task: Task) -> Elements:
         request: Request = (

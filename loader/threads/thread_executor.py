@@ -12,12 +12,12 @@ import math
 import time
 from typing import final
 
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.feed import Feed
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.pipeline.schedule import Call
 from millstream.loader.threads.call_size import CallSize
 from millstream.loader.threads.concurrency import Concurrency
 from millstream.loader.threads.inline_executor import run_here
@@ -43,8 +43,8 @@ LEAST_AHEAD = 2
 class ThreadExecutor(Executor):
     """Threads run the calls to come while the consumer works."""
 
-    def __init__(self, plan: Plan, cursor: Cursor, options: ReadOptions, feed: Feed | None = None) -> None:
-        super().__init__(plan, cursor, feed)
+    def __init__(self, plan: Plan, position: Position, options: ReadOptions, feed: Feed | None = None) -> None:
+        super().__init__(plan, position, feed)
         self._options = options
         self._memory = RecycledMemory()
         self._size = CallSize(plan)

@@ -11,9 +11,9 @@ import queue
 from typing import Any, NamedTuple, final
 
 from millstream.columnar import Allocate
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Call
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
 

@@ -20,12 +20,9 @@ from millstream import tree
 from millstream.errors import WorkerError
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
-from millstream.loader.transport.arena import LARGE_LEAF_BYTES, Allocator, ArenaView
+from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns, to_elements
-
-INLINE_BYTES = 1 << 10
-"""Smaller buffers travel in the message: a place in the arena would cost more than the copy."""
 
 INLINE_PICKLE_BYTES = 1 << 15
 """Longer pickles travel in the arena: a worker must not wait for the parent to empty a socket."""

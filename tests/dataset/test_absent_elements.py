@@ -44,7 +44,7 @@ def test_states_before_and_after_the_first_absent_element_are_alike() -> None:
         states = [json.loads(json.dumps(iterator.get_state()))]
         states += [json.loads(json.dumps(iterator.get_state())) for _ in iterator]
         assert all(state.keys() == states[0].keys() for state in states)
-        assert all(len(state["skip"]) == len(states[0]["skip"]) for state in states)
+        assert all(len(state["places"][0]["skip"]) == len(states[0]["places"][0]["skip"]) for state in states)
         for step in (0, 6, 2, 4):
             iterator.set_state(states[step])
             assert iterator.get_state() == states[step]

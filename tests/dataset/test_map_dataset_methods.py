@@ -221,6 +221,10 @@ def test_columns_pass_through_index_nodes() -> None:
         assert np.array_equal(batch["y"], columns["y"][rows])
     assert read(joined.map(lambda record: int(record["x"]))) == order
 
+    mixed = MapDataset.mix([dataset, MapDataset.source(InMemoryDataSource(columns))[::-1], dataset[:7]], [3, 2, 1])
+    assert isinstance(mixed.__getitems__(np.arange(64)), ColumnarRecords)
+    assert mixed.batch(30)[0]["x"].tolist() == [mixed[position]["x"] for position in range(30)]
+
 
 @pytest.mark.third_party
 def test_a_hugging_face_dataset_is_read_many_at_once() -> None:
@@ -340,6 +344,7 @@ def test_apply_takes_every_kind_of_operation() -> None:
     assert read(TEN.seed(1).apply(operations)) == read(by_methods)
     assert read(TEN.apply(FilterTransform(lambda x: x > 7))) == [None] * 8 + [8, 9]
     assert read(TEN[:2].apply(FlatMapTransform(lambda x: [x] * x, 2))) == [None, None, 1, None]
+    assert read(TEN[:2].flat_map(lambda x: [x] * x, 2)) == [None, None, 1, None]
     assert read(TEN.apply(Batch(4, drop_remainder=True)).map(lambda batch: batch.tolist())) == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],

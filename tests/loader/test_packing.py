@@ -16,7 +16,6 @@ from millstream import (
     IndexSampler,
     MapTransform,
     MapWithIndexTransform,
-    MixtureSampler,
     NoSharding,
     Pack,
     PackingSampler,
@@ -239,13 +238,11 @@ def test_what_does_not_go_with_rows_is_refused(operations: list[Any], message: s
 
 
 def test_parts_that_do_not_fit_are_refused() -> None:
-    """Pack without rows, lengths of other documents, and rows in a mixture are errors when they are built."""
+    """Pack without rows and lengths of other documents are errors when they are built."""
     with pytest.raises(ValueError, match="it must be a PackingSampler"):
         DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[Pack({"tokens": 3})])
     with pytest.raises(ValueError, match="lengths are of 2 documents, but data_source has 3"):
         DataLoader(data_source=[1, 2, 3], sampler=PackingSampler([1, 1], 3), operations=[Pack({"tokens": 3})])
-    with pytest.raises(TypeError, match="makes rows, which cannot be mixed"):
-        MixtureSampler([PackingSampler([1], 3)], [1])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,208 @@
+"""Mixtures of packed rows: each component has the rows that it has alone, in exact proportions, on any hosts."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream import (
+    Batch,
+    ConcatenatedDataSource,
+    DataLoader,
+    IndexSampler,
+    MapWithIndexTransform,
+    MixtureSampler,
+    OnlyFor,
+    Pack,
+    PackingSampler,
+    RandomMapTransform,
+    ShardOptions,
+)
+
+ROW = 16
+SIZES = {"web": 800, "books": 500, "code": 600}
+WEIGHTS = {"web": 3, "books": 1, "code": 2}
+
+
+def lengths_of(name: str) -> np.ndarray[Any, Any]:
+    """Returns between 1 and 20 tokens a document."""
+    return np.random.default_rng(SIZES[name]).integers(1, 21, SIZES[name])
+
+
+def documents(name: str) -> list[np.ndarray[Any, Any]]:
+    """Returns documents whose tokens say where they are from."""
+    first = 10**6 * (1 + list(SIZES).index(name))
+    return [first + 100 * key + np.arange(length) for key, length in enumerate(lengths_of(name))]
+
+
+def sampler_of(name: str, **options: Any) -> PackingSampler:
+    """Returns the rows of one component."""
+    seed = list(SIZES).index(name)
+    return PackingSampler(lengths_of(name), ROW, **{"seed": seed, "overflow": "split", "num_epochs": None, **options})
+
+
+def mixture() -> MixtureSampler:
+    """Returns all three, with one change of weights."""
+    mixed = MixtureSampler({name: sampler_of(name) for name in SIZES}, WEIGHTS)
+    return mixed.reweighted(24, {"web": 1, "books": 3, "code": 0})
+
+
+def nested() -> MixtureSampler:
+    """Returns the web, and a mixture of the others."""
+    inner = MixtureSampler([sampler_of("books"), sampler_of("code")], [1, 2])
+    return MixtureSampler([sampler_of("web"), inner], [1, 1])
+
+
+def numbered(index: int, document: Any) -> dict[str, Any]:
+    """Adds the index of the document to each of its tokens."""
+    return {"tokens": document, "index": np.full(len(document), index)}
+
+
+def drawn(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Adds a draw to each token of a document, or to a row."""
+    if "tokens_positions" in element:
+        return {**element, "row_draw": rng.integers(2**40)}
+    return {**element, "draw": np.full(len(element["tokens"]), rng.integers(1, 2**40))}
+
+
+OPERATIONS: list[Any] = [
+    MapWithIndexTransform(numbered),
+    RandomMapTransform(drawn),
+    Pack({"tokens": ROW, "index": ROW, "draw": ROW}, meta_features=["index", "draw"]),
+    RandomMapTransform(drawn),
+    MapWithIndexTransform(lambda index, row: {**row, "row_index": index}),
+]
+
+
+def take(loader: DataLoader, count: int) -> list[Any]:
+    """Returns the first elements."""
+    with iter(loader) as iterator:
+        return [next(iterator) for _ in range(count)]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two rows or batches are equal."""
+    return list(one) == list(other) and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_component_has_the_rows_that_it_has_alone(workers: int) -> None:
+    """Tokens, indices and draws of documents and rows are those of a loader of the component; shares are exact."""
+    sources = ConcatenatedDataSource({name: documents(name) for name in SIZES})
+    with DataLoader(data_source=sources, sampler=mixture(), operations=OPERATIONS, worker_count=workers) as loader:
+        rows = take(loader, 64)
+    names = [list(SIZES)[row["tokens"][0] // 10**6 - 1] for row in rows]
+    assert {name: names[:24].count(name) for name in SIZES} == {"web": 12, "books": 4, "code": 8}
+    assert {name: names[24:].count(name) for name in SIZES} == {"web": 10, "books": 30, "code": 0}
+    for name in SIZES:
+        own = [row for row, from_ in zip(rows, names, strict=True) if from_ == name]
+        alone = DataLoader(data_source=documents(name), sampler=sampler_of(name), operations=OPERATIONS)
+        assert all(map(same, own, take(alone, len(own))))
+
+
+@settings(max_examples=6)
+@given(shards=st.sampled_from([1, 2, 3, 6]), is_nested=st.booleans(), step=st.integers(0, 40))
+def test_any_number_of_shards_makes_the_same_global_batches(shards: int, is_nested: bool, step: int) -> None:
+    """Any number of shards resumes one shard's state with the same global batch, before and after new weights."""
+    sources: Any = [documents(name) for name in SIZES]
+    if is_nested:
+        sources = [sources[0], ConcatenatedDataSource(sources[1:])]
+
+    def part(index: int, count: int) -> DataLoader:
+        return DataLoader(
+            data_source=ConcatenatedDataSource(sources),
+            sampler=nested() if is_nested else mixture(),
+            operations=[Pack({"tokens": ROW}), Batch(6 // count)],
+            shard_options=ShardOptions(index, count),
+        )
+
+    with iter(part(0, 1)) as whole:
+        whole.seek(step)
+        state, expected = whole.get_state(), next(whole)
+    parts = []
+    for index in range(shards):
+        with iter(part(index, shards)) as resumed:
+            resumed.set_state(state)
+            parts.append(next(resumed))
+    assert same({name: np.concatenate([batch[name] for batch in parts]) for name in expected}, expected)
+
+
+@settings(max_examples=30)
+@given(positions=st.lists(st.integers(0, 500), max_size=8))
+def test_any_rows_alone_give_the_same(positions: list[int]) -> None:
+    """The pieces of any rows, in any order, are those of each alone; keys are in the sources laid end to end."""
+    order = nested()
+    starts, *columns = order.pieces_at(np.array(positions, dtype=np.int64))
+    assert starts[0] == 0
+    assert starts[-1] == len(columns[0])
+    for row, position in enumerate(positions):
+        alone = order.pieces_at(np.array([position]))
+        assert [c[starts[row] : starts[row + 1]].tolist() for c in columns] == [c.tolist() for c in alone[1:]]
+        ((component,), (index,)) = order.locate(np.array([position]))
+        own = order.samplers[component].pieces_at(np.array([index]))
+        assert (alone.record_keys - own[1]).tolist() == [0 if component == 0 else SIZES["web"]] * len(own[1])
+    assert order.largest_key == sum(SIZES.values()) - 1
+    keys = np.arange(sum(SIZES.values()))
+    assert order.lengths_at(keys).tolist() == np.concatenate([lengths_of(name) for name in SIZES]).tolist()
+
+
+def test_an_order_ends_as_rows_do() -> None:
+    """`drop_exhausted` gives every row of every component once, and so every token."""
+    samplers = {name: sampler_of(name, num_epochs=1) for name in SIZES}
+    loader = DataLoader(
+        data_source=ConcatenatedDataSource({name: documents(name) for name in SIZES}),
+        sampler=MixtureSampler(samplers, WEIGHTS, stop="drop_exhausted"),
+        operations=[Pack({"tokens": ROW})],
+    )
+    rows = list(loader)
+    assert len(rows) == len(loader) == sum(map(len, samplers.values()))
+    tokens = np.concatenate([row["tokens"][row["tokens_segment_ids"] > 0] for row in rows])
+    assert sorted(tokens.tolist()) == sorted(t for name in SIZES for d in documents(name) for t in d.tolist())
+
+
+def test_a_document_that_is_not_as_planned_names_its_component() -> None:
+    """An operation for one component only sees its documents; one that shortens them is an error that names it."""
+    loader = DataLoader(
+        data_source=ConcatenatedDataSource({name: documents(name) for name in SIZES}),
+        sampler=mixture(),
+        operations=[OnlyFor("books", lambda document: document[:-1]), Pack({"tokens": ROW})],
+    )
+    position = int(np.argmax(mixture().components(0, 24) == 1))
+    with iter(loader) as iterator:
+        for _ in range(position):
+            next(iterator)
+        with pytest.raises(ValueError, match="the sampler's lengths say that it has") as caught:
+            next(iterator)
+    assert any(f"(position {position}, component 'books')" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("samplers", "options", "message"),
+    [
+        ([PackingSampler([1], 3), PackingSampler([1], 4)], {}, "makes rows of 4, and that of component 0 rows of 3"),
+        ([PackingSampler([1], 3), IndexSampler(4)], {}, "component 1 makes no rows, and that of component 0 rows of 3"),
+        ([IndexSampler(4), PackingSampler([1], 3)], {}, "component 1 makes rows of 3, and that of component 0 no rows"),
+        ([PackingSampler([1], 3)] * 2, {"source_lengths": [1, 2]}, "component 1 are of 1 documents, but source_length"),
+    ],
+)
+def test_rows_that_do_not_go_together_are_refused(samplers: list[Any], options: Any, message: str) -> None:
+    """Rows of different lengths, rows among records, and lengths of other documents are errors at construction."""
+    with pytest.raises(ValueError, match=message):
+        MixtureSampler(samplers, [1, 1], **options)
+
+
+def test_rows_need_their_sources_and_a_pack() -> None:
+    """A loader refuses rows that nothing lays out, sources of another length, and pieces of a mixture of records."""
+    sources = [documents(name) for name in SIZES]
+    with pytest.raises(ValueError, match="exactly one Pack must lay out; got 0"):
+        DataLoader(data_source=ConcatenatedDataSource(sources), sampler=mixture(), operations=[Batch(2)])
+    with pytest.raises(ValueError, match="of component 'code' to have 600 records, but it has 599"):
+        DataLoader(
+            data_source=ConcatenatedDataSource([*sources[:2], sources[2][1:]]),
+            sampler=mixture(),
+            operations=[Pack({"tokens": ROW})],
+        )
+    with pytest.raises(TypeError, match="makes no rows: its components' samplers must be PackingSamplers"):
+        MixtureSampler([IndexSampler(3)], [1]).pieces_at(np.arange(2))
