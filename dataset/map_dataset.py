@@ -27,6 +27,11 @@ from millstream.transforms.base import as_transformation
 if TYPE_CHECKING:
     import numpy as np
 
+if TYPE_CHECKING:
+    from millstream.dataset.dataset_iterator import DatasetIterator
+    from millstream.dataset.iter_dataset import IterDataset
+    from millstream.loader.threads.options import ReadOptions
+
 T = TypeVar("T")
 Out = TypeVar("Out")
 Parameters = ParamSpec("Parameters")
@@ -342,6 +347,23 @@ class MapDataset(Generic[T]):
     ) -> Out:
         """Returns `function(dataset, *args, **kwargs)`, so that functions of datasets read in the order of a chain."""
         return function(self, *args, **kwargs)
+
+    def to_iter_dataset(
+        self, read_options: "ReadOptions | None" = None, *, allow_nones: bool = False
+    ) -> "IterDataset[T]":
+        """Returns the stream of the elements of an epoch, without those that are absent.
+
+        Args:
+            read_options: the threads that read ahead.
+            allow_nones: whether None comes where an element is absent.
+        """
+        from millstream.dataset.stream_nodes import ReadIterDataset  # noqa: PLC0415  (which needs this class)
+
+        return ReadIterDataset(self, read_options, as_flag(allow_nones, "allow_nones"))
+
+    def __iter__(self) -> "DatasetIterator[T]":
+        """Returns an iterator over one epoch, without the elements that are absent."""
+        return iter(self.to_iter_dataset())
 
     def __len__(self) -> int:
         """Returns the length of one epoch; `sys.maxsize` where there is no end."""

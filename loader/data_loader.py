@@ -1,6 +1,5 @@
 """The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
 
-import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, final
@@ -11,22 +10,18 @@ from numpy.typing import NDArray
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.cluster.options import RayWorkers
+from millstream.loader.execution import Execution
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind
-from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.pipeline.stages import Watch
 from millstream.loader.shown_loader import ShownLoader
 from millstream.loader.state_of_plan import stream_of
-from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.recorder import Recorder
-from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
@@ -35,8 +30,6 @@ from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from millstream.loader.workers import warm_pools as warm
 
 
 @final
@@ -142,9 +135,7 @@ class DataLoader(ShownLoader):
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
-        iterator = DataLoaderIterator(
-            self._plan, self._stream, self._profiler, self._make_executor, self._stop_idle_workers
-        )
+        iterator = self._execution.begin(self._stream)
         self._iterators[id(iterator)] = iterator
         # After it can be found: another thread may close the loader.
         if self._closed:
@@ -162,12 +153,11 @@ class DataLoader(ShownLoader):
         for reference in self._iterators.valuerefs():
             if (iterator := reference()) is not None:
                 iterator.close_with_loader()
-        if self._pools is not None:
-            self._pools.close()
+        self._execution.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler", "_recorder", "_structures"}
+        own = {"_closed", "_execution", "_iterators", "_plan", "_profiler", "_recorder", "_structures"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -232,36 +222,18 @@ class DataLoader(ShownLoader):
         """Makes what is of this process, and does not go to another with a pickled loader."""
         self._closed = False
         self._iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
-        self._pools: warm.WarmPools[Any] | None = None
-        if self._workers.num_workers:
-            # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
-            from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
-            from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
-            from millstream.loader.processes.pool import Pool  # noqa: PLC0415
-            from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
-
-            start = functools.partial(Pool, self._pipeline, self._workers, self._read_options, surroundings())
-            self._pools = WarmPools(start)
-        if self._ray_workers is not None:
-            from millstream.loader.cluster import actor_pool  # noqa: PLC0415
-            from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
-            from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
-
-            actor_pool.check_installed()
-            self._pools = WarmPools(
-                functools.partial(
-                    actor_pool.ActorPool,
-                    self._pipeline,
-                    self._ray_workers,
-                    self._worker_options,
-                    self._read_options,
-                    surroundings().path,
-                )
-            )
         self._structures: Mapping[str, tuple[str, ...]] = {}
         self._recorder = Recorder() if self._records_timeline else None
         self._profiler = Profiler(self._pipeline.labels, self._recorder)
-        self._plan = Plan(self._pipeline, self._watch())
+        self._execution = Execution(
+            self._pipeline,
+            self._workers,
+            self._read_options,
+            profiler=self._profiler,
+            watch=self._watch(),
+            ray_workers=self._ray_workers,
+        )
+        self._plan = self._execution.plan
 
     def _watch(self) -> Watch:
         """Returns what looks at each part of the work."""
@@ -272,34 +244,3 @@ class DataLoader(ShownLoader):
 
         checks = DebugChecks(self._pipeline)
         return lambda label, function: timed(label, checks.watch(label, function))
-
-    @property
-    def _worker_options(self) -> MultiprocessingOptions:
-        """What holds for the workers, wherever they run."""
-        if self._ray_workers is None:
-            return self._workers
-        return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
-
-    def _make_executor(self, position: Position) -> Executor:
-        if self._pools is not None and self._ray_workers is not None:
-            from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
-
-            return RayExecutor(
-                self._plan,
-                position,
-                profiler=self._profiler,
-                pools=self._pools,
-                options=self._worker_options,
-                ray_workers=self._ray_workers,
-            )
-        if self._pools is not None:
-            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
-
-            return PoolExecutor(self._plan, position, profiler=self._profiler, pools=self._pools, options=self._workers)
-        if not self._read_options.reads_ahead:
-            return InlineExecutor(self._plan, position)
-        return ThreadExecutor(self._plan, position, self._read_options)
-
-    def _stop_idle_workers(self) -> None:
-        if self._pools is not None:
-            self._pools.stop_idle()

@@ -22,6 +22,7 @@ from millstream.loader.checkpoints.combination import combined
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.resumable import ResumableIterator, check_unused
 from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.plan import Plan
@@ -133,6 +134,26 @@ class DataLoaderIterator(ResumableIterator):
         # The batch is the consumer's now: hold on to nothing of it.
         outputs.values[row] = None
         return value
+
+    def take(self, most: int) -> Elements:
+        """Returns the next outputs, with their origins: as many as are there, at least one and `most` at most.
+
+        Raises:
+            StopIteration, ValueError, Exception: as `next`.
+        """
+        if self._row == self._stop:
+            self._check_open()
+            check_unused(self._in_use)
+            with self._in_use:
+                self._fetch()
+        outputs, row = self._outputs, self._row
+        if outputs is None:
+            raise AssertionError("fetched")
+        stop = min(row + most, self._stop)
+        values = outputs.values[row:stop]
+        outputs.values[row:stop] = [None] * len(values)
+        self._row, self._step = stop, self._step + len(values)
+        return Elements(values, outputs.origins.take(slice(row, stop)))
 
     def start_prefetch(self) -> None:
         """Begins to read ahead in the background and returns at once, for instance while a model is restored.

@@ -47,7 +47,7 @@ from millstream.transforms import (
 
 if TYPE_CHECKING:
     from millstream import checkpoint as checkpoint
-    from millstream.dataset import MapDataset
+    from millstream.dataset import DatasetIterator, IterDataset, MapDataset
     from millstream.loader import (
         DataLoader,
         DataLoaderIterator,
@@ -111,6 +111,7 @@ __all__ = [
     "DataLoader",
     "DataLoaderIterator",
     "DataSourceError",
+    "DatasetIterator",
     "DeviceIterator",
     "FileCache",
     "FilterTransform",
@@ -122,6 +123,7 @@ __all__ = [
     "ImageFolderDataSource",
     "InMemoryDataSource",
     "IndexSampler",
+    "IterDataset",
     "JsonLinesDataSource",
     "MapDataset",
     "MapTransform",
@@ -182,7 +184,8 @@ if not TYPE_CHECKING:
             for name in part.__all__
             if name in __all__
         }
-        | {"MapDataset": "millstream.dataset", "lengths_of": "millstream.tools"},
+        | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset"), "millstream.dataset")
+        | {"lengths_of": "millstream.tools"},
     )
 
     def __getattr__(name: str) -> object:

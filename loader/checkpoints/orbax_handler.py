@@ -16,8 +16,8 @@ from typing import Any, final
 import orbax.checkpoint as ocp
 
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.resumable import ResumableIterator
-from millstream.loader.checkpoints.state_files import restore, write_state
+from millstream.loader.checkpoints.checkpointable import Checkpointable, encoded_state, restore_state
+from millstream.loader.checkpoints.state_files import write_state
 
 
 @final
@@ -25,7 +25,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
     """Orbax's way to a loader's iterator; `CheckpointSave` and `CheckpointRestore` are what users pass."""
 
     async def async_save(
-        self, directory: Any, item: ResumableIterator | None = None, args: Any = None
+        self, directory: Any, item: Checkpointable | None = None, args: Any = None
     ) -> list[ocp.future.Future]:
         """Takes the iterator's state as it is at this moment, and returns the writing of it.
 
@@ -36,18 +36,18 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
             item: the iterator, where the caller uses Orbax's older interface.
             args: a `CheckpointSave`.
         """
-        state = _iterator(item, args).get_state()
+        state = encoded_state(_iterator(item, args))
 
         async def write() -> None:
             write_state(directory, state)
 
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="millstream_save")]
 
-    def save(self, directory: Any, item: ResumableIterator | None = None, args: Any = None) -> None:
+    def save(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> None:
         """Writes the iterator's state into the folder, at once; the arguments are those of `async_save`."""
-        write_state(directory, _iterator(item, args).get_state())
+        write_state(directory, encoded_state(_iterator(item, args)))
 
-    def restore(self, directory: Any, item: ResumableIterator | None = None, args: Any = None) -> ResumableIterator:
+    def restore(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> Checkpointable:
         """Returns the iterator, set to the position that was saved and already reading ahead.
 
         Raises:
@@ -55,9 +55,9 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         """
         iterator = _iterator(item, args)
         if args is None:
-            restore(iterator, directory)
+            restore_state(iterator, directory)
         else:
-            restore(iterator, directory, allow=args.allow, strict=args.strict)
+            restore_state(iterator, directory, args.allow, strict=args.strict)
         iterator.start_prefetch()
         return iterator
 
@@ -85,7 +85,7 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
         TypeError: it is something else.
     """
 
-    item: ResumableIterator
+    item: Checkpointable
 
     def __post_init__(self) -> None:
         _check_iterator(self.item)
@@ -107,7 +107,7 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
         TypeError: the item is something else.
     """
 
-    item: ResumableIterator
+    item: Checkpointable
     allow: Collection[str] = ()
     strict: bool = False
 
@@ -150,13 +150,13 @@ def _check_items(directory: Any, args: Any, error: KeyError) -> None:
         ) from error
 
 
-def _iterator(item: ResumableIterator | None, args: Any) -> ResumableIterator:
+def _iterator(item: Checkpointable | None, args: Any) -> Checkpointable:
     """Returns the iterator, which Orbax's older interface hands over as it is and the newer one inside `args`."""
     return _check_iterator(getattr(args, "item", None) if item is None else item)
 
 
-def _check_iterator(item: Any) -> ResumableIterator:
-    if not isinstance(item, ResumableIterator):
+def _check_iterator(item: Any) -> Checkpointable:
+    if not isinstance(item, Checkpointable):
         raise TypeError(
             f"millstream.checkpoint saves and restores iterators, got {type(item).__name__}: pass iter(loader), "
             "or what device_put made of it: the iterator that the training loop draws from."

@@ -3,13 +3,14 @@
 import abc
 import contextlib
 import threading
-from collections.abc import Awaitable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NoReturn, Self
 
 from millstream.closing import Closing
+from millstream.loader.checkpoints.checkpointable import Checkpointable
 
 
-class ResumableIterator(Closing):
+class ResumableIterator(Checkpointable, Closing):
     """Yields batches, and knows its position among them: just after the last batch that it delivered."""
 
     @property
@@ -62,45 +63,6 @@ class ResumableIterator(Closing):
         with contextlib.suppress(TypeError):  # Where it is not known how many are left.
             facts["batches left"] = f"{len(self):,}"
         return pictures.figure(pictures.card("iterator", repr(self), pictures.words(facts)))
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the position as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
-
-        Args:
-            directory: the folder that Orbax is making; awaited before it is written to.
-
-        Returns:
-            The writing, which Orbax awaits in the background.
-        """
-        from millstream.loader.checkpoints.state_files import write_state  # noqa: PLC0415  (takes long to import)
-
-        state = self.get_state()
-
-        async def write() -> None:
-            write_state(await directory.await_creation(), state)
-
-        return write()
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Moves to the position saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
-
-        Another number of processes may have saved it.
-
-        Returns:
-            The beginning of read-ahead, which Orbax awaits in the background.
-
-        Raises:
-            CheckpointError: as `set_state`.
-        """
-        from millstream.loader.checkpoints.state_files import restore  # noqa: PLC0415  (as above)
-
-        # Here, not in the background: there Orbax would turn a CheckpointError into one of its own about handlers.
-        restore(self, directory)
-
-        async def read_ahead() -> None:
-            self.start_prefetch()
-
-        return read_ahead()
 
     def __iter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ Every process looks at all the states, not at its own alone: so all of them refu
 did, the others would wait for it in Orbax's barrier, until JAX's own timeout ends them minutes later.
 """
 
+import json
 import re
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,27 @@ def read_states(folder: Any) -> list[bytes]:
     for name, text in raw.items():
         _check(folder, name, text)
     return [raw[own]] if own in raw else list(dict.fromkeys(raw.values()))
+
+
+def read_own_state(folder: Any) -> Any:
+    """Returns the state of a dataset's iterator that this process has saved: what its JSON text says.
+
+    Raises:
+        CheckpointError: it is missing, or cannot be read.
+    """
+    own = _name(*jax_process())
+    try:
+        raw = _read_all(folder, own)
+        if own not in raw:
+            raise CheckpointError(
+                f"{folder} holds no {own}, but {', '.join(sorted(raw))}: the position of a dataset's iterator can be "
+                "restored by as many processes as have saved it."
+            )
+        return json.loads(raw[own])
+    except ValueError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{folder / own} is not valid JSON: {error}.") from error
 
 
 def _name(index: int, count: int) -> str:

@@ -17,6 +17,7 @@ from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Ev
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions
@@ -49,8 +50,9 @@ class RayExecutor(WorkersExecutor[Actor]):
         pools: WarmPools[ActorPool],
         options: MultiprocessingOptions,
         ray_workers: RayWorkers,
+        feed: Feed | None = None,
     ) -> None:
-        super().__init__(plan, position, profiler=profiler, pools=pools, options=options)
+        super().__init__(plan, position, profiler=profiler, pools=pools, options=options, feed=feed)
         self._unpack = profiler.timed(HAND_OVER, self._pool.memory.unpack)
         self._ray_workers = ray_workers
         self._has_warned = False

@@ -27,7 +27,7 @@ from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.reading import reader_of
-from millstream.loader.pipeline.requests import Group, Request
+from millstream.loader.pipeline.requests import Fed, Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import annotated, run_steps
 from millstream.transforms import Batch
@@ -109,11 +109,13 @@ class Plan:
         """
         if isinstance(request, Group):
             return self.follow(request.stage, request.elements, allocate)
+        if isinstance(request, Fed):
+            return self.finish(isolated(self._work_on, request.elements), allocate)
         return self.finish((prepare_blocks or self.prepare_blocks)(*request), allocate)
 
     def describe(self, request: Request) -> str:
         """Returns which records a request is about."""
-        if isinstance(request, Group):
+        if isinstance(request, Group | Fed):
             return describe_records(request.elements.origins.named(self.pipeline.components))
         try:
             return describe_records(self.locate(*request))
@@ -155,7 +157,9 @@ class Plan:
         return isolated(run_steps, self.stages[stage].steps, group, allocate)
 
     def _prepare(self, origins: Origins) -> Elements:
-        run = self._read(origins)
+        return self._work_on(self._read(origins))
+
+    def _work_on(self, run: Elements) -> Elements:
         watched = self._first_look.at_records(run)
         for number, step in enumerate(self.stages[0].steps[: self.stages[0].num_record_steps]):
             run = step(run, np.empty)

@@ -20,4 +20,10 @@ class Group(NamedTuple):
     elements: Elements
 
 
-Request: TypeAlias = Blocks | Group
+class Fed(NamedTuple):
+    """The outputs of stage 0, made of elements that were not read from the source."""
+
+    elements: Elements
+
+
+Request: TypeAlias = Blocks | Group | Fed

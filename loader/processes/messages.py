@@ -74,7 +74,8 @@ class Task(NamedTuple):
     Attributes:
         call: the number of the call, for the answer.
         released: chunks of the worker's arena that the parent no longer holds.
-        request: the first of its blocks, the one after the last, and of which logical shard; or a pickled `Group`.
+        request: the first of its blocks, the one after the last, and of which logical shard; or a pickled `Group` or
+            `Fed`.
     """
 
     call: int

@@ -6,6 +6,7 @@ from typing import final
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.crash_log import read_call, read_stacks, wait_for_stacks
@@ -39,8 +40,9 @@ class PoolExecutor(WorkersExecutor[Worker]):
         profiler: Profiler,
         pools: WarmPools[Pool],
         options: MultiprocessingOptions,
+        feed: Feed | None = None,
     ) -> None:
-        super().__init__(plan, position, profiler=profiler, pools=pools, options=options)
+        super().__init__(plan, position, profiler=profiler, pools=pools, options=options, feed=feed)
         self._unpack = profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
 

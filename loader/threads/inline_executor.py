@@ -13,6 +13,7 @@ from millstream.columnar import Allocate
 from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.joined_schedule import AnySchedule
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
@@ -42,8 +43,8 @@ def run_here(plan: Plan, schedule: AnySchedule, call: Call, allocate: Allocate) 
 class InlineExecutor(Executor):
     """Everything happens when the consumer asks: in its thread, or in one other where its settings would be seen."""
 
-    def __init__(self, plan: Plan, position: Position) -> None:
-        super().__init__(plan, position)
+    def __init__(self, plan: Plan, position: Position, feed: Feed | None = None) -> None:
+        super().__init__(plan, position, feed)
         self._memory = RecycledMemory()
         self._size = CallSize(plan)
         self._settings = ThreadSettings()

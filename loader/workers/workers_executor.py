@@ -21,10 +21,11 @@ from millstream.loader.pipeline.assignments import Assignments
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.pipeline.requests import Group
+from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.threads.call_size import CallSize
 from millstream.loader.threads.inline_executor import run_here
 from millstream.loader.threads.options import MultiprocessingOptions
@@ -97,6 +98,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         profiler: adds up what the workers measure.
         pools: has, or starts, the workers.
         options: how many workers the pool has, how much they may have ready, and when they stall.
+        feed: where the elements of stage 0 come from; None where they are read.
     """
 
     def __init__(
@@ -107,8 +109,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         profiler: Profiler,
         pools: WarmPools[Any],
         options: MultiprocessingOptions,
+        feed: Feed | None = None,
     ) -> None:
-        super().__init__(plan, position)
+        super().__init__(plan, position, feed)
         self._profiler = profiler
         self._size = CallSize(plan, RECORDS_PER_MESSAGE)
         self._memory = RecycledMemory()
@@ -211,7 +214,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
     def _message_of(self, number: int, call: Call) -> tuple[int, int, int] | bytes | None:
         """Returns what to send of a call; None where it cannot be sent, and is completed with an error."""
         request = call.request
-        if not isinstance(request, Group):
+        if isinstance(request, Blocks):
             return request.start, request.stop, request.shard
         try:
             return self._pool.classes.dumps(request)

@@ -158,7 +158,7 @@ def test_large_batches_are_the_memory_of_the_object_store() -> None:
             assert np.array_equal(batch["image"], numbers)
             batch["image"] += 1
             kept.append(batch["image"])
-        memory = loader._pools.idle[0].memory  # type: ignore[union-attr]
+        memory = loader._execution.pools.idle[0].memory  # type: ignore[union-attr]
         held = len(kept) * kept[0].nbytes
         assert memory.held == held
         assert all(np.array_equal(array, numbers + 1) for array, numbers in zip(kept, expected, strict=True))
@@ -223,8 +223,8 @@ def test_actors_stay_for_the_next_iterator_and_end_with_the_loader() -> None:
 
 def pool_of_closed(loader: millstream.DataLoader) -> list[Any]:
     """Returns the idle pools of a loader."""
-    assert loader._pools is not None
-    return loader._pools.idle
+    assert loader._execution.pools is not None
+    return loader._execution.pools.idle
 
 
 def test_the_profile_adds_up_what_actors_measure() -> None:

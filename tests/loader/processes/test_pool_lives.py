@@ -47,8 +47,9 @@ BAD = EXPECTED[STEP][2]
 
 def idle_pools(loader: millstream.DataLoader) -> list[pool.Pool]:
     """Returns the pools of a loader that no iterator uses."""
-    assert loader._pools is not None
-    return loader._pools.idle
+    assert loader._execution.pools is not None
+    idle: list[pool.Pool] = loader._execution.pools.idle
+    return idle
 
 
 def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:
