@@ -119,7 +119,7 @@ def _() -> None:
 @ROWS.of("`sharding.`: `ShardOptions`, `NoSharding`, `ShardByJaxProcess`")
 def _() -> None:
     none, whole = grain.sharding.NoSharding(), grain.sharding.ShardOptions(shard_index=0, shard_count=1)
-    assert dataclasses.astuple(none) == dataclasses.astuple(whole) == (0, 1, False)
+    assert dataclasses.astuple(none) == dataclasses.astuple(whole) == (0, 1, False, None)
     by_process = grain.sharding.ShardByJaxProcess(drop_remainder=True)
     assert (by_process.shard_index, by_process.shard_count, by_process.drop_remainder) == (0, 1, True)
     assert grain.shard_by_jax_process(drop_remainder=True) == by_process
