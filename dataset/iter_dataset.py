@@ -1,6 +1,7 @@
 """A pipeline that is said as a chain and read from its beginning to its end."""
 
 import functools
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, SupportsIndex, TypeVar
 
@@ -206,13 +207,17 @@ class IterDataset(Generic[T_co]):
         return function(self, *args, **kwargs)
 
     def __repr__(self) -> str:
-        lines: list[str] = []
-        node: Any = self
-        while isinstance(node, IterDataset) and len(node.parents) == 1:
-            lines.append(node._line())  # noqa: SLF001  (as below: a node of this class)
-            node = node.parents[0]
-        lines.append(node._line() if isinstance(node, IterDataset) else repr(node))  # noqa: SLF001
-        return "\n".join(reversed(lines))
+        return f"IterDataset\n{self._drawn()}"
+
+    def _drawn(self) -> str:
+        """Returns the chain that ends here, a line for each node; several parents are drawn one under the other."""
+        above = [
+            parent._drawn() if isinstance(parent, IterDataset) else repr(parent).split("\n", 1)[-1]  # noqa: SLF001
+            for parent in self.parents
+        ]
+        if len(above) > 1:
+            above = [f"  {number}:\n{textwrap.indent(text, '  ')}" for number, text in enumerate(above)]
+        return "\n".join([*above, f"  {self._line()}"])
 
     def _line(self) -> str:
         """Returns what this node is called where a chain is shown."""

@@ -65,7 +65,9 @@ class Ahead(IterDataset[Any]):
         return _iterator_of(self)
 
     def _line(self) -> str:
-        return f".prefetch({self.reading or self.workers})"
+        if self.reading is not None:
+            return f".prefetch({self.reading})"
+        return f".mp_prefetch(num_workers={self.workers.num_workers})"
 
 
 class ReadIterDataset(IterDataset[Any]):
@@ -89,7 +91,7 @@ class ReadIterDataset(IterDataset[Any]):
         return _iterator_of(self)
 
     def _line(self) -> str:
-        return f"{self.source!r}\n.to_iter_dataset()"
+        return ".to_iter_dataset()"
 
 
 def _iterator_of(dataset: IterDataset[Any]) -> DatasetIterator[Any]:
