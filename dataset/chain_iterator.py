@@ -169,10 +169,11 @@ class ReadIterator(EngineIterator):
         return self._with_skip(state, self._stream, self._num_stages)
 
     def _fits_dense(self, saved: LoaderState) -> bool:
-        """Whether a position lies between two blocks of the dense plan."""
+        """Whether a position lies between two blocks of the dense plan, and no element before it was absent."""
         block = self._execution.plan.partition.global_block
         (place,) = saved.places
-        return not any(place.skip) and (place.position % block == 0 or place.position == saved.stream.length)
+        is_between = place.position % block == 0 or place.position == saved.stream.length
+        return not any(place.skip) and is_between and saved.step == -(-place.position // block)
 
     def _move(self, saved: LoaderState) -> None:
         """Goes to a position of this stream."""

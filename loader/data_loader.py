@@ -1,5 +1,6 @@
 """The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
 
+import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, final
@@ -227,13 +228,20 @@ class DataLoader(ShownLoader):
         self._profiler = Profiler(self._pipeline.labels, self._recorder)
         self._execution = Execution(
             self._pipeline,
-            self._workers,
+            self._worker_options,
             self._read_options,
             profiler=self._profiler,
             watch=self._watch(),
             ray_workers=self._ray_workers,
         )
         self._plan = self._execution.plan
+
+    @property
+    def _worker_options(self) -> MultiprocessingOptions:
+        """What holds for the workers, wherever they run."""
+        if self._ray_workers is None:
+            return self._workers
+        return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
 
     def _watch(self) -> Watch:
         """Returns what looks at each part of the work."""

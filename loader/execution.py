@@ -1,6 +1,5 @@
 """A pipeline that is ready to run: compiled, measured, and with the threads or processes that are to run it."""
 
-import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, final
 
@@ -29,12 +28,12 @@ class Execution:
 
     Args:
         pipeline: what to run.
-        workers: the worker processes, if any.
+        workers: the worker processes, or actors, if any.
         reading: the threads, in this process or in each worker.
         feed: where the elements of stage 0 come from; None where records are read.
         profiler: adds up where the time goes; None for a new one.
         watch: looks at each part of the work; None for the profiler alone.
-        ray_workers: the actors that work instead of processes, if any.
+        ray_workers: what the actors are that work instead of processes, if any.
 
     Attributes:
         pipeline: what is run.
@@ -57,8 +56,6 @@ class Execution:
         self.pipeline = pipeline
         self._ray_workers = ray_workers
         self._workers = workers
-        if ray_workers is not None:
-            self._workers = dataclasses.replace(workers, num_workers=ray_workers.num_workers)
         self._reading = reading
         self._feed = feed
         self.pools = self._pools_of(pipeline, reading) if self._workers.num_workers else None

@@ -123,3 +123,17 @@ def test_an_empty_dataset_yields_nothing() -> None:
         with iter(stream) as iterator:
             assert list(itertools.islice(iterator, 1)) == []
             assert iter(stream).get_state() == iterator.get_state()
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_state_after_an_absent_element_is_kept_by_a_fresh_iterator(absent: int) -> None:
+    """Its step counts elements, of which there are fewer than positions; the fresh one has not met the absent one."""
+    dataset = MapDataset.range(3).map(lambda number: None if number == absent else number).to_iter_dataset()
+    with iter(dataset) as iterator:
+        first = next(iterator)
+        second = next(iterator)
+        state = iterator.get_state()
+    with iter(dataset) as fresh:
+        fresh.set_state(state)
+        assert fresh.get_state() == state
+        assert list(fresh) == [number for number in range(3) if number not in (absent, first, second)]

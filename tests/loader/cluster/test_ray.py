@@ -44,7 +44,13 @@ from millstream.transforms import Map
 for module in (strategies, elements_of_all_kinds, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)
 
-pytestmark = [pytest.mark.ray_cluster, pytest.mark.third_party, pytest.mark.usefixtures("nodes")]
+pytestmark = [
+    pytest.mark.ray_cluster,
+    pytest.mark.third_party,
+    pytest.mark.usefixtures("nodes"),
+    # Ray forks to start its daemons. JAX warns of that, where a test before these has imported it.
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
+]
 
 STORE_BYTES = 80 << 20
 """The object store of each node: the least that Ray accepts, about."""

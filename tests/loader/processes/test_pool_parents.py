@@ -160,7 +160,7 @@ loader = worker_pools.loader_of()
 iterator = iter(loader)
 assert next(iterator).tolist() == EXPECTED[0]
 assert worker_pools.batches(loader) == EXPECTED  # Leaves a second pool, idle.
-idle = [worker.pid for worker in loader._pools.idle[0].workers]
+idle = [worker.pid for worker in loader._execution.pools.idle[0].workers]
 pids = worker_pools.pids_of(iterator)
 child = os.fork()
 if child == 0:
@@ -322,7 +322,7 @@ def test_a_command_is_a_program(expected_line: str) -> None:
 
 def test_a_notebook_is_a_program(expected_line: str) -> None:
     """Row 17: and those of a cell; a second cell continues, and a kernel that is killed takes the workers with it."""
-    second = "print('again', len(list(loader)), [worker.pid for worker in loader._pools.idle[0].workers])"
+    second = "print('again', len(list(loader)), [worker.pid for worker in loader._execution.pools.idle[0].workers])"
     code = f"""
 from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel()

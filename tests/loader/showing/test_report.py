@@ -30,7 +30,7 @@ EXECUTORS = pytest.mark.parametrize(
 
 def spend(value: Any) -> Any:
     """Returns the value after a moment of work."""
-    end = time.perf_counter() + 0.001
+    end = time.perf_counter() + 0.003
     while time.perf_counter() < end:
         pass
     return value
