@@ -79,11 +79,12 @@ def _epoch_length(leaf: IterDataset[Any]) -> int | None:
     """Returns how many positions have the same epoch, where a leaf is a straight chain."""
     while isinstance(leaf, Ahead | Operated | Seeded) and not iterates_itself(leaf):
         leaf = leaf.parents[0]
-    is_read = isinstance(leaf, ReadIterDataset) and not iterates_itself(leaf)
-    return node_of(leaf.source).epoch_length if is_read else None
+    if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf):
+        return None
+    return node_of(leaf.source).epoch_length
 
 
 def iterates_itself(dataset: IterDataset[Any]) -> bool:
-    """Whether a dataset is not compiled: it has an `__iter__` of its own, also where its class is derived from others."""
+    """Whether a dataset is not compiled: its class, or one that it is derived from, has an `__iter__` of its own."""
     own = type(dataset).__iter__
     return not any(own is kind.__iter__ for kind in (Ahead, Operated, ReadIterDataset, Seeded))

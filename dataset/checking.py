@@ -124,7 +124,7 @@ def pick_performance_config(
         sizes = [_num_bytes(element) for element, _ in zip(iterator, range(samples), strict=False)]
     if not sizes:
         raise ValueError("The dataset yields nothing, so nothing can be measured.")
-    fitting = int(ram_budget_mb * (1 << 20) // max(1, max(sizes)))
+    fitting = int(ram_budget_mb * (1 << 20) // max(1, *sizes))
     # Each worker has an element in work and one that is ready.
     workers = max(1, min(fitting // 2, available_cores(), most_workers or available_cores()))
     buffered = max(1, min(fitting, most_buffered))

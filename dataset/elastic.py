@@ -1,7 +1,7 @@
 """An iterator whose position is that of all shards together, so that it fits any number of them."""
 
 from collections.abc import Mapping
-from typing import Any, SupportsIndex, final
+from typing import Any, NoReturn, SupportsIndex, final
 
 from millstream.dataset.chain_iterator import EngineIterator, checked_maps
 from millstream.dataset.map_dataset import MapDataset, node_of
@@ -13,6 +13,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
+from millstream.transforms.present import AbsentElement
 
 
 @final
@@ -102,6 +103,12 @@ class ElasticIterator(EngineIterator):
             self._inner.seek(index // self._global_batch)
         except IndexError as error:
             raise CheckpointError(f"The state lies beyond the end: {error}") from error
+
+    def _change_plan(self, hole: AbsentElement) -> NoReturn:
+        raise ValueError(
+            f"{hole} A map before ElasticIterator has returned None, so that shards would have different numbers of "
+            "elements: leave out such records before."
+        ) from hole
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches, at no cost."""

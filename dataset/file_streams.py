@@ -1,7 +1,6 @@
 """Files as streams, under the names that Grain gives them: they are read at random beneath, and so resumed at once."""
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 from millstream.dataset.in_turn import InTurn
@@ -75,7 +74,7 @@ class _RowsInTurn(MapDataset[Any]):
 
 def _sizes_of_files(source: ParquetDataSource) -> tuple[int, ...]:
     """Returns how many rows each file has, or each part of one."""
-    sizes: Sequence[int] = source.unit_sizes.tolist()
+    sizes: list[int] = source.unit_sizes.tolist()
     starts = itertools.accumulate(sizes, initial=0)
     groups = [(source.locate(start)[0], size) for start, size in zip(starts, sizes, strict=False) if size]
     return tuple(sum(size for _, size in group) for _, group in itertools.groupby(groups, key=lambda group: group[0]))

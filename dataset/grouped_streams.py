@@ -1,4 +1,4 @@
-"""Operations under the names that Grain gives them as datasets: packers, a shuffle within windows, other batch sizes."""
+"""Operations under the names that Grain gives them as datasets: packers, a shuffle in windows, rebatching."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, SupportsIndex

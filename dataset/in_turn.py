@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,10 +35,9 @@ class InTurn(IndexNode):
         Their first positions, shape (runs,); how many parts take turns; and which row of the parent each part begins
         with, shape (runs, cycle_length).
         """
-        starts_of_parts = np.cumsum([0, *self.sizes]).tolist()
-        waiting = iter([(begin, end) for begin, end in zip(starts_of_parts, starts_of_parts[1:], strict=False)])
-        ready = ((begin, end) for begin, end in waiting if end > begin)
-        turns = [part for part, _ in zip(ready, range(self.cycle_length), strict=False)]
+        bounds = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
+        ready = ((begin, end) for begin, end in bounds if end > begin)
+        turns = list(itertools.islice(ready, self.cycle_length))
         starts, counts, rows, position = [], [], [], 0
         while turns:
             count = len(turns)

@@ -5,17 +5,37 @@ from typing import TYPE_CHECKING
 from millstream import late_names
 
 if TYPE_CHECKING:
-    from millstream.dataset.checking import apply_transformations, assert_equal_output_after_checkpoint, get_next_index, PerformanceConfig, pick_performance_config, set_next_index
+    from millstream.dataset.checking import (
+        PerformanceConfig,
+        apply_transformations,
+        assert_equal_output_after_checkpoint,
+        get_next_index,
+        pick_performance_config,
+        set_next_index,
+    )
     from millstream.dataset.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset, ZipIterDataset
     from millstream.dataset.elastic import ElasticIterator
     from millstream.dataset.file_streams import ParquetIterDataset, TFRecordIterDataset
     from millstream.dataset.further_datasets import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
-    from millstream.dataset.grouped_streams import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset, FlatMapIterDataset, RebatchIterDataset, WindowShuffleIterDataset
+    from millstream.dataset.grouped_streams import (
+        BestFitPackIterDataset,
+        ConcatThenSplitIterDataset,
+        FirstFitPackIterDataset,
+        FlatMapIterDataset,
+        RebatchIterDataset,
+        WindowShuffleIterDataset,
+    )
     from millstream.dataset.interleaving import InterleaveIterDataset
     from millstream.dataset.padded_batches import batch_and_pad
     from millstream.dataset.placed import device_put
-    from millstream.dataset.random_numbers import index_shuffle, RngPool
-    from millstream.dataset.working_ahead import DatasetOptions, ExecutionTrackingMode, multithread_prefetch, ThreadPrefetchIterDataset, WithOptionsIterDataset
+    from millstream.dataset.random_numbers import RngPool, index_shuffle
+    from millstream.dataset.working_ahead import (
+        DatasetOptions,
+        ExecutionTrackingMode,
+        ThreadPrefetchIterDataset,
+        WithOptionsIterDataset,
+        multithread_prefetch,
+    )
     from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform
 else:
     __getattr__, __dir__ = late_names.hooks(

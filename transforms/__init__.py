@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from millstream.transforms.first_fit import FirstFitPack
     from millstream.transforms.pad_to import PadTo
     from millstream.transforms.rebatch import Rebatch
+    from millstream.transforms.selection import DatasetSelectionMap
     from millstream.transforms.token_budget import TokenBudgetBatch
     from millstream.transforms.window_shuffle import WindowShuffle
 else:
@@ -35,6 +36,7 @@ else:
             "BestFitPack": "millstream.transforms.best_fit",
             "BucketBatch": "millstream.transforms.buckets",
             "ConcatThenSplit": "millstream.transforms.concat_then_split",
+            "DatasetSelectionMap": "millstream.transforms.selection",
             "FirstFitPack": "millstream.transforms.first_fit",
             "FixedLengthFeature": "millstream.example_features",
             "PadTo": "millstream.transforms.pad_to",
@@ -54,6 +56,7 @@ __all__ = [
     "BestFitPack",
     "BucketBatch",
     "ConcatThenSplit",
+    "DatasetSelectionMap",
     "Filter",
     "FilterTransform",
     "FirstFitPack",
