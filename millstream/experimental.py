@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         WithOptionsIterDataset,
         multithread_prefetch,
     )
-    from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform
+    from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform, PackAndBatchOperation
 else:
     __getattr__, __dir__ = late_names.hooks(
         __name__,
@@ -55,6 +55,7 @@ else:
             "InterleaveIterDataset": "millstream.dataset.interleaving",
             "LimitIterDataset": "millstream.dataset.combinations",
             "MapWithIndexTransform": "millstream.transforms",
+            "PackAndBatchOperation": "millstream.transforms",
             "ParquetIterDataset": "millstream.dataset.file_streams",
             "PerformanceConfig": "millstream.dataset.checking",
             "RebatchIterDataset": "millstream.dataset.grouped_streams",
@@ -94,6 +95,7 @@ __all__ = [
     "InterleaveIterDataset",
     "LimitIterDataset",
     "MapWithIndexTransform",
+    "PackAndBatchOperation",
     "ParquetIterDataset",
     "PerformanceConfig",
     "RebatchIterDataset",

@@ -328,11 +328,20 @@ def _() -> None:
     assert list(grain.MapDataset.select_from_datasets([grain.MapDataset.range(3)], Backwards())) == [2, 1, 0]
 
 
-@ROWS.of("`Record`, `TfRandomMap`, `experimental.PackAndBatchOperation`")
+@ROWS.of("`experimental.PackAndBatchOperation`")
+def _() -> None:
+    documents = [{"a": np.full(size, size)} for size in (2, 1, 3)]
+    operation = grain.experimental.PackAndBatchOperation(length_struct={"a": 3}, batch_size=2)
+    ((tokens, segments, positions),) = grain.load(documents, num_epochs=1, transformations=[operation])
+    assert tokens["a"].tolist() == [[2, 2, 1], [3, 3, 3]]
+    assert segments["a"].tolist() == [[1, 1, 2], [1, 1, 1]]
+    assert positions["a"].tolist() == [[0, 1, 0], [0, 1, 2]]
+
+
+@ROWS.of("`Record`, `TfRandomMap`")
 def _() -> None:
     assert not hasattr(grain, "Record")
     assert not hasattr(grain.transforms, "TfRandomMap")
-    assert not hasattr(grain.experimental, "PackAndBatchOperation")
 
 
 # ---- What differs, and why -----------------------------------------------------------------------------------------

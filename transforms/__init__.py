@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from millstream.transforms.example_encoding import encode_example
     from millstream.transforms.examples import decode_examples
     from millstream.transforms.first_fit import FirstFitPack
+    from millstream.transforms.pack_and_batch import PackAndBatchOperation
     from millstream.transforms.pad_to import PadTo
     from millstream.transforms.rebatch import Rebatch
     from millstream.transforms.selection import DatasetSelectionMap
@@ -39,6 +40,7 @@ else:
             "DatasetSelectionMap": "millstream.transforms.selection",
             "FirstFitPack": "millstream.transforms.first_fit",
             "FixedLengthFeature": "millstream.example_features",
+            "PackAndBatchOperation": "millstream.transforms.pack_and_batch",
             "PadTo": "millstream.transforms.pad_to",
             "RaggedColumn": "millstream.example_features",
             "Rebatch": "millstream.transforms.rebatch",
@@ -69,6 +71,7 @@ __all__ = [
     "MapWithIndexTransform",
     "OnlyFor",
     "Pack",
+    "PackAndBatchOperation",
     "PadTo",
     "PaddedBatch",
     "RaggedColumn",
