@@ -38,6 +38,8 @@ class Chain:
         operations: list[Transformation] = []
         workers, reading, node = MultiprocessingOptions(), None, dataset
         while True:
+            if node is not dataset and iterates_itself(node):
+                break
             if isinstance(node, Operated):
                 operations.append(node.operation)
             elif isinstance(node, Ahead):
@@ -62,10 +64,11 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
     """
     chain = Chain.of(dataset)
     leaf, has_workers = chain.leaf, bool(chain.workers.num_workers)
-    if isinstance(leaf, ReadIterDataset):
+    if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
         return ReadIterator(leaf, chain.operations, chain.workers, reading)
-    stream = iterator_of(leaf, ahead=ahead) if isinstance(leaf, Ahead) else with_states(leaf)
+    is_compiled = isinstance(leaf, Ahead) and not iterates_itself(leaf)
+    stream = iterator_of(leaf, ahead=ahead) if is_compiled else with_states(leaf)
     reading = chain.reading if ahead and chain.reading else NO_THREADS
     if not chain.operations and not has_workers and not reading.reads_ahead:
         return stream
@@ -74,6 +77,14 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
 
 def _epoch_length(leaf: IterDataset[Any]) -> int | None:
     """Returns how many positions have the same epoch, where a leaf is a straight chain."""
-    while isinstance(leaf, Ahead | Operated | Seeded):
+    while isinstance(leaf, Ahead | Operated | Seeded) and not iterates_itself(leaf):
         leaf = leaf.parents[0]
-    return node_of(leaf.source).epoch_length if isinstance(leaf, ReadIterDataset) else None
+    if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf):
+        return None
+    return node_of(leaf.source).epoch_length
+
+
+def iterates_itself(dataset: IterDataset[Any]) -> bool:
+    """Whether a dataset is not compiled: its class, or one that it is derived from, has an `__iter__` of its own."""
+    own = type(dataset).__iter__
+    return not any(own is kind.__iter__ for kind in (Ahead, Operated, ReadIterDataset, Seeded))

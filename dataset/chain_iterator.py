@@ -108,7 +108,7 @@ class ReadIterator(EngineIterator):
         pipeline = self._sparse
         if not node.is_sparse and not leaf.allow_nones:
             source, own_order, maps = peeled(leaf.source, node)
-            dense = Pipeline(source, own_order, own_order, (*_checked(maps), *operations), NoSharding())
+            dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding())
             # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
             pipeline = dense if Plan(dense).one_to_one else pipeline
         self._is_dense = pipeline is not self._sparse
@@ -164,6 +164,11 @@ class ReadIterator(EngineIterator):
             self._inner.seek(step)
         self._was_sought = self._is_dense
 
+    @property
+    def next_index(self) -> int | None:
+        """How many elements have come, where each position makes one: `seek` then costs nothing. Else None."""
+        return self._inner.step if self._execution.plan.one_to_one else None
+
     def _state(self) -> LoaderState:
         state = LoaderState.decode(self._inner.get_state())
         return self._with_skip(state, self._stream, self._num_stages)
@@ -205,7 +210,7 @@ class ReadIterator(EngineIterator):
         self._move(state)
 
 
-def _checked(maps: Sequence[Transformation]) -> list[Transformation]:
+def checked_maps(maps: Sequence[Transformation]) -> list[Transformation]:
     """Returns the operations of a MapDataset, none of which sees an element that is absent."""
     return [Present(), *(step for operation in maps for step in (operation, Present()))]
 

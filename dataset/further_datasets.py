@@ -8,6 +8,7 @@ from millstream.dataset.index_nodes import WindowShuffle
 from millstream.dataset.joining_nodes import Zipped
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.randomness import as_seed
+from millstream.transforms import FlatMap
 
 T = TypeVar("T")
 
@@ -51,3 +52,17 @@ class WindowShuffleMapDataset(MapDataset[T]):
     def __init__(self, parent: MapDataset[T], *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
         super().__init__(parent)
         self._node = WindowShuffle(node_of(parent), as_integer(window_size, "window_size", minimum=1), as_seed(seed))
+
+
+class FlatMapMapDataset(MapDataset[Any]):
+    """The children that an operation splits elements into: `parent.flat_map(transform)`.
+
+    Args:
+        parent: the dataset.
+        transform: a `FlatMap`. Element i has the positions from `i * max_fan_out` on; those for which there is no child
+            hold None.
+    """
+
+    def __init__(self, parent: MapDataset[Any], transform: FlatMap[Any, Any]) -> None:
+        super().__init__(parent)
+        self._node = node_of(parent.flat_map(transform))

@@ -122,7 +122,7 @@ class _InterleaveIterator(DatasetIterator[Any]):
             slot.number, slot.last = saved["dataset"], saved["state"]
             slots.append(slot)
             if not saved["ended"]:
-                slot.iterator = self._opened(slot.number)
+                slot.iterator = _opened(self._datasets[slot.number], slot.number)
                 slot.iterator.set_state(saved["state"])
         self._close_slots()
         self._slots, self._next, self._turn, self._is_begun = slots, checked["next"], checked["turn"], True
@@ -155,17 +155,20 @@ class _InterleaveIterator(DatasetIterator[Any]):
             slot.iterator = None
         while self._next < len(self._datasets):
             number = self._next
+            dataset = self._datasets[number]
             # A hole of the MapDataset is no dataset.
-            if self._datasets[number] is not None:
-                slot.number, slot.iterator = number, self._opened(number)
+            if dataset is not None:
+                slot.number, slot.iterator = number, _opened(dataset, number)
                 self._next += 1
                 return
             self._next += 1
-
-    def _opened(self, number: int) -> DatasetIterator[Any]:
-        return opened_below(as_stream(self._datasets[number], f"datasets[{number}]"))
 
     def _close_slots(self) -> None:
         for slot in self._slots:
             if slot.iterator is not None:
                 slot.iterator.close()
+
+
+def _opened(dataset: Any, number: int) -> DatasetIterator[Any]:
+    """Returns a new iterator of the dataset of a number."""
+    return opened_below(as_stream(dataset, f"datasets[{number}]"))

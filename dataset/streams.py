@@ -7,8 +7,9 @@ have workers and threads as ever, and so may a dataset beneath that asks for wor
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream.dataset.chain import iterator_of
+from millstream.dataset.chain import iterates_itself, iterator_of
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.fed_iterator import with_states
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
 from millstream.errors import CheckpointError
@@ -29,7 +30,7 @@ def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
 
 def opened_below(dataset: IterDataset[Any]) -> DatasetIterator[Any]:
     """Returns a new iterator of a dataset that works when it is asked."""
-    return iterator_of(dataset, ahead=False)
+    return with_states(dataset) if iterates_itself(dataset) else iterator_of(dataset, ahead=False)
 
 
 def move_all(iterators: Sequence[DatasetIterator[Any]], states: Sequence[Any]) -> None:

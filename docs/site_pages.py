@@ -39,7 +39,7 @@ FILES = ["LICENSE"]
 
 PARTS = {
     "loader": "Everything that runs a pipeline, and what it gives.",
-    "dataset": "A pipeline said as a chain.",
+    "dataset": "A pipeline said as a chain. `millstream.experimental` has the names that Grain has there.",
     "samplers": "Which record comes at which position.",
     "sources": "Where records come from.",
     "transforms": "What happens to elements: operations.",
@@ -130,14 +130,20 @@ def reference_page(part: str, about: str) -> str:
 
 
 def public_names(part: str) -> dict[str, Any]:
-    """Returns the public classes and functions of a part, by the shortest name that users can write."""
+    """Returns the public classes and functions of a part, by the shortest name that users can write.
+
+    What only `millstream.experimental` names belongs to the part that defines it.
+    """
     facade, module = importlib.import_module("millstream"), importlib.import_module(f"millstream.{part}")
     own = {f"millstream.{part}.{name}": getattr(module, name) for name in getattr(module, "__all__", ())}
     home = {f"millstream.{name}": getattr(facade, name) for name in facade.__all__}
     home = {name: value for name, value in home.items() if part_of(value) == part}
+    further = importlib.import_module("millstream.experimental")
+    there = {f"{further.__name__}.{name}": getattr(further, name) for name in further.__all__}
+    there = {name: value for name, value in there.items() if part_of(value) == part}
     names: dict[str, Any] = {}
     shown: set[int] = set()
-    for name, value in [*home.items(), *own.items()]:
+    for name, value in [*home.items(), *own.items(), *there.items()]:
         if callable(value) and not inspect.ismodule(value) and id(value) not in shown:
             shown.add(id(value))
             names[name] = value

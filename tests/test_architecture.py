@@ -30,7 +30,10 @@ OUTSIDE_THE_PIPELINE = {
     *("datetime", "sched", "time"),
 }
 """What the pipeline does not know: threads, processes and time."""
-FACADE = {"millstream.__init__", "millstream.__main__", "millstream.checkpoint"}
+FACADE = {
+    *("millstream.__init__", "millstream.__main__", "millstream.checkpoint"),
+    *("millstream.experimental", "millstream.multiprocessing", "millstream.python"),
+}
 
 IMPORTERS = {
     "array_record": {"millstream.sources.array_record", "millstream.tools.record_writers"},
