@@ -167,11 +167,14 @@ def test_a_chain_shows_what_it_does() -> None:
     dataset = MapDataset.range(9).map(abs).to_iter_dataset().filter(bool).seed(3).mp_prefetch(2).batch(4)
     text = repr(dataset)
 
-    assert [line.strip().split("(")[0] for line in text.splitlines()][-5:] == [
-        ".to_iter_dataset",
-        ".apply",
-        ".seed",
-        ".prefetch",
-        ".apply",
+    assert [line.split("(")[0] for line in text.splitlines()] == [
+        "IterDataset",
+        "  source",
+        "  .map",
+        "  .to_iter_dataset",
+        "  .apply",
+        "  .seed",
+        "  .mp_prefetch",
+        "  .apply",
     ]
     assert dataset.pipe(lambda stream, size: list(stream.batch(size)), 2)[0][0].tolist() == [1, 2, 3, 4]
