@@ -54,10 +54,10 @@ class DataLoader(ShownLoader):
             error.
         enable_profiling: whether to keep who worked on which batch in the last seconds, for the timeline of `report`.
             What `profile()` and `summary()` say is always known.
-        debug: whether to make everything in this thread, without workers and threads whatever `worker_count` and
-            `read_options` say, so that a debugger stops in operations; and to warn of operations that are not pure,
-            that draw from global generators, that change or give out the source's memory, or whose elements cannot be
-            pickled. The batches are the same; they take more than twice the time.
+        debug: whether to make everything in this thread, without workers and threads whatever `worker_count`,
+            `workers` and `read_options` say, so that a debugger stops in operations; and to warn of operations that are
+            not pure, that draw from global generators, that change or give out the source's memory, or whose elements
+            cannot be pickled. The batches are the same; they take more than twice the time.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
@@ -97,6 +97,8 @@ class DataLoader(ShownLoader):
                     f"worker_count is the number of worker processes, got {num_workers}, but workers={workers} asks "
                     "for actors instead: leave worker_count out."
                 )
+        if self._is_debugging:
+            self._ray_workers = None
         self._begin()
 
     @property
@@ -131,7 +133,7 @@ class DataLoader(ShownLoader):
 
     @property
     def workers(self) -> RayWorkers | None:
-        """The actors that work instead of worker processes; None without."""
+        """The actors that work instead of worker processes; None without, and in debug mode."""
         return self._ray_workers
 
     def __iter__(self) -> DataLoaderIterator:

@@ -64,3 +64,10 @@ def test_without_ray_a_loader_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ImportError, match=re.escape("pip install 'millstream[ray]'")):
         loader_of(workers=millstream.RayWorkers(1))
+
+
+def test_debug_mode_asks_for_no_actor() -> None:
+    """Everything happens in the consumer's thread: there is no cluster here, and none is started."""
+    with loader_of(workers=millstream.RayWorkers(3), debug=True) as loader:
+        assert list(loader) == list(range(10))
+        assert loader.workers is None
