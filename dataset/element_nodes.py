@@ -15,6 +15,7 @@ from millstream.descriptions import described, function_name
 from millstream.loader.pipeline.steps import annotated
 from millstream.randomness import generators
 from millstream.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms.base import METHODS
 
 
 def collected(results: Iterable[Any], expected: int, positions: Positions, node: Node) -> list[Any]:
@@ -93,20 +94,11 @@ class ElementNode(UnaryNode):
 
 def _call_of(operation: Transformation) -> str:
     """Returns the method that has made a node of an operation: `.map(decode)`."""
-    for kind, method in _METHODS.items():
+    for kind, method in METHODS.items():
         if isinstance(operation, kind):
             own = function_name(getattr(operation, method)) if type(operation) is kind else described(operation)
             return f".{method}({own})"
     raise AssertionError(operation)
-
-
-_METHODS: dict[type, str] = {
-    Map: "map",
-    RandomMap: "random_map",
-    MapWithIndex: "map_with_index",
-    Filter: "filter",
-    FlatMap: "flat_map",
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
