@@ -14,7 +14,7 @@ from millstream.dataset.streams import as_stream, opened_below
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 
 MOST_BUFFERED = 1000
-"""So many elements are read ahead at most, unless another number is given; as in Grain."""
+"""This many elements are read ahead at most, unless another number is given; as in Grain."""
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

@@ -10,7 +10,7 @@ from millstream.sources.parquet import ParquetDataSource
 from millstream.sources.tfrecord import TFRecordDataSource
 
 CYCLE_LENGTH = 16
-"""Of so many Parquet files rows are read in turn; as many as in Grain."""
+"""Rows of this many Parquet files are read in turn: as many as in Grain."""
 
 CACHE_BYTES_PER_FILE = 1 << 28
 

@@ -62,7 +62,8 @@ class DatasetOptions:
     """Grain's options for a whole chain. None of them changes the elements, here or there.
 
     Attributes:
-        filter_warn_threshold_ratio: accepted for Grain's sake, and without effect: no filter warns.
+        filter_warn_threshold_ratio: accepted for Grain's sake, and without effect: a filter is reported in the log
+            where it keeps nothing for a whole epoch.
         filter_raise_threshold_ratio: refused unless None: a filter may drop all it wants.
         execution_tracking_mode: accepted for Grain's sake, and without effect.
         min_shm_size: accepted for Grain's sake, and without effect: large arrays always travel in shared memory.

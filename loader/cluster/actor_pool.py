@@ -46,7 +46,7 @@ CONNECT_SECONDS = 1.0
 """How long to wait for the cluster to accept a connection, in a look for whether it is there."""
 
 NODE_LOOKS = 5
-"""Every so many looks without any answer, the cluster is asked whether it still counts the trainer's node in."""
+"""Each time after this many looks without an answer, the cluster is asked whether the trainer's node is still in it."""
 
 GET_SECONDS = 30.0
 """How long to wait for what Ray says is here."""
@@ -174,7 +174,7 @@ class ActorPool:
         self._start()
 
     def wait(self, seconds: float) -> Iterator[tuple[Actor, Event]]:
-        """Yields what has happened, having waited for something to happen for at most so long.
+        """Yields what has happened, having waited for something to happen for at most this many seconds.
 
         Raises:
             ValueError: the pool is stopped.

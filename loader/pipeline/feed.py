@@ -1,6 +1,6 @@
 """Elements of stage 0 that are drawn from an iterator, because there is no source to read them from.
 
-They are drawn in order, in one place: where the schedule is. A block is so many of them in a row. The iterator's state
+They are drawn in order, in one place: where the schedule is. A block is a number of them in a row. The iterator's state
 is kept from time to time, so that a position in the stream is one of these states and how many blocks follow it.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from millstream.loader.pipeline.elements import Elements, Origins
 
 KEPT_ELEMENTS = 1024
-"""A state is kept every so many elements: that many are drawn again, and dropped, where a stream is resumed."""
+"""A state is kept each time after this many elements: where a stream is resumed, some of them are drawn again."""
 
 
 class Leaf(Protocol):

@@ -201,7 +201,7 @@ class Pool:
             self._fork()
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Event]]:
-        """Yields what has happened, having waited for something to happen for at most so long.
+        """Yields what has happened, having waited for something to happen for at most this many seconds.
 
         Raises:
             ForkServerDied: the fork server is gone, and with it all workers. What they had sent was yielded before.

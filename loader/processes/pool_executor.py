@@ -51,7 +51,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             worker.give(Task(number, worker.arena.take_released(), message))
 
     def _receive(self, seconds: float) -> None:
-        """Takes what has happened, having waited for something for at most so long."""
+        """Takes what has happened, having waited for something for at most this many seconds."""
         try:
             for worker, event in self._pool.wait(seconds):
                 self._take(worker, event)

@@ -144,7 +144,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     @abc.abstractmethod
     def _receive(self, seconds: float) -> None:
-        """Takes what has happened, having waited for something for at most so long."""
+        """Takes what has happened, having waited for something for at most this many seconds."""
 
     @abc.abstractmethod
     def _warn_of_stall(self, worker: WorkerT) -> None:
