@@ -232,7 +232,9 @@ def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], Data
     @functools.wraps(own)
     def begin(self: Any) -> DatasetIterator[Any]:
         iterator = own(self)
-        return iterator if isinstance(iterator, DatasetIterator) else CountedIterator(lambda: own(self), iter(iterator))
+        if isinstance(iterator, DatasetIterator):
+            return iterator
+        return CountedIterator(type(self).__name__, lambda: own(self), iter(iterator))
 
     return begin
 
