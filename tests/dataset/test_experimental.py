@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 import millstream as grain
 from millstream.sources.crc32c import masked_crc32c
@@ -153,6 +155,26 @@ def test_parquet_files_are_read_in_turn(sizes: list[int], tmp_path: Path) -> Non
 
     assert in_turn == list(grain.experimental.InterleaveIterDataset(apart, cycle_length=16))
     assert next(iter(grain.experimental.ParquetIterDataset(paths, columns=["row"], filesystem=None))) == {"row": 0}
+
+
+@pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
+def test_parquet_files_of_another_file_system(kind: str, tmp_path: Path) -> None:
+    """Read by paths that it alone knows, they give the same rows, in workers and after a resume; mistakes are named."""
+    paths = write_parquet(tmp_path, [3, 5])
+    inner: Any = LocalFileSystem()
+    named = [f"file://{path}" for path in paths]
+    if kind == "pyarrow":
+        inner = pa.fs.SubTreeFileSystem(str(tmp_path), pa.fs.LocalFileSystem())
+        named = ["0.parquet", "1.parquet"]
+    dataset = grain.experimental.ParquetIterDataset(named, filesystem=inner, columns=["row"])
+    expected = [{"row": row["row"]} for row in grain.experimental.ParquetIterDataset(paths)]
+
+    assert list(dataset.mp_prefetch(1)) == expected
+    grain.experimental.assert_equal_output_after_checkpoint(dataset)
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.parquet"):
+        grain.experimental.ParquetIterDataset("nowhere.parquet", filesystem=inner)
+    with pytest.raises(TypeError, match="cache"):
+        grain.experimental.ParquetIterDataset("0.parquet", filesystem=inner, cache=None, cache_size=3)
 
 
 def test_a_dataset_of_one_s_own_may_be_derived_from_these(tmp_path: Path) -> None:
