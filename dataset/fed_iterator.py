@@ -66,7 +66,9 @@ class FedIterator(EngineIterator):
         self._block = Plan(pipeline).partition.global_block
         self._feed = Feed(_Drawing(stream), self._block)
         self._reads_ahead = bool(workers.num_workers) or reading.reads_ahead
-        self._inner = Execution(pipeline, workers, reading, self._feed).begin()
+        self._options = workers, reading
+        self._execution = Execution(pipeline, workers, reading, self._feed)
+        self._inner = self._execution.begin()
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
