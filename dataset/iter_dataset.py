@@ -32,6 +32,18 @@ class IterDataset(Generic[T_co]):
 
     Args:
         parents: the dataset that this one draws from, or a sequence of several.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(8).shuffle(seed=0).to_iter_dataset().map(lambda x: x * 10).batch(4)
+        >>> iterator = iter(dataset)
+        >>> next(iterator)
+        array([20, 40, 50, 60])
+        >>> state = iterator.get_state()
+        >>> next(iterator)
+        array([ 0, 70, 30, 10])
+        >>> iterator.set_state(state)
+        >>> next(iterator)
+        array([ 0, 70, 30, 10])
     """
 
     _parents: tuple[Any, ...] = ()

@@ -50,6 +50,9 @@ PARTS = {
 }
 """The parts of the reference, each with what it is about."""
 
+GIVEN = "The examples begin with `import millstream` and `import numpy as np`, and find small files in their folder."
+"""What stands on each page of the reference."""
+
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -122,7 +125,7 @@ def example_page(example: Path) -> str:
 
 def reference_page(part: str, about: str) -> str:
     """Returns the page of a part's public names: its own, and those of the façade that are from there."""
-    blocks = [f"# millstream.{part}\n\n{about}\n"]
+    blocks = [f"# millstream.{part}\n\n{about}\n\n{GIVEN}\n"]
     for name, value in sorted(public_names(part).items(), key=lambda item: item[0].lower()):
         path = f"{value.__module__}.{value.__qualname__}"
         blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {name.rsplit('.', 1)[-1]}\n")

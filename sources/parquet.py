@@ -45,11 +45,7 @@ class ParquetDataSource(Files[ParquetFile]):
     To read any row of a row group, all of the group must be decoded; of several that a batch needs, some at the same
     time, by threads that end with the read. Decoded row groups are kept, up to `cache_bytes` of them in each process,
     so rows are best asked for in an order that stays among a few row groups for a while. That is what
-    `HierarchicalSampler` is for:
-
-        source = millstream.ParquetDataSource("train-*.parquet", columns=["tokens", "label"])
-        sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=16, seed=0)
-        loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[millstream.Batch(256)])
+    `HierarchicalSampler` is for.
 
     Memory: window_units times the size of a decoded row group should be half of `cache_bytes` at most, since one window
     is read while another one ends. Prefer threads (`worker_count=0`), which share the row groups: each worker process
@@ -98,6 +94,13 @@ class ParquetDataSource(Files[ParquetFile]):
     Each reading member raises DataSourceError, with the file and the row, for a row group that is damaged, and for a
     file that was truncated, removed or written to since the source was constructed. Checksums of pages are compared
     where files have them. Files stay open, at most 512.
+
+    Examples:
+        >>> source = millstream.ParquetDataSource("train-*.parquet", columns=["tokens", "label"])
+        >>> sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=16, seed=0)
+        >>> loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[millstream.Batch(256)])
+        >>> next(iter(loader))["tokens"].shape
+        (256, 8)
     """
 
     kind: ClassVar[str] = "Parquet"

@@ -11,6 +11,11 @@ class Transformation:
         is_complete: whether the class is a kind by itself, to which users add no method: Batch, OnlyFor.
         gathers: whether it makes elements of several: what comes before it works element by element.
         regroups: whether it groups elements as they come, whatever their positions are (see `grouping`).
+
+    Examples:
+        >>> operations: list[millstream.transforms.Transformation] = [millstream.MapTransform(len), millstream.Batch(2)]
+        >>> list(millstream.load(["a", "bc"], num_epochs=1, transformations=operations))
+        [array([1, 2])]
     """
 
     keeps_count: ClassVar[bool] = True
