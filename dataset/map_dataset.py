@@ -231,12 +231,18 @@ class MapDataset(Generic[T]):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
         return self._with(Split(node_of(self), as_operation(transform, FlatMap)))
 
+    @overload
+    def batch(self, batch_size: int, *, drop_remainder: bool = ..., batch_fn: None = ...) -> "MapDataset[Any]": ...
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = ..., batch_fn: "Callable[[list[T]], Out]"
+    ) -> "MapDataset[Out]": ...
     def batch(
         self,
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+        batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> "MapDataset[Any]":
         """Returns batches of `batch_size` elements in a row.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import TypeVar  # The one of `typing` has no defaults before Python 3.13.
 
-    In = TypeVar("In", default=Any)
+    In = TypeVar("In", bound=Any, default=Any)
     Out = TypeVar("Out", default=Any)
     Function = TypeVar("Function", bound=Callable[..., Any])
 else:
