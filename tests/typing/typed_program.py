@@ -159,7 +159,7 @@ def random_access_chains() -> None:
     assert_type(examples, millstream.MapDataset[Example])
     assert_type(numbers, millstream.MapDataset[int])
     assert_type(numbers.random_map(Jitter(), seed=0), millstream.MapDataset[float])
-    assert_type(numbers.random_map(lambda value, rng: rng.integers(value) > 1, seed=0)[0], np.bool[bool])
+    assert_type(numbers.random_map(lambda value, rng: value + rng.random(), seed=0)[0], float)
     assert_type(numbers.filter(lambda value: value > 1).repeat(2)[:10], millstream.MapDataset[int])
     assert_type(numbers.map_with_index(lambda index, value: (index, value)), millstream.MapDataset[tuple[int, int]])
     assert_type(examples.flat_map(lambda example: example["text"].split(), 8), millstream.MapDataset[str])
