@@ -14,6 +14,11 @@ class Transformation:
         gathers: whether it makes elements of several: what comes before it works element by element.
         is_between: whether the library puts it between the user's operations, which are counted without it.
         regroups: whether it groups elements as they come, whatever their positions are (see `grouping`).
+
+    Examples:
+        >>> operations: list[millstream.transforms.Transformation] = [millstream.MapTransform(len), millstream.Batch(2)]
+        >>> list(millstream.load(["a", "bc"], num_epochs=1, transformations=operations))
+        [array([1, 2])]
     """
 
     keeps_count: ClassVar[bool] = True
