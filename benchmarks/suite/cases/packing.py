@@ -87,22 +87,22 @@ def measure_fill(run: Run) -> Measurement:
     return Measurement(100 * filled / rows / ROW_LENGTH)
 
 
-def _as_they_come(name: str, mode: str, theirs: str, view: Callable[[Any], Any]) -> Case:
+def _as_they_come(name: str, packing: str, view: Callable[[Any], Any]) -> Case:
     """Returns the case of one way to pack documents whose lengths are not known ahead."""
 
     def work(scale: Scale) -> Work:
         documents = data.documents(scale.pick(tiny=128, quick=30_000, full=100_000))
-        return Work(Records(documents), (), ROWS_IN_BATCH, row_length=ROW_LENGTH)
+        return Work(Records(documents), (), ROWS_IN_BATCH, row_length=ROW_LENGTH, packing=packing)
 
     return Case(
         name=name,
-        title=f"documents in memory, packed as they come ({mode}) into rows of 2,048 tokens, batch {ROWS_IN_BATCH}",
+        title=f"documents in memory, packed as they come ({packing}) into rows of 2,048 tokens, batch {ROWS_IN_BATCH}",
         make_work=work,
         contenders=(
-            Contender("millstream", mode=mode),
-            Contender("millstream", mode=mode, workers=2),
-            Contender("grain", mode=theirs),
-            Contender("grain", mode=theirs, workers=2),
+            Contender("millstream"),
+            Contender("millstream", workers=2),
+            Contender("grain", mode="Dataset"),
+            Contender("grain", workers=2, mode="Dataset"),
         ),
         goals=(Goal("10 times Grain, without workers", 10, Pick("grain", 0), Pick("millstream", 0)),),
         unit="cells/s",
@@ -170,7 +170,7 @@ CASES = (
         view=sums_of_documents,
         count=number_of_documents,
     ),
-    _as_they_come("pack_first_fit", "first fit", "Dataset", sums_of_documents),
-    _as_they_come("pack_best_fit", "best fit", "Dataset, best fit", sums_of_documents),
-    _as_they_come("pack_split", "concatenated", "Dataset, concatenated", tokens_alone),
+    _as_they_come("pack_first_fit", "first fit", sums_of_documents),
+    _as_they_come("pack_best_fit", "best fit", sums_of_documents),
+    _as_they_come("pack_split", "concatenated", tokens_alone),
 )

@@ -41,7 +41,7 @@ class MillstreamAdapter:
         loader = millstream.DataLoader(
             data_source=source,
             sampler=_sampler(work, source, contender.mode),
-            operations=_operations(work, batch_fn, contender.mode),
+            operations=_operations(work, batch_fn, batches_first=as_columns),
             worker_count=contender.workers,
             shard_options=millstream.ShardOptions(*work.shard),
             read_options=millstream.ReadOptions() if threads is None else millstream.ReadOptions(num_threads=threads),
@@ -84,7 +84,7 @@ def _source(source: Source) -> Any:
 
 def _sampler(work: Work, source: Any, strategy: str) -> Any:
     num_epochs = 1 if work.one_epoch else None
-    if work.row_length is not None and strategy not in _AS_THEY_COME:
+    if work.row_length is not None and not work.packing:
         lengths = np.fromiter(map(len, source), np.int64, len(source))
         return millstream.PackingSampler(
             lengths, work.row_length, seed=SEED, num_epochs=num_epochs, strategy=strategy or "best_fit"
@@ -115,15 +115,15 @@ _AS_THEY_COME: dict[str, Callable[[dict[str, int]], Any]] = {
     "best fit": _best_fit,
     "concatenated": millstream.ConcatThenSplit,
 }
-"""How documents are packed whose lengths are not known ahead, by the contender's mode."""
+"""How documents are packed whose lengths are not known ahead."""
 
 
-def _operations(work: Work, batch_fn: Callable[[list[Any]], Any] | None, mode: str) -> list[Any]:
+def _operations(work: Work, batch_fn: Callable[[list[Any]], Any] | None, *, batches_first: bool) -> list[Any]:
     batch = [millstream.Batch(work.batch_size, batch_fn=batch_fn)] if work.batch_size else []
     if work.row_length is not None:
-        packing = _AS_THEY_COME.get(mode, millstream.Pack)
+        packing = _AS_THEY_COME[work.packing] if work.packing else millstream.Pack
         return [packing({"tokens": work.row_length}), *batch]
-    if mode != "columns":
+    if not batches_first:
         return [*map(_operation, work.steps), *batch]
     if any(not isinstance(step, Map) or step.graph_of_many is not step.function for step in work.steps):
         raise UnsupportedError("a step does not take whole batches as they are")
