@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from millstream.dataset.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
-from millstream.samplers.permutation import derived, permute, permute_one
+from millstream.samplers.permutation import permute, permute_one
+from millstream.samplers.rounds import derived
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from millstream.dataset.seeds import count_random_maps, count_shuffles, nearest_
 from millstream.dataset.source_node import Own, Source
 from millstream.randomness import as_seed
 from millstream.samplers.components import named_parts
-from millstream.samplers.permutation import derived
+from millstream.samplers.rounds import derived
 from millstream.samplers.weights import checked_weights
 from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys

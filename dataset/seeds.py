@@ -8,7 +8,7 @@ the same seed, on the path that has most of them. So an operation in between tha
 from millstream.dataset.element_nodes import MappedAtRandom
 from millstream.dataset.index_nodes import Seed, Shuffle
 from millstream.dataset.node import Node
-from millstream.samplers.permutation import derived
+from millstream.samplers.rounds import derived
 
 
 def nearest_seed(node: Node) -> int | None:

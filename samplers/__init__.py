@@ -9,6 +9,7 @@ orders of several sources. `PackingSampler` makes rows of several documents. An 
     base.py             what the loader asks of a sampler, and the adapter for custom ones
     index.py            all records of one source: positions, epochs, offsets
     permutation.py      where an offset lands in a shuffled epoch
+    rounds.py           what the rounds of that do to words
     hierarchical.py     a shuffle of units, and of the records in a few of them
     epochs.py           what samplers of epochs have in common
     packing.py          rows made of several documents
@@ -19,6 +20,7 @@ orders of several sources. `PackingSampler` makes rows of several documents. An 
     kinds.py            what the loader asks of mixtures and of rows
     components.py       what a mixture accepts
     component_orders.py  what the components of a mixture have where
+    many_orders.py      many orders of all records, asked at once
     mixture_words.py    what a mixture says of itself
     weights.py          weights as whole numbers
     proportions.py      which component stands at which position

@@ -1,4 +1,7 @@
-"""What the components of a mixture have at given places of their own orders: each is asked once for all of them."""
+"""What the components of a mixture have at given positions of their own orders.
+
+Those that are `IndexSampler`s are asked together, each of the others once for all that it has.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
@@ -8,6 +11,7 @@ from numpy.typing import NDArray
 
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.kinds import is_mixed, is_mixed_and_packed
+from millstream.samplers.many_orders import ManyOrders, can_join
 from millstream.samplers.pieces import Pieces, put_together
 
 Answers = Iterator[tuple[int, NDArray[np.intp], tuple[NDArray[np.int64], Any]]]
@@ -21,10 +25,17 @@ class ComponentOrders:
         names: what the components are called, for errors.
         samplers: their samplers, of which each answers for many positions at once.
         offsets: the key of the first record of each source, ascending.
+
+    Attributes:
+        are_joined: whether all of them are asked together.
     """
 
     def __init__(self, names: Sequence[Any], samplers: Sequence[Any], offsets: Sequence[int]) -> None:
-        self._names, self._samplers, self._offsets = names, samplers, offsets
+        self._names, self._samplers = names, samplers
+        self._starts = np.array(offsets, dtype=np.int64)
+        self._is_joined = np.array([can_join(sampler) for sampler in samplers])
+        self._joined = ManyOrders(samplers)
+        self.are_joined = bool(self._is_joined.all())
 
     def records(
         self, components: NDArray[np.int64], indices: NDArray[np.int64]
@@ -38,12 +49,17 @@ class ComponentOrders:
         Raises:
             Exception: whatever the sampler of a component raises, with a note that names the component.
         """
+        if self.are_joined:
+            return indices, self._joined.record_keys(components, indices) + self._starts[components]
         keys, innermost = np.empty(len(components), dtype=np.int64), indices.copy()
-        for component, rows, (own_indices, own_keys) in self._ask(components, indices, _records):
-            keys[rows] = own_keys + self._offsets[component]
+        is_joined = self._is_joined[components]
+        joined, others = np.flatnonzero(is_joined), np.flatnonzero(~is_joined)
+        keys[joined] = self._joined.record_keys(components[joined], indices[joined])
+        for component, rows, (own_indices, own_keys) in self._ask(components[others], indices[others], _records):
+            keys[others[rows]] = own_keys
             if is_mixed(self._samplers[component]):
-                innermost[rows] = own_indices
-        return innermost, keys
+                innermost[others[rows]] = own_indices
+        return innermost, keys + self._starts[components]
 
     def rows(self, components: NDArray[np.int64], indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
         """Returns the positions in the innermost orders, shape (m,), and what the rows there are made of.
@@ -54,16 +70,16 @@ class ComponentOrders:
         innermost, found = indices.copy(), []
         for component, rows, (own_indices, pieces) in self._ask(components, indices, _rows):
             innermost[rows] = own_indices
-            found.append((rows, pieces._replace(record_keys=pieces.record_keys + self._offsets[component])))
+            found.append((rows, pieces._replace(record_keys=pieces.record_keys + self._starts[component])))
         return innermost, put_together(found, len(components))
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns how many tokens some documents have, shape (m,)."""
         lengths = np.empty(len(record_keys), dtype=np.int64)
-        components = np.searchsorted(np.array(self._offsets), record_keys, side="right") - 1
+        components = np.searchsorted(self._starts, record_keys, side="right") - 1
         for component in np.unique(components).tolist():
             rows = components == component
-            lengths[rows] = self._samplers[component].lengths_at(record_keys[rows] - self._offsets[component])
+            lengths[rows] = self._samplers[component].lengths_at(record_keys[rows] - self._starts[component])
         return lengths
 
     def _ask(

@@ -9,7 +9,7 @@ So it is a bijection of each set, for the reasons given there.
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.samplers.permutation import mixed
+from millstream.samplers.rounds import mixed
 
 Wide = NDArray[np.uint64]
 

@@ -28,6 +28,9 @@ from millstream.sharding import NoSharding, ShardOptions
 
 Weights = Sequence[Any] | Mapping[str, Any]
 
+_AT_ONCE = 1 << 13
+"""So many positions are worked on at once: what is known of them stays in a processor's cache."""
+
 
 class Located(NamedTuple):
     """Where positions of a mixture lead; int64 arrays of shape (m,).
@@ -260,8 +263,14 @@ class MixtureSampler(Pictured):
             IndexError: a position is negative or beyond the end.
             Exception: whatever the sampler of a component raises, with a note that names the component.
         """
-        components, indices = self.locate(positions)
-        return Located(components, *self._orders.records(components, indices))
+        if len(positions) <= _AT_ONCE or not self._orders.are_joined:
+            components, indices = self.locate(positions)
+            return Located(components, *self._orders.records(components, indices))
+        found = np.empty((3, len(positions)), dtype=np.int64)
+        for start in range(0, len(positions), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            found[:, some] = self.located(positions[some])
+        return Located(*found)
 
     def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
         """Returns what the rows at any positions are made of, in their order; keys are in the sources laid end to end.

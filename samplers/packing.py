@@ -11,8 +11,9 @@ from millstream.overflow import as_overflow
 from millstream.samplers.epochs import EpochSampler, checked_seed, positions_between, whole_numbers
 from millstream.samplers.many_permutations import permute_among
 from millstream.samplers.packing_plan import BestFit, Stream
-from millstream.samplers.permutation import mixed, permute
+from millstream.samplers.permutation import permute
 from millstream.samplers.pieces import Pieces, put_together
+from millstream.samplers.rounds import mixed
 from millstream.sharding import ShardOptions
 
 BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"

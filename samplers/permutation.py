@@ -28,20 +28,24 @@ Why the numbers are what they are:
 
 import dataclasses
 import functools
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-Wide = NDArray[np.uint64]
-Words = NDArray[np.unsignedinteger[Any]]
-"""Of 64 bits each, or of 32 each."""
+from millstream.samplers.rounds import (
+    GOLDEN_GAMMA,
+    Wide,
+    Words,
+    draw_below,
+    draw_bits,
+    mixed,
+    turn_left,
+    turn_right,
+)
 
 NARROW_LIMIT = 1 << 32
 """Up to so many records, all arithmetic is done in words of 32 bits."""
-
-_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-"""2**64 divided by the golden ratio, odd: the stride of splitmix64."""
 
 _MOST_LEFT_BITS = 20
 
@@ -114,12 +118,10 @@ class _Cipher:
     @classmethod
     def of(cls, num_records: int, seed: int, epoch: int | Wide) -> Self:
         """Returns the cipher whose walk within [0, num_records) is the permutation that seed and epoch select."""
-        bits = (num_records - 1).bit_length()
-        right_bits = max(1, (bits + 1) // 2, bits - _MOST_LEFT_BITS)
-        left_size = ((num_records - 1) >> right_bits) + 1
-        keys: Words = _round_keys(seed, epoch, round_pairs=max(4, 28 - 2 * bits))
+        left_size, right_bits, round_pairs = shape_of(num_records)
+        keys: Words = round_keys(seed, epoch, round_pairs)
         if num_records <= NARROW_LIMIT:
-            keys = (keys >> np.uint64(32)).astype(np.uint32)
+            keys = narrowed(keys)
         return cls(left_size, right_bits, keys)
 
     def only(self, which: NDArray[np.intp]) -> Self:
@@ -140,11 +142,11 @@ class _Cipher:
         drawn, scratch = np.empty_like(left), np.empty_like(left)
         for left_key, right_key in self.keys:
             np.add(right, left_key, out=drawn)
-            _draw_below(self.left_size, drawn, scratch)
-            _turn_left(left, drawn, self.left_size)
+            draw_below(self.left_size, drawn, scratch)
+            turn_left(left, drawn, self.left_size)
             np.add(left, right_key, out=drawn)
-            _draw_bits(self.right_bits, drawn, scratch)
-            _turn_right(right, drawn, self.right_bits)
+            draw_bits(self.right_bits, drawn, scratch)
+            turn_right(right, drawn, self.right_bits)
         return _joined(left.astype(np.uint64, copy=False), right, self.right_bits)
 
     def encipher_one(self, value: int) -> int:
@@ -172,9 +174,9 @@ class _Cipher:
         for left_row, right_row in _tables(self):
             # Nothing wraps: it is the mode in which NumPy neither checks the indices first nor copies the outcome.
             np.take(left_row, right.view(np.int64), out=drawn, mode="wrap")
-            _turn_left(left, drawn, self.left_size)
+            turn_left(left, drawn, self.left_size)
             np.take(right_row, left.view(np.int64), out=drawn, mode="wrap")
-            _turn_right(right, drawn, self.right_bits)
+            turn_right(right, drawn, self.right_bits)
         return _joined(left, right, self.right_bits)
 
 
@@ -189,8 +191,8 @@ def _tables(cipher: _Cipher) -> list[tuple[Wide, Wide]]:
     """For each pair of rounds, what it adds on the left to each number on the right, and the other way round."""
     left_table = np.arange(1 << cipher.right_bits, dtype=cipher.keys.dtype) + cipher.keys[:, 0]
     right_table = np.arange(cipher.left_size, dtype=cipher.keys.dtype) + cipher.keys[:, 1]
-    _draw_below(cipher.left_size, left_table, np.empty_like(left_table))
-    _draw_bits(cipher.right_bits, right_table, np.empty_like(right_table))
+    draw_below(cipher.left_size, left_table, np.empty_like(left_table))
+    draw_bits(cipher.right_bits, right_table, np.empty_like(right_table))
     return list(zip(left_table.astype(np.uint64), right_table.astype(np.uint64), strict=True))
 
 
@@ -210,65 +212,35 @@ def _mixed_wide(word: int) -> int:
 
 
 def _mixed_narrow(word: int) -> int:
-    """Returns the image of a word, modulo 2**32, under the bijection of `_mix_narrow`."""
+    """Returns the image of a word, modulo 2**32, under the bijection of `mix_narrow`."""
     word &= 0xFFFFFFFF
     word = (word ^ word >> 16) * 0x21F0AAAD & 0xFFFFFFFF
     word = (word ^ word >> 15) * 0xD35A2D97 & 0xFFFFFFFF
     return word ^ word >> 15
 
 
-def _round_keys(seed: int, epoch: int | Wide, round_pairs: int) -> Wide:
-    """Returns random words of shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m epochs.
+def shape_of(num_records: int) -> tuple[int, int, int]:
+    """Returns how many numbers the left part can be, of how many bits the right one is, and how many rounds, halved."""
+    bits = (num_records - 1).bit_length()
+    right_bits = max(1, (bits + 1) // 2, bits - _MOST_LEFT_BITS)
+    return ((num_records - 1) >> right_bits) + 1, right_bits, max(4, 28 - 2 * bits)
+
+
+def narrowed(keys: Wide) -> NDArray[np.uint32]:
+    """Returns the keys of rounds for words of 32 bits."""
+    return (keys >> np.uint64(32)).astype(np.uint32)
+
+
+def round_keys(seed: int | Wide, epoch: int | Wide, round_pairs: int) -> Wide:
+    """Returns random words of shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m seeds, epochs, or both.
 
     Seed and epoch go through the mix one after the other: a mere sum of the two would make epoch e of seed s the
     epoch e - 1 of seed s + 1.
     """
-    seeded = mixed(np.array([seed], dtype=np.uint64))
+    seeded = mixed(np.array(seed, dtype=np.uint64, ndmin=1))
     rounds = np.arange(1, 2 * round_pairs + 1, dtype=np.uint64).reshape(round_pairs, 2, 1)
-    of_rounds = mixed(rounds * _GOLDEN_GAMMA + seeded)
+    of_rounds = mixed(rounds * GOLDEN_GAMMA + seeded)
     return mixed(of_rounds + np.atleast_1d(np.asarray(epoch, dtype=np.uint64)))
-
-
-def mixed(words: Wide) -> Wide:
-    """Returns the same array, with each word replaced by its image under a bijection that looks random."""
-    _mix(words, np.empty_like(words))
-    return words
-
-
-def derived(seed: int, number: int) -> int:
-    """Returns another seed, which looks unrelated: a hash of the seed and a number, both below 2**64."""
-    first = mixed(np.array([seed], dtype=np.uint64))
-    second = mixed(np.array([number], dtype=np.uint64) ^ _GOLDEN_GAMMA)
-    return int(mixed(first + second)[0])
-
-
-def _draw_below(size: int, words: Words, scratch: Words) -> None:
-    """Replaces each word by a pseudo-random number below size that it determines."""
-    if words.dtype.itemsize == 4:
-        _scale_narrow(_mix_narrow(words, scratch), size, scratch)
-    else:
-        _scale(_mix(words, scratch), size)
-
-
-def _draw_bits(bits: int, words: Words, scratch: Words) -> None:
-    """Replaces each word by a pseudo-random number below 2**bits that it determines."""
-    mix = _mix_narrow if words.dtype.itemsize == 4 else _mix
-    mix(words, scratch)
-    words >>= 8 * words.dtype.itemsize - bits
-
-
-def _turn_left(left: Words, drawn: Words, left_size: int) -> None:
-    """Adds what was drawn, modulo left_size; drawn is scratch afterwards."""
-    left += drawn
-    # Without a division: where left < left_size, the difference wraps around and is huge.
-    np.subtract(left, left_size, out=drawn)
-    np.minimum(left, drawn, out=left)
-
-
-def _turn_right(right: Words, drawn: Words, right_bits: int) -> None:
-    """Adds what was drawn, modulo 2**right_bits."""
-    right += drawn
-    right &= (1 << right_bits) - 1
 
 
 def _joined(left: Wide, right: Words, right_bits: int) -> Wide:
@@ -276,41 +248,3 @@ def _joined(left: Wide, right: Words, right_bits: int) -> Wide:
     left <<= right_bits
     left |= right
     return left
-
-
-def _mix(words: Words, scratch: Words) -> Words:
-    """Replaces each word by its image under the finaliser of splitmix64, a bijection, and returns the same array."""
-    words ^= np.right_shift(words, 30, out=scratch)
-    words *= 0xBF58476D1CE4E5B9
-    words ^= np.right_shift(words, 27, out=scratch)
-    words *= 0x94D049BB133111EB
-    words ^= np.right_shift(words, 31, out=scratch)
-    return words
-
-
-def _mix_narrow(words: Words, scratch: Words) -> Words:
-    """Replaces each word by its image under a bijection that flips all bits evenly, and returns the same array."""
-    words ^= np.right_shift(words, 16, out=scratch)
-    words *= 0x21F0AAAD
-    words ^= np.right_shift(words, 15, out=scratch)
-    words *= 0xD35A2D97
-    words ^= np.right_shift(words, 15, out=scratch)
-    return words
-
-
-def _scale(words: Words, size: int) -> None:
-    """Replaces random words by numbers below size: their high bits times size, over 2**(how many bits those are)."""
-    words >>= size.bit_length()
-    words *= size
-    words >>= 64 - size.bit_length()
-
-
-def _scale_narrow(words: Words, size: int, scratch: Words) -> None:
-    """Replaces random words by words * size / 2**32, for a size up to 2**16: the product's halves one by one."""
-    np.bitwise_and(words, 0xFFFF, out=scratch)
-    scratch *= size
-    scratch >>= 16
-    words >>= 16
-    words *= size
-    words += scratch
-    words >>= 16

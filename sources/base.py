@@ -1,8 +1,9 @@
 """What a source of records is, and the rule for the keys that it takes."""
 
+import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,26 +95,33 @@ class HeldRecords(Generic[T_co]):
 
     Attributes:
         records: the list or tuple itself.
+        copies: whether there are any to copy.
     """
 
-    def __init__(self, records: "Sequence[T_co]") -> None:
+    def __init__(self, records: "Sequence[T_co]", *, copies: bool = False) -> None:
         self.records = records
         some = [records[key] for key in range(0, len(records), len(records) // _LOOKED_AT or 1)]
-        self._copies = any(type(record) is dict or type(record) is list for record in some)
+        self.copies = copies or any(type(record) is dict or type(record) is list for record in some)
+
+    @classmethod
+    def end_to_end(cls, parts: "Sequence[Sequence[T_co]]") -> Self:
+        """Returns the records of several lists or tuples; they are copied where those of one of them are."""
+        copies = any(cls(part).copies for part in parts)
+        return cls(list(itertools.chain.from_iterable(parts)), copies=copies)
 
     @property
     def quickest(self) -> "Sequence[T_co] | HeldRecords[T_co]":
         """What to take single records from: the list or tuple itself, where none is copied."""
-        return self if self._copies else self.records
+        return self if self.copies else self.records
 
     def __getitem__(self, key: int) -> T_co:
         record = self.records[key]
-        return own(record) if self._copies else record
+        return own(record) if self.copies else record
 
     def __getitems__(self, keys: Sequence[int]) -> Sequence[T_co]:
         """Returns the records of the keys, in their order."""
         records = items_at(self.records, keys)
-        if not self._copies:
+        if not self.copies:
             return records
         kinds = set(map(type, records))
         # Of one kind, as nearly always, they are copied by a loop in C.

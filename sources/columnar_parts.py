@@ -38,7 +38,7 @@ class ColumnarParts(ColumnarRecords):
     def stack(self, allocate: Allocate) -> Any:
         """Returns the batch, or None where the parts differ: whoever stacks the records says how."""
         batches = [part.stack(np.empty) for part in self._parts]
-        if not all(_alike(batches[0], batch) for batch in batches):
+        if not all(alike(batches[0], batch) for batch in batches):
             return None
         stops = itertools.accumulate(map(len, self._parts))
         rows = np.split(self._order, list(stops)[:-1])
@@ -57,7 +57,7 @@ class ColumnarParts(ColumnarRecords):
         return put_back([record for part in self._parts for record in part], self._order)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any) -> bool:
     """Whether two batches have the same structure of arrays, which differ in nothing but their lengths."""
     if type(one) is not type(other):
         return False
@@ -66,4 +66,4 @@ def _alike(one: Any, other: Any) -> bool:
         is_array = isinstance(one, np.ndarray) and not one.dtype.hasobject
         return is_array and one.dtype == other.dtype and one.shape[1:] == other.shape[1:]
     same_names = list(tree.paths(one)) == list(tree.paths(other))
-    return same_names and all(itertools.starmap(_alike, zip(parts, tree.parts(other) or (), strict=True)))
+    return same_names and all(itertools.starmap(alike, zip(parts, tree.parts(other) or (), strict=True)))

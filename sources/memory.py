@@ -144,6 +144,11 @@ class InMemoryDataSource(Pictured):
             return _take(self._records, key)
         return self._records[key]
 
+    @property
+    def stackable_columns(self) -> Any:
+        """The columns, where a batch of records has their dtypes; None where it has not, or records are no columns."""
+        return self._records if self._stacks else None
+
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
         """Returns the records of the keys, in their order."""
         keys = checked_record_keys(record_keys, self._num_records)
@@ -192,7 +197,7 @@ class _ColumnRecords(ColumnarRecords):
         return _take(self._columns, self._keys[index])
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_rows(_take(self._columns, self._keys), len(self)))
+        return iter(rows_of(_take(self._columns, self._keys), len(self)))
 
     def stack(self, allocate: Allocate) -> Any:
         """Returns the batch: the columns' structure, arrays of shape (n, …), by one fancy index each."""
@@ -259,13 +264,13 @@ def _common_length(columns: list[tuple[str, NDArray[Any]]]) -> int:
     return next(iter(lengths.values()), 0)
 
 
-def _rows(columns: Any, count: int) -> list[Any]:
+def rows_of(columns: Any, count: int) -> list[Any]:
     """Returns the rows of the columns as records, each of the columns' structure."""
     parts = tree.parts(columns)
     if parts is None:
         return list(columns)
     # Of an empty structure among the columns, each record has one.
-    rows = zip(*(_rows(part, count) for part in parts), strict=True) if parts else itertools.repeat((), count)
+    rows = zip(*(rows_of(part, count) for part in parts), strict=True) if parts else itertools.repeat((), count)
     return tree.all_rebuilt(columns, rows)
 
 

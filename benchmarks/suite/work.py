@@ -110,6 +110,8 @@ class Work:
         one_epoch: whether the stream ends after one epoch; otherwise it is endless.
         shard: which part to read, and of how many.
         row_length: tokens in a row, where records are documents that are packed into rows; None where they are not.
+        packing: "first fit", "best fit" or "concatenated", where they are packed as they come; else as a contender's
+            mode says.
     """
 
     source: Source
@@ -118,6 +120,7 @@ class Work:
     one_epoch: bool = False
     shard: tuple[int, int] = (0, 1)
     row_length: int | None = None
+    packing: str = ""
 
     @property
     def in_memory(self) -> bool:

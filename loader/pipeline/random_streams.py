@@ -30,18 +30,20 @@ def streams_of(
 def _streams_of_mixture(mixture: MixedSampler, origins: Origins, operation: int) -> Iterator["np.random.Generator"]:
     """Yields the generators that each component's sampler alone would give."""
     components, positions = mixture.locate(origins.position)
-    seeds = [sampler.seed for sampler in mixture.samplers]
-    touched = np.unique(components).tolist()
-    if all(seeds[component] is not None for component in touched):
-        lengths = [sampler.num_records or np.iinfo(np.int64).max for sampler in mixture.samplers]
-        epochs = positions // np.array([min(length, np.iinfo(np.int64).max) for length in lengths])[components]
-        words = np.array([seed or 0 for seed in seeds], dtype=np.uint64)
-        return generators(words[components], epochs, origins.index, operation)
+    # Of hundreds of components, a batch has some: only these are looked at.
+    touched, which = np.unique(components, return_inverse=True)
+    samplers = [mixture.samplers[component] for component in touched.tolist()]
+    seeds = [sampler.seed for sampler in samplers]
+    if None not in seeds:
+        most = np.iinfo(np.int64).max
+        lengths = np.array([min(sampler.num_records or most, most) for sampler in samplers], dtype=np.int64)
+        words = np.array(seeds, dtype=np.uint64)
+        return generators(words[which], positions // lengths[which], origins.index, operation)
     table = origins.table.copy()
     table[0] = positions
     own = {
         component: streams_of(mixture.samplers[component], Origins(table[:, components == component]), operation)
-        for component in touched
+        for component in touched.tolist()
     }
     return (next(own[component]) for component in components.tolist())
 

@@ -69,6 +69,17 @@ def test_records_of_lists_can_be_changed() -> None:
     assert records == [{"a": 1}]
 
 
+def test_few_records_that_can_be_changed_are_copied_among_many_that_cannot() -> None:
+    """A dict is a copy also where it is one record among very many numbers: those of a short list beside a long one."""
+    records = [{"a": 1}]
+    source = ConcatenatedDataSource([range(5), list(range(1000)), records, list(range(1000))])
+    held = ConcatenatedDataSource([list(range(1000)), records, list(range(1000))])
+    for concatenated, key in ((source, 1005), (held, 1000)):
+        for _ in range(2):
+            concatenated.__getitems__([key, 3])[0]["a"] = 3
+    assert records == [{"a": 1}]
+
+
 def test_an_error_names_the_source_and_its_record() -> None:
     """An error names the source and its record, also where a mapping names the sources."""
     source = ConcatenatedDataSource({"web": [1, 2], "books": Counted(9)})

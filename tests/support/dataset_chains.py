@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millstream import Batch, FilterTransform, FlatMapTransform, MapTransform, RandomMapTransform
 from millstream.dataset import MapDataset, WindowShuffleMapDataset, ZipMapDataset
-from millstream.samplers.permutation import derived
+from millstream.samplers.rounds import derived
 
 LONGEST = 60
 """Chains have at most this many positions an epoch: the oracle is slow."""

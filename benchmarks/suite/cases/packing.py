@@ -1,6 +1,7 @@
 """Documents packed into rows: how long the plan takes, how full the rows are, and how fast they come."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,16 @@ def _sums(document: Any) -> tuple[int, int]:
     return len(tokens), int((tokens * np.arange(1, len(tokens) + 1)).sum())
 
 
+def number_of_cells(batch: Any) -> int:
+    """Returns how many tokens and paddings a batch has."""
+    return int(batch["tokens"].size)
+
+
+def tokens_alone(batch: Any) -> Any:
+    """Returns the tokens without padding: what is kept where documents are cut."""
+    return batch["tokens"][batch["tokens_segment_ids"] > 0]
+
+
 def measure_plan(run: Run) -> Measurement:
     """Returns the seconds that it takes to plan the rows of very many documents from their lengths."""
     lengths = data.document_lengths(run.scale.pick(tiny=10_000, quick=1_000_000, full=10_000_000))
@@ -74,6 +85,30 @@ def measure_fill(run: Run) -> Measurement:
         filled += int(np.count_nonzero(batch["tokens_segment_ids"]))
     stream.close()
     return Measurement(100 * filled / rows / ROW_LENGTH)
+
+
+def _as_they_come(name: str, packing: str, view: Callable[[Any], Any]) -> Case:
+    """Returns the case of one way to pack documents whose lengths are not known ahead."""
+
+    def work(scale: Scale) -> Work:
+        documents = data.documents(scale.pick(tiny=128, quick=30_000, full=100_000))
+        return Work(Records(documents), (), ROWS_IN_BATCH, row_length=ROW_LENGTH, packing=packing)
+
+    return Case(
+        name=name,
+        title=f"documents in memory, packed as they come ({packing}) into rows of 2,048 tokens, batch {ROWS_IN_BATCH}",
+        make_work=work,
+        contenders=(
+            Contender("millstream"),
+            Contender("millstream", workers=2),
+            Contender("grain", mode="Dataset"),
+            Contender("grain", workers=2, mode="Dataset"),
+        ),
+        goals=(Goal("10 times Grain, without workers", 10, Pick("grain", 0), Pick("millstream", 0)),),
+        unit="cells/s",
+        view=view,
+        count=number_of_cells,
+    )
 
 
 _WHOLE = ("Dataset", "Dataset, best fit")
@@ -135,4 +170,7 @@ CASES = (
         view=sums_of_documents,
         count=number_of_documents,
     ),
+    _as_they_come("pack_first_fit", "first fit", sums_of_documents),
+    _as_they_come("pack_best_fit", "best fit", sums_of_documents),
+    _as_they_come("pack_split", "concatenated", tokens_alone),
 )

@@ -130,11 +130,12 @@ def _in_order(work: Work, files: Files) -> Any:
 def _packed(work: Work, contender: Contender, reading: Any) -> Any:
     documents = _shuffled(work, contender).map(as_feature).to_iter_dataset(reading)
     lengths = {"tokens": work.row_length}
-    if contender.mode == "Dataset, concatenated":
+    kind = work.packing or contender.mode.removeprefix("Dataset, ")
+    if kind == "concatenated":
         rows = grain.experimental.ConcatThenSplitIterDataset(documents, length_struct=lengths)
     else:
-        best = contender.mode == "Dataset, best fit"
-        packing = grain.experimental.BestFitPackIterDataset if best else grain.experimental.FirstFitPackIterDataset
+        is_best = kind == "best fit"
+        packing = grain.experimental.BestFitPackIterDataset if is_best else grain.experimental.FirstFitPackIterDataset
         rows = packing(documents, length_struct=lengths, num_packing_bins=PACKING_BINS, seed=SEED)
     return rows.batch(work.batch_size)
 

@@ -17,6 +17,9 @@ from suite.work import SEED, Columns, Files, Filter, Map, Mixture, RandomMap, Re
 WINDOW_UNITS = 16
 """How many row groups of Parquet files are shuffled among each other."""
 
+PACKING_BINS = 64
+"""Rows that are open at once, where documents are packed as they come: as many as Grain has."""
+
 DOCUMENTS_AT_ONCE = 256
 """How many documents a batch has that are not packed."""
 
@@ -81,7 +84,7 @@ def _source(source: Source) -> Any:
 
 def _sampler(work: Work, source: Any, strategy: str) -> Any:
     num_epochs = 1 if work.one_epoch else None
-    if work.row_length is not None:
+    if work.row_length is not None and not work.packing:
         lengths = np.fromiter(map(len, source), np.int64, len(source))
         return millstream.PackingSampler(
             lengths, work.row_length, seed=SEED, num_epochs=num_epochs, strategy=strategy or "best_fit"
@@ -99,10 +102,27 @@ def _sampler(work: Work, source: Any, strategy: str) -> Any:
     return millstream.MixtureSampler(samplers, [1] * len(samplers))
 
 
+def _first_fit(lengths: dict[str, int]) -> Any:
+    return millstream.FirstFitPack(lengths, num_packing_bins=PACKING_BINS, seed=SEED)
+
+
+def _best_fit(lengths: dict[str, int]) -> Any:
+    return millstream.BestFitPack(lengths, num_packing_bins=PACKING_BINS, seed=SEED)
+
+
+_AS_THEY_COME: dict[str, Callable[[dict[str, int]], Any]] = {
+    "first fit": _first_fit,
+    "best fit": _best_fit,
+    "concatenated": millstream.ConcatThenSplit,
+}
+"""How documents are packed whose lengths are not known ahead."""
+
+
 def _operations(work: Work, batch_fn: Callable[[list[Any]], Any] | None, *, batches_first: bool) -> list[Any]:
     batch = [millstream.Batch(work.batch_size, batch_fn=batch_fn)] if work.batch_size else []
     if work.row_length is not None:
-        return [millstream.Pack({"tokens": work.row_length}), *batch]
+        packing = _AS_THEY_COME[work.packing] if work.packing else millstream.Pack
+        return [packing({"tokens": work.row_length}), *batch]
     if not batches_first:
         return [*map(_operation, work.steps), *batch]
     if any(not isinstance(step, Map) or step.graph_of_many is not step.function for step in work.steps):

@@ -1,0 +1,98 @@
+"""What the rounds of a shuffle do to words of 64 or 32 bits: arrays of them, in place. `permutation` says why."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Wide = NDArray[np.uint64]
+Words = NDArray[np.unsignedinteger[Any]]
+"""Of 64 bits each, or of 32 each."""
+
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+"""2**64 divided by the golden ratio, odd: the stride of splitmix64."""
+
+
+def mixed(words: Wide) -> Wide:
+    """Returns the same array, with each word replaced by its image under a bijection that looks random."""
+    _mix(words, np.empty_like(words))
+    return words
+
+
+def derived(seed: int, number: int) -> int:
+    """Returns another seed, which looks unrelated: a hash of the seed and a number, both below 2**64."""
+    first = mixed(np.array([seed], dtype=np.uint64))
+    second = mixed(np.array([number], dtype=np.uint64) ^ GOLDEN_GAMMA)
+    return int(mixed(first + second)[0])
+
+
+def draw_below(size: int, words: Words, scratch: Words) -> None:
+    """Replaces each word by a pseudo-random number below size that it determines."""
+    if words.dtype.itemsize == 4:
+        draw_below_narrow(size, words, scratch)
+    else:
+        _scale(_mix(words, scratch), size)
+
+
+def draw_below_narrow(size: int | Words, words: Words, scratch: Words) -> None:
+    """Does the same with words of 32 bits, all with one size or each with its own."""
+    _scale_narrow(mix_narrow(words, scratch), size, scratch)
+
+
+def draw_bits(bits: int, words: Words, scratch: Words) -> None:
+    """Replaces each word by a pseudo-random number below 2**bits that it determines."""
+    mix = mix_narrow if words.dtype.itemsize == 4 else _mix
+    mix(words, scratch)
+    words >>= 8 * words.dtype.itemsize - bits
+
+
+def turn_left(left: Words, drawn: Words, left_size: int | Words) -> None:
+    """Adds what was drawn, modulo left_size; drawn is scratch afterwards."""
+    left += drawn
+    # Without a division: where left < left_size, the difference wraps around and is huge.
+    np.subtract(left, left_size, out=drawn)
+    np.minimum(left, drawn, out=left)
+
+
+def turn_right(right: Words, drawn: Words, right_bits: int) -> None:
+    """Adds what was drawn, modulo 2**right_bits."""
+    right += drawn
+    right &= (1 << right_bits) - 1
+
+
+def _mix(words: Words, scratch: Words) -> Words:
+    """Replaces each word by its image under the finaliser of splitmix64, a bijection, and returns the same array."""
+    words ^= np.right_shift(words, 30, out=scratch)
+    words *= 0xBF58476D1CE4E5B9
+    words ^= np.right_shift(words, 27, out=scratch)
+    words *= 0x94D049BB133111EB
+    words ^= np.right_shift(words, 31, out=scratch)
+    return words
+
+
+def mix_narrow(words: Words, scratch: Words) -> Words:
+    """Replaces each word by its image under a bijection that flips all bits evenly, and returns the same array."""
+    words ^= np.right_shift(words, 16, out=scratch)
+    words *= 0x21F0AAAD
+    words ^= np.right_shift(words, 15, out=scratch)
+    words *= 0xD35A2D97
+    words ^= np.right_shift(words, 15, out=scratch)
+    return words
+
+
+def _scale(words: Words, size: int) -> None:
+    """Replaces random words by numbers below size: their high bits times size, over 2**(how many bits those are)."""
+    words >>= size.bit_length()
+    words *= size
+    words >>= 64 - size.bit_length()
+
+
+def _scale_narrow(words: Words, size: int | Words, scratch: Words) -> None:
+    """Replaces random words by words * size / 2**32, for a size up to 2**16: the product's halves one by one."""
+    np.bitwise_and(words, 0xFFFF, out=scratch)
+    scratch *= size
+    scratch >>= 16
+    words >>= 16
+    words *= size
+    words += scratch
+    words >>= 16
