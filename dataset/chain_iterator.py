@@ -169,7 +169,7 @@ class ReadIterator(EngineIterator):
             self._inner.seek(step)
         self._was_sought = self._is_dense
 
-    def trace(self) -> "Trace":  # noqa: D102  (the same)
+    def trace(self) -> "Trace":  # noqa: D102  (as for any iterator)
         try:
             return traced_chain(self._whole, self._options)
         except AbsentElement:

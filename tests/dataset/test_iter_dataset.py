@@ -84,3 +84,29 @@ def test_a_stream_of_a_range() -> None:
 
     assert [batch.tolist() for batch in dataset] == [[0, 1, 2], [3, 4, 5], [6]]
     assert isinstance(dataset, IterDataset)
+
+
+def test_an_iterator_shows_what_it_does() -> None:
+    """Its operations by name, whatever stands in for absent elements; what draws from streams says where to ask."""
+    numbers = MapDataset.range(20).map(float).map(lambda number: None if number == 13 else number)
+    sparse = numbers.filter(lambda number: number != 4).to_iter_dataset()
+    for dataset, first, count in ((numbers.to_iter_dataset(), "Map(float)", 3), (sparse, "Batch(batch_size=4)", 1)):
+        with iter(dataset.batch(4)) as iterator:
+            leaves = iterator.trace().leaves
+            assert len(list(iterator)) == 5
+            labels = [label for label in iterator.profile() if label.startswith("operations")]
+        assert list(leaves)[1].endswith(first)
+        assert list(leaves)[-1] == f"operations[{count - 1}], Batch(batch_size=4)"
+        assert leaves[list(leaves)[-1]] == ("element: float64 (4,)",)
+        assert labels[-1].endswith("Batch(batch_size=4)")
+            summary = repr(iterator.summary())
+        # Where an element turned out to be absent, what was measured is of the plan since then.
+        assert ("5 batches" if first.startswith("Batch") else "2 batches") in summary
+
+    mixed = IterDataset.mix([sparse, sparse])
+    with iter(mixed) as iterator, iter(mixed.map(float)) as fed:
+        list(fed)
+        assert "operations[0], Map(float)" in fed.profile()
+        for call in (iterator.summary, iterator.profile, iterator.trace, fed.trace):
+            with pytest.raises(NotImplementedError, match="datasets that it draws from"):
+                call()
