@@ -1,0 +1,66 @@
+"""Drawing many elements of an iterator at once: what operations after a stream do."""
+
+import abc
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from millstream.dataset.chain_iterator import EngineIterator
+from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.interruptions import cannot_wait
+
+
+class Drawn(NamedTuple):
+    """Elements of an iterator.
+
+    Attributes:
+        values: the elements, fewer than were asked for where it ends or fails.
+        error: what it raised after them, if it has failed.
+    """
+
+    values: list[Any]
+    error: BaseException | None
+
+
+class DrawnIterator(DatasetIterator[Any]):
+    """An iterator of which many elements are drawn faster at once than one by one."""
+
+    @abc.abstractmethod
+    def draw(self, count: int) -> Drawn:
+        """Returns the next elements.
+
+        Where there are fewer than `count`, the iterator may be anywhere: it has to be moved to a state before it is
+        used again.
+        """
+
+    @abc.abstractmethod
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
+        """Returns what gives the state that `get_state` would return now."""
+
+
+def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], dict[str, Any]]:
+    """Returns what gives the state of an iterator now, later: most of what is noted is never asked for."""
+    if isinstance(iterator, DrawnIterator | EngineIterator):
+        return iterator.noted_state()
+    state = iterator.get_state()
+    return lambda: state
+
+
+def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn:
+    """Returns the next elements of any iterator, `count` of them unless it ends or fails."""
+    if isinstance(iterator, DrawnIterator):
+        return iterator.draw(count)
+    values: list[Any] = []
+    try:
+        if isinstance(iterator, EngineIterator):
+            while len(values) < count:
+                values.extend(iterator.take(count - len(values)).values)
+        else:
+            values.extend(itertools.islice(iterator, count))
+    except StopIteration:
+        return Drawn(values, None)
+    except BaseException as failure:
+        if cannot_wait(failure):
+            raise
+        return Drawn(values, failure)
+    return Drawn(values, None)
