@@ -10,7 +10,7 @@ element_nodes.py     what happens to elements
 batch_node.py        several elements as one
 seeds.py             which seed a random operation draws from
 blocks.py            reading blocks, located far ahead
-drawing.py           a chain as text and as a picture, and its fingerprint
+chain_picture.py      a chain as text and as a picture, and its fingerprint
 
 iter_dataset.py      the class of streams that users hold, with its methods
 dataset_iterator.py  the class of their iterators
@@ -18,7 +18,8 @@ combinations.py      streams made of others: zip, limit, repeat, cache
 stream_mixing.py     several streams in proportions; interleaving.py: several in turn
 chain.py             a chain of operations becomes a loader's pipeline
 chain_iterator.py    which reads a MapDataset; absence.py: where elements are absent
-fed_iterator.py      which is fed from another stream
+fed_iterator.py      which is fed from another stream; drawing.py: many of its elements at once
+shown_chain.py       what an iterator shows of itself
 grouped_streams.py   operations under the names that Grain gives them as datasets: packers and others
 file_streams.py      files as streams; in_turn.py: the order of several
 working_ahead.py     threads, and options of a chain, under Grain's names

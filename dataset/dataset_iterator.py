@@ -2,9 +2,14 @@
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 from millstream.loader.checkpoints.checkpointable import Checkpointable
+
+if TYPE_CHECKING:
+    from millstream.loader.profile import Profile
+    from millstream.loader.showing.summary import Summary
+    from millstream.loader.tracing import Trace
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -80,6 +85,44 @@ class DatasetIterator(Checkpointable, Generic[T_co]):
         raise NotImplementedError(
             f"A {type(self).__name__} cannot seek step {step}: it draws from a stream, which is read in order. Draw "
             "the elements before, or use set_state with a state that was taken there."
+        )
+
+    def profile(self) -> "Profile":
+        """Returns where the time of this iterator has gone so far: a dict of seconds by stage; printed, a table.
+
+        The stages are those of `DataLoader.profile()`. What is done for a MapDataset, and what runs elsewhere (below an
+        `mp_prefetch` that has operations after it, below a mixture), is within `read` where it is not a stage.
+
+        Raises:
+            NotImplementedError: this iterator runs no operations: it draws from others, which can be asked.
+        """
+        raise NotImplementedError(self._shows_nothing("profile"))
+
+    def summary(self) -> "Summary":
+        """Returns a table of where the time has gone so far, and advice in sentences: printed, a page to read.
+
+        Raises:
+            NotImplementedError: as `profile`.
+        """
+        raise NotImplementedError(self._shows_nothing("summary"))
+
+    def trace(self) -> "Trace":
+        """Returns the types, shapes and dtypes of what flows between the operations, found by making one element.
+
+        The element is the first of the dataset, made in this thread; the iterator stays where it is. Printed, it has a
+        line for each leaf; in a notebook, it is a picture.
+
+        Raises:
+            NotImplementedError: the operations come after a stream (a mixture, a dataset of your own), or there are
+                none: trace the datasets that it draws from.
+            Exception: what the chain raises, with notes of where.
+        """
+        raise NotImplementedError(self._shows_nothing("trace"))
+
+    def _shows_nothing(self, what: str) -> str:
+        return (
+            f"A {type(self).__name__} has no {what}: it draws from a stream that is read in order. Ask for that of "
+            "the datasets that it draws from."
         )
 
     def start_prefetch(self) -> None:

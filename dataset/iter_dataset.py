@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, overload
 
 from millstream.checks import as_integer, named_arguments
+from millstream.dataset.chain_picture import Sketch, picture_of, sketch_of, text_of
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
-from millstream.dataset.drawing import Drawn, drawn, picture_of, text_of
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -243,14 +243,14 @@ class IterDataset(Generic[T_co]):
         return function(self, *args, **kwargs)
 
     def __repr__(self) -> str:
-        return text_of("IterDataset", self._drawn())
+        return text_of("IterDataset", self._sketch())
 
     def _repr_html_(self) -> str:
-        return picture_of("IterDataset", self._drawn())
+        return picture_of("IterDataset", self._sketch())
 
-    def _drawn(self) -> Drawn:
+    def _sketch(self) -> Sketch:
         """Returns the chain that ends here."""
-        return Drawn(self._line(), tuple(map(_drawn, self.parents)), tuple(self._shares()))
+        return Sketch(self._line(), tuple(map(_sketch, self.parents)), tuple(self._shares()))
 
     def _line(self) -> str:
         """Returns what this node is called where a chain is shown: with a dot where it follows its parent."""
@@ -274,10 +274,10 @@ def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], Data
     return begin
 
 
-def _drawn(parent: Any) -> Drawn:
+def _sketch(parent: Any) -> Sketch:
     if isinstance(parent, IterDataset):
-        return parent._drawn()  # noqa: SLF001  (of the class above)
-    return drawn(node_of(parent)) if isinstance(parent, MapDataset) else Drawn(described(parent))
+        return parent._sketch()  # noqa: SLF001  (of the class above)
+    return sketch_of(node_of(parent)) if isinstance(parent, MapDataset) else Sketch(described(parent))
 
 
 def _operated(

@@ -7,7 +7,7 @@ from millstream.checks import as_flag, as_integer_or_none
 from millstream.dataset.arguments import as_operation
 from millstream.dataset.batch_node import Batched
 from millstream.dataset.blocks import Blocks
-from millstream.dataset.drawing import drawn, extent_of, fingerprint_of, picture_of, text_of
+from millstream.dataset.chain_picture import extent_of, fingerprint_of, picture_of, sketch_of, text_of
 from millstream.dataset.element_nodes import Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
 from millstream.dataset.index_nodes import Repeat, Seed, Shuffle, Slice
 from millstream.dataset.joining_nodes import Concatenated, Mixed, Selected
@@ -411,10 +411,10 @@ class MapDataset(Generic[T]):
         return fingerprint_of(node_of(self))
 
     def __repr__(self) -> str:
-        return text_of(self._title, drawn(node_of(self)))
+        return text_of(self._title, sketch_of(node_of(self)))
 
     def _repr_html_(self) -> str:
-        return picture_of(self._title, drawn(node_of(self)))
+        return picture_of(self._title, sketch_of(node_of(self)))
 
     @property
     def _title(self) -> str:

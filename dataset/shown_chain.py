@@ -24,36 +24,14 @@ class ShownIterator(DatasetIterator[Any]):
     _execution: Execution
     _options: tuple[MultiprocessingOptions, ReadOptions]
 
-    def profile(self) -> Profile:
-        """Returns where the time of this iterator has gone so far: a dict of seconds by stage; printed, a table.
-
-        The stages are those of `DataLoader.profile()`. Where another part of the chain runs elsewhere (what is below an
-        `mp_prefetch` that has operations after it, or below a mixture), its time is within `read`.
-        """
+    def profile(self) -> Profile:  # noqa: D102  (as for any iterator)
         shown, seconds = shown_labels(self._execution.pipeline), self._execution.profiler.read()
         return Profile({label: spent for label, spent in seconds.items() if label in shown})
 
-    def summary(self) -> "Summary":
-        """Returns a table of where the time has gone so far, and advice in sentences: printed, a page to read."""
+    def summary(self) -> "Summary":  # noqa: D102  (as for any iterator)
         from millstream.loader.showing.summary import Summary  # noqa: PLC0415  (for those who look)
 
         return Summary(shown_facts(self._execution.plan, self._execution.profiler, self._options, {}))
-
-    def trace(self) -> "Trace":
-        """Returns the types, shapes and dtypes of what flows between the operations, found by making one element.
-
-        The element is the first of the dataset, made in this thread; the iterator stays where it is. Printed, it has a
-        line for each leaf; in a notebook, it is a picture.
-
-        Raises:
-            NotImplementedError: the operations come after a stream (a mixture, a dataset of your own), whose first
-                element has been drawn: look at the iterators of its parts.
-            Exception: what the chain raises, with notes of where.
-        """
-        raise NotImplementedError(
-            f"A {type(self).__name__} cannot be traced: its operations come after a stream, which is read in order. "
-            "Trace the datasets that it draws from."
-        )
 
 
 def traced_chain(pipeline: Pipeline, options: tuple[MultiprocessingOptions, ReadOptions]) -> "Trace":

@@ -89,7 +89,7 @@ def training_dataset(
         shard_index: which host it is, such as `jax.process_index()`.
         shard_count: how many there are, such as `jax.process_count()`.
     """
-    dataset = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(str(path)))
+    dataset: grain.MapDataset[Any] = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(str(path)))
     dataset = dataset.map(json.loads).map(tokenizer)
     # All paragraphs in a random order, another one each epoch, and every host has its share of each.
     dataset = dataset.shuffle(seed=42).repeat(num_epochs=100)[shard_index::shard_count]

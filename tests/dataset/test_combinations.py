@@ -2,10 +2,12 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from millstream import CheckpointError, IterDataset, MapDataset
 from millstream.dataset import (
@@ -64,6 +66,63 @@ def test_a_mixture_of_others_is_refused() -> None:
             with pytest.raises(CheckpointError):
                 iterator.set_state(other.get_state())
             assert next(iterator) in {0, 1, 2}
+
+
+class Own(IterDataset[int]):
+    """Numbers from an iterator without states; it fails at one of them, if there is one to fail at."""
+
+    def __init__(self, count: int, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.count = count
+        self.fails_at = fails_at
+
+    def __iter__(self) -> Any:
+        for number in range(self.count):
+            if number == self.fails_at:
+                raise LookupError(f"no {number}")
+            yield number
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("rfom"), st.integers(1, 80), st.integers(1, 9)), min_size=1, max_size=4),
+    st.integers(1, 30),
+    st.integers(0, 20),
+)
+@settings(deadline=None, max_examples=40)
+def test_a_mixture_that_is_drawn_from_in_blocks_is_that_of_single_elements(
+    parts: list[tuple[str, int, int]], batch_size: int, step: int
+) -> None:
+    """What comes after it gets the same elements, to the last one; and resumes, whatever its parts are."""
+    made: dict[str, Callable[[int], IterDataset[Any]]] = {
+        "r": numbers,
+        "f": lambda count: numbers(count).filter(lambda number: number % 3 != 1),
+        "o": Own,
+        "m": lambda count: IterDataset.mix([numbers(count), numbers(count, 500)], [2, 3]),
+    }
+    mixture = IterDataset.mix([made[kind](count) for kind, count, _ in parts], [weight for _, _, weight in parts])
+    singles = list(mixture)
+    batches = mixture.batch(batch_size)
+    expected = [singles[start : start + batch_size] for start in range(0, len(singles), batch_size)]
+
+    with iter(batches) as iterator:
+        assert [batch.tolist() for batch in itertools.islice(iterator, step)] == expected[:step]
+        state = json.loads(json.dumps(iterator.get_state()))
+        assert [batch.tolist() for batch in iterator] == expected[step:]
+    with iter(batches) as iterator:
+        iterator.set_state(state)
+        assert iterator.get_state() == state
+        assert [batch.tolist() for batch in iterator] == expected[step:]
+
+
+def test_an_error_in_a_mixture_comes_at_its_turn() -> None:
+    """After all elements that were due before it, though other parts have been drawn from beyond."""
+    mixed = IterDataset.mix([Own(50, fails_at=7), numbers(100, 100)], [1, 2])
+    with iter(mixed) as single, iter(mixed.map(float)) as drawn:
+        before = list(itertools.islice(single, 21))
+        assert list(itertools.islice(drawn, 21)) == before
+        for iterator in (single, drawn):
+            with pytest.raises(LookupError, match="no 7"):
+                list(iterator)
 
 
 @pytest.mark.parametrize(("lengths", "words"), [([4, 5], r"\[0\] has ended before"), ([5, 5, 4], r"\[2\] has ended")])

@@ -101,3 +101,29 @@ def test_errors_count_the_operations_as_they_are_written(chain: str) -> None:
         next(iter(dataset))
     # Of a sparse MapDataset, the operations are its own; of a dense one, they are compiled with those after it.
     assert f"in operation {1 if chain == 'dense' else 0}, Map(" in caught.value.__notes__[0]
+
+
+def test_an_iterator_shows_what_it_does() -> None:
+    """Its operations by name, whatever stands in for absent elements; what draws from streams says where to ask."""
+    numbers = MapDataset.range(20).map(float).map(lambda number: None if number == 13 else number)
+    sparse = numbers.filter(lambda number: number != 4).to_iter_dataset()
+    for dataset, first, count in ((numbers.to_iter_dataset(), "Map(float)", 3), (sparse, "Batch(batch_size=4)", 1)):
+        with iter(dataset.batch(4)) as iterator:
+            leaves = iterator.trace().leaves
+            assert len(list(iterator)) == 5
+            labels = [label for label in iterator.profile() if label.startswith("operations")]
+        assert list(leaves)[1].endswith(first)
+        assert list(leaves)[-1] == f"operations[{count - 1}], Batch(batch_size=4)"
+        assert leaves[list(leaves)[-1]] == ("element: float64 (4,)",)
+        assert labels[-1].endswith("Batch(batch_size=4)")
+        summary = repr(iterator.summary())
+        # Where an element turned out to be absent, what was measured is of the plan since then.
+        assert ("5 batches" if first.startswith("Batch") else "2 batches") in summary
+
+    mixed = IterDataset.mix([sparse, sparse])
+    with iter(mixed) as iterator, iter(mixed.map(float)) as fed:
+        list(fed)
+        assert "operations[0], Map(float)" in fed.profile()
+        for call in (iterator.summary, iterator.profile, iterator.trace, fed.trace):
+            with pytest.raises(NotImplementedError, match="datasets that it draws from"):
+                call()

@@ -7,7 +7,7 @@ from html_pages import Page
 from hypothesis import strategies
 
 from millstream import IterDataset, MapDataset
-from millstream.dataset.drawing import SHOWN_PARENTS, Drawn, picture_of, text_of
+from millstream.dataset.chain_picture import SHOWN_PARENTS, Sketch, picture_of, text_of
 from millstream.experimental import LimitIterDataset, ZipIterDataset
 
 
@@ -75,9 +75,9 @@ def test_parents_of_any_kind_are_named() -> None:
 
 
 CHAINS = strategies.recursive(
-    strategies.builds(Drawn, strategies.text()),
+    strategies.builds(Sketch, strategies.text()),
     lambda chains: strategies.builds(
-        lambda text, above: Drawn(text, tuple(above), tuple((parent.text, 1.0) for parent in above)),
+        lambda text, above: Sketch(text, tuple(above), tuple((parent.text, 1.0) for parent in above)),
         strategies.text(),
         strategies.lists(chains, min_size=1, max_size=3),
     ),
@@ -86,10 +86,10 @@ CHAINS = strategies.recursive(
 
 
 @hypothesis.given(CHAINS)
-def test_any_text_is_shown_as_it_is(chain: Drawn) -> None:
+def test_any_text_is_shown_as_it_is(chain: Sketch) -> None:
     """Whatever nodes are called, each is in the text and in the picture once, and the page stays whole."""
 
-    def texts(node: Drawn) -> list[str]:
+    def texts(node: Sketch) -> list[str]:
         return [node.text, *(text for parent in node.above for text in texts(parent))]
 
     page = Page(picture_of("MapDataset of 1 element", chain))
