@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import weakref
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -148,8 +147,7 @@ class DataLoader(ShownLoader):
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
         iterator = self._execution.begin(self._stream)
-        self._iterators[id(iterator)] = iterator
-        # After it can be found: another thread may close the loader.
+        # After the execution knows it: another thread may close the loader.
         if self._closed:
             iterator.close()
             raise ValueError("This DataLoader is closed: build a new one.")
@@ -162,14 +160,14 @@ class DataLoader(ShownLoader):
         iterating over the loader again. Without this, idle workers leave after a minute, and with the loader.
         """
         self._closed = True
-        for reference in self._iterators.valuerefs():
+        for reference in self._execution.iterators.valuerefs():
             if (iterator := reference()) is not None:
                 iterator.close_with_loader()
         self._execution.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_execution", "_iterators", "_plan", "_profiler", "_recorder", "_structures"}
+        own = {"_closed", "_execution", "_plan", "_profiler", "_recorder", "_structures"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -233,7 +231,6 @@ class DataLoader(ShownLoader):
     def _begin(self) -> None:
         """Makes what is of this process, and does not go to another with a pickled loader."""
         self._closed = False
-        self._iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
         self._structures: Mapping[str, tuple[str, ...]] = {}
         self._recorder = Recorder() if self._records_timeline else None
         self._profiler = Profiler(self._pipeline.labels, self._recorder)

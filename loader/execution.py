@@ -1,6 +1,9 @@
 """A pipeline that is ready to run: compiled, measured, and with the threads or processes that are to run it."""
 
 import functools
+import os
+import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.loader.checkpoints.state import Stream
@@ -19,6 +22,7 @@ from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.thread_executor import ThreadExecutor
 
 if TYPE_CHECKING:
+    from millstream.loader.showing.facts import LoaderFacts
     from millstream.loader.workers.warm_pools import WarmPools
 
 
@@ -39,6 +43,8 @@ class Execution:
         pipeline: what is run.
         plan: the same, compiled.
         profiler: adds up where the time goes.
+        iterators: those that are still there.
+        is_closed: whether it was closed for good.
         pools: the worker processes that wait for the next iterator; None where there are to be none.
     """
 
@@ -61,12 +67,30 @@ class Execution:
         self.pools = self._pools_of(pipeline, reading) if self._workers.num_workers else None
         self.profiler = profiler or Profiler(pipeline.labels)
         self.plan = Plan(pipeline, watch or self.profiler.timed)
+        self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
+        self.is_closed = False
 
     def begin(self, stream: Stream | None = None) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream, which is described now where it was not before."""
         # Before any of the user's operations has run: one that counts its calls is what it was built as.
         stream = stream_of(self.plan) if stream is None else stream
-        return DataLoaderIterator(self.plan, stream, self.profiler, self._make_executor, self.stop_idle_workers)
+        iterator = DataLoaderIterator(self.plan, stream, self.profiler, self._make_executor, self.stop_idle_workers)
+        self.iterators[id(iterator)] = iterator
+        if os.environ.get("MILLSTREAM_TOP") == "1":
+            from millstream.loader.serving import serve_unasked  # noqa: PLC0415  (for those who look)
+
+            serve_unasked(self)
+        return iterator
+
+    def facts(self, structures: Mapping[str, tuple[str, ...]] | None = None) -> "LoaderFacts":
+        """Returns what is known of it now.
+
+        Args:
+            structures: the leaves of what each stage gives, by the stage's label, where that was traced.
+        """
+        from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
+
+        return facts_of(self.plan, self.profiler, self._workers, self._reading, structures or {})
 
     def stop_idle_workers(self) -> None:
         """Ends the processes that no iterator uses."""
@@ -75,6 +99,7 @@ class Execution:
 
     def close(self) -> None:
         """Ends the processes that no iterator uses, now and from now on."""
+        self.is_closed = True
         if self.pools is not None:
             self.pools.close()
 

@@ -1,5 +1,6 @@
 """What is known of a loader, collected for those who show it. No record is read."""
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,20 +52,37 @@ def facts_of(
         source=source_facts(pipeline.source),
         order=order_facts(pipeline.sampler, pipeline.order),
         stages=tuple(_stages(plan, seconds, _place(workers, reading), structures)),
-        measured=Measured(
-            batches=profiler.outputs,
-            first_seconds=profiler.first_seconds,
-            wait_seconds=max(0.0, seconds[NEXT] - profiler.first_seconds),
-            trainer_seconds=seconds[CONSUMER],
-            batch_bytes=profiler.output_bytes,
-            deaths=profiler.deaths,
-            stalls=profiler.stalls,
-        ),
+        measured=_measured(profiler, seconds),
         shard=f"{pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
         num_workers=workers.num_workers,
         num_threads=reading.num_threads if reads_ahead else 0,
         records_ahead=0 if workers.num_workers else reading.prefetch_buffer_size,
         num_cores=available_cores(),
+    )
+
+
+def facts_later(facts: LoaderFacts, profiler: Profiler) -> LoaderFacts:
+    """Returns the facts of a loader as they are now: what was measured is new. Any thread may ask.
+
+    No code of the user's is called, which sources and samplers may have to be shown.
+    """
+    seconds = profiler.read()
+    return dataclasses.replace(
+        facts,
+        measured=_measured(profiler, seconds),
+        stages=tuple(dataclasses.replace(stage, seconds=seconds[stage.label]) for stage in facts.stages),
+    )
+
+
+def _measured(profiler: Profiler, seconds: Mapping[str, float]) -> Measured:
+    return Measured(
+        batches=profiler.outputs,
+        first_seconds=profiler.first_seconds,
+        wait_seconds=max(0.0, seconds[NEXT] - profiler.first_seconds),
+        trainer_seconds=seconds[CONSUMER],
+        batch_bytes=profiler.output_bytes,
+        deaths=profiler.deaths,
+        stalls=profiler.stalls,
     )
 
 

@@ -11,6 +11,7 @@ Guarantees:
     * `close`, `get_state` and `step` may be used in any thread and any handler, at any time: they take no lock.
 """
 
+import contextlib
 import enum
 import threading
 import time
@@ -24,9 +25,10 @@ from millstream.loader.checkpoints.resumable import ResumableIterator, check_unu
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.load import IteratorLook
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.progress import count_outputs, epoch_of
+from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
 from millstream.loader.state_of_plan import state_at
 from millstream.loader.threads.profiler import Profiler
 
@@ -92,6 +94,8 @@ class DataLoaderIterator(ResumableIterator):
         # Whether the executor, if there is one, stands at the end of `_outputs`: not where it was interrupted.
         self._is_sound = True
         self._left_at: float | None = None
+        # Since when the consumer is inside `next`, unless what it asks for was there already.
+        self._asked_at: float | None = None
         self._in_use = threading.Lock()
 
     @property
@@ -165,6 +169,28 @@ class DataLoaderIterator(ResumableIterator):
         outputs.values[row:stop] = [None] * len(values)
         self._row, self._step = stop, self._step + len(values)
         return Elements(values, outputs.origins.take(slice(row, stop)))
+
+    def look(self) -> IteratorLook:
+        """Returns what this iterator does now, for those who look from outside. Any thread may ask."""
+        now, asked_at, executor = time.perf_counter(), self._asked_at, self._executor
+        load = None
+        # The executor goes on meanwhile: what cannot be said now can be said the next time.
+        with contextlib.suppress(RuntimeError, LookupError, OSError):
+            load = None if executor is None else executor.load()
+        return IteratorLook(
+            step=self._step,
+            records=records_before(self._plan, self._position()),
+            epoch=self.epoch,
+            lifecycle=self._lifecycle.name.lower(),
+            waits_for=None if asked_at is None else max(0.0, now - asked_at),
+            at_hand=max(0, self._stop - self._row),
+            load=load,
+        )
+
+    def worker_stacks(self) -> dict[int, str]:
+        """Returns the stacks of the worker processes that work for this iterator, by process. Any thread may ask."""
+        executor = self._executor
+        return {} if executor is None else executor.stacks()
 
     def start_prefetch(self) -> None:
         """Begins to read ahead in the background and returns at once, for instance while a model is restored.
@@ -276,10 +302,12 @@ class DataLoaderIterator(ResumableIterator):
     def _advance(self) -> bool:
         """Moves on to the next outputs; returns False at the end of the stream."""
         start, is_first, before = time.perf_counter(), self._executor is None, self._outputs
+        self._asked_at = start
         self._profiler.returned(self._left_at, start)
         try:
             return self._take_outputs()
         finally:
+            self._asked_at = None
             self._left_at = time.perf_counter()
             outputs = None if self._outputs is before else self._outputs
             self._profiler.waited(start, self._left_at, outputs, is_first=is_first)

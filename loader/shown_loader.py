@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from millstream.checks import as_integer
 from millstream.closing import Closing
+from millstream.loader.execution import Execution
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.profile import Profile
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 class ShownLoader(Closing, abc.ABC):
     """A loader that says what it is, where its time goes, and what would make it faster."""
 
+    _execution: Execution
     _plan: Plan
     _profiler: Profiler
     _workers: MultiprocessingOptions
@@ -146,6 +148,22 @@ class ShownLoader(Closing, abc.ABC):
         path.write_text(text, encoding="utf-8")
         return path
 
+    def serve_top(self) -> None:
+        """Lets this user's `millstream top` look at this loader while it runs: rates, waits, workers, stacks.
+
+        A thread answers over a private socket, which no other user can open, until the loader is closed or gone.
+        `MILLSTREAM_TOP=1` in the environment does this for every pipeline that is iterated over. Linux only.
+
+        Raises:
+            ValueError: the loader is closed.
+            OSError: there can be no private socket; the error says why.
+        """
+        from millstream.loader.serving import serve  # noqa: PLC0415  (for those who look)
+
+        if self._execution.is_closed:
+            raise ValueError("This DataLoader is closed: build a new one.")
+        serve(self._execution)
+
     def __repr__(self) -> str:
         from millstream.loader.showing.text_picture import text_picture  # noqa: PLC0415  (for those who look)
 
@@ -162,9 +180,7 @@ class ShownLoader(Closing, abc.ABC):
         return self._workers
 
     def _facts(self) -> "LoaderFacts":
-        from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
-
-        return facts_of(self._plan, self._profiler, self._worker_options, self._read_options, self._structures)
+        return self._execution.facts(self._structures)
 
 
 def prometheus_text(loaders: ShownLoader | Mapping[str, ShownLoader]) -> str:

@@ -21,6 +21,7 @@ ROOMS = {
     "workers": {"pipeline", "threads", "transport"},
     "processes": {"pipeline", "threads", "transport", "workers"},
     "cluster": {"pipeline", "threads", "transport", "workers"},
+    "live": set(),
     "showing": {"threads"},
 }
 """The rooms of the loader, and which others each may import. What lies beside them imports all."""
@@ -43,6 +44,7 @@ IMPORTERS = {
     "pyarrow": {"millstream.sources.arrow_library", "millstream.sources.parquet_file"},
     # An engine that is there, or is not.
     "ray": {"millstream.loader.cluster.actor_pool"},
+    "rich": {"millstream.tools.top_screen"},
     "tensorstore": {"millstream.sources.object_stores"},
     "tqdm": {"millstream.sources.progress"},
     "zstandard": {"millstream.sources.bagz", "millstream.tools.record_writers", "millstream.tools.unpacking"},
@@ -53,7 +55,18 @@ IMPORTERS = {
 """The modules that may import each third party; numpy is everywhere."""
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
-LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "pyarrow", "ray", "tensorstore", "tqdm", "zstandard"}
+LATE_IMPORTS = {
+    "array_record",
+    "google_crc32c",
+    "jax",
+    "orjson",
+    "pyarrow",
+    "ray",
+    "rich",
+    "tensorstore",
+    "tqdm",
+    "zstandard",
+}
 """What is imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
 """What type checkers bring themselves: imported for their eyes only, it is not a dependency."""

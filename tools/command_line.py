@@ -1,4 +1,4 @@
-"""The command line: `millstream inspect`, `convert` and `index`, also as `python -m millstream`.
+"""The command line: `millstream inspect`, `convert`, `index` and `top`, also as `python -m millstream`.
 
 Exit statuses: 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C, 141 where nobody reads the output
 any more. What goes wrong is a sentence on the standard error; what is not expected to is a traceback.
@@ -66,7 +66,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Returns what understands the arguments of all commands."""
     whole = argparse.ArgumentParser(
-        prog="millstream", description="Looks at files of records, converts and indexes them."
+        prog="millstream",
+        description="Looks at files of records, converts and indexes them; looks at running pipelines.",
     )
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspect = _command(commands, "inspect", _inspect, "show what files hold: records, sizes, the first record")
@@ -98,7 +99,24 @@ def parser() -> argparse.ArgumentParser:
         "--compression", metavar="none|zstd[:LEVEL]", help="of each record (none, which reads most quickly)"
     )
     convert.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    top = _command(commands, "top", _top, "show what the pipelines of a running trainer do, live")
+    top.add_argument(
+        "pid", type=_positive, nargs="?", metavar="PID", help="its process; not needed where there is only one"
+    )
+    top.add_argument("--list", action="store_true", help="list the processes that can be looked at")
+    top.add_argument("--once", action="store_true", help="print one look as text, as into a pipe")
+    top.add_argument("--stacks", action="store_true", help="show the stacks of its threads and workers, too")
+    top.add_argument(
+        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks, for the rates (1)"
+    )
     return whole
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0.05 <= number <= 3600:
+        raise argparse.ArgumentTypeError(f"must be from 0.05 to 3600 seconds, got {text}")
+    return number
 
 
 def _positive(text: str) -> int:
@@ -156,6 +174,16 @@ def _convert(given: argparse.Namespace) -> None:
 
     options = {name: value for name, value in vars(given).items() if name not in {"run", "sources", "destination"}}
     print(converted(given.sources, given.destination, **options))
+
+
+def _top(given: argparse.Namespace) -> None:
+    from millstream.tools.top_command import listed, shown  # noqa: PLC0415
+
+    if given.list:
+        for line in listed():
+            print(line)
+        return
+    shown(given.pid, once=given.once, stacks=given.stacks, interval=given.interval)
 
 
 @contextlib.contextmanager

@@ -40,6 +40,7 @@ class RayExecutor(WorkersExecutor[Actor]):
     """Actors make the calls."""
 
     _pool: ActorPool
+    _are_here = False
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ import abc
 from millstream.loader.pipeline.fed_schedule import FedSchedule
 from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.joined_schedule import schedule_from
+from millstream.loader.pipeline.load import Load
 from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 
@@ -35,6 +36,14 @@ class Executor(abc.ABC):
             self._advance()
         self._end()
         return outputs
+
+    def load(self) -> Load:
+        """Returns what there is to do now. Any thread may ask; what it gets may be a moment old."""
+        return Load(self._schedule.backlog, self._schedule.ready)
+
+    def stacks(self) -> dict[int, str]:
+        """Returns the stacks of its worker processes, by process: by default, there are none. Any thread may ask."""
+        return {}
 
     def start(self) -> None:
         """Begins to work ahead, where the executor can: by default, it cannot."""

@@ -59,6 +59,13 @@ class JoinedSchedule:
         return in_lanes + len(self._pending) + len(self._outputs)
 
     @property
+    def ready(self) -> int:
+        """How many of these are made. Any thread may ask."""
+        in_lanes = 0 if self._is_over else sum(lane.schedule.ready for lane in self._lanes)
+        made = sum(call.outputs is not None for call in self._pending.copy())
+        return in_lanes + made + len(self._outputs)
+
+    @property
     def records_ahead(self) -> int:
         """How many records the backlog is about: those that calls of stage 0 read, and elements from there on."""
         in_lanes = 0 if self._is_over else sum(lane.schedule.records_ahead for lane in self._lanes)

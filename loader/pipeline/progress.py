@@ -25,3 +25,8 @@ def epoch_of(plan: Plan, position: Position) -> int | None:
         return None
     first = min(cursor.block for cursor in position) * plan.partition.global_block
     return (first if length is None else min(first, length)) // num_records
+
+
+def records_before(plan: Plan, position: Position) -> int:
+    """Returns how many records the shards of a plan have used up at a position, of the order's last block too many."""
+    return sum(cursor.block for cursor in position) * plan.partition.block

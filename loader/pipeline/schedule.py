@@ -54,6 +54,12 @@ class Schedule:
         return sum(map(len, self._pending)) + len(self._outputs)
 
     @property
+    def ready(self) -> int:
+        """How many of these are made. Any thread may ask."""
+        made = sum(call.outputs is not None for pending in self._pending for call in pending.copy())
+        return made + len(self._outputs)
+
+    @property
     def records_ahead(self) -> int:
         """How many records the backlog is about: those that calls of stage 0 read, and elements from there on."""
         in_work = sum(call.num_records for pending in self._pending for call in pending)

@@ -42,6 +42,13 @@ def read_stacks(file: int) -> str:
     return os.pread(file, os.fstat(file).st_size, _CALL.size).decode(errors="replace")
 
 
+def clear_stacks(file: int) -> None:
+    """Removes the stacks that were read: what comes later is not taken for more of them."""
+    os.ftruncate(file, _CALL.size)
+    # This moves the offset of the worker, too.
+    os.lseek(file, _CALL.size, os.SEEK_SET)
+
+
 def wait_for_stacks(file: int) -> str:
     """Returns the stacks that a worker has just been asked to write, empty if it does not within STACKS_SECONDS."""
     deadline = time.monotonic() + STACKS_SECONDS

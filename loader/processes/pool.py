@@ -243,6 +243,30 @@ class Pool:
             with self._state.lock:
                 self._control.send(Kill(worker.pid))
 
+    @contextlib.contextmanager
+    def last_words(self, worker: Worker) -> Iterator[int]:
+        """Yields a descriptor of one's own of what a worker leaves behind. For any thread: the worker may go meanwhile.
+
+        Raises:
+            ValueError: the worker is gone.
+        """
+        with self._state.lock:
+            if worker not in self._state.workers:
+                raise ValueError(f"Worker {worker.number} is gone.")
+            words = os.dup(worker.crash_log)
+        try:
+            yield words
+        finally:
+            os.close(words)
+
+    def ask_for_stacks(self) -> dict[int, Worker]:
+        """Makes the workers that are ready write their stacks; returns them by process. For any thread."""
+        with self._state.lock:
+            workers = {worker.pid: worker for worker in self.workers if worker.is_ready and worker.pid is not None}
+            for worker in workers.values():
+                worker.ask_for_stacks()
+        return workers
+
     def stop(self) -> None:
         """Ends all processes. Idempotent: what an interrupt leaves is done by the next call, or the end of the pool."""
         self._state.end()

@@ -1,5 +1,6 @@
 """The executor that has worker processes make the calls: what it does when one of them ends, or stalls."""
 
+import contextlib
 import logging
 from typing import final
 
@@ -13,6 +14,7 @@ from millstream.loader.processes.crash_log import read_call, read_stacks, wait_f
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
 from millstream.loader.processes.pool import Event, ForkServerDied, Pool, Worker
+from millstream.loader.processes.pool_stacks import stacks_of
 from millstream.loader.processes.process_report import describe_exit, describe_process
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
@@ -31,6 +33,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
     """Worker processes make the calls."""
 
     _pool: Pool
+    _are_here = True
 
     def __init__(
         self,
@@ -45,6 +48,15 @@ class PoolExecutor(WorkersExecutor[Worker]):
         super().__init__(plan, position, profiler=profiler, pools=pools, options=options, feed=feed)
         self._unpack = profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
+
+    def stacks(self) -> dict[int, str]:
+        """Returns the stacks of the workers, by process. Any thread may ask; the workers go on working."""
+        return stacks_of(self._pool)
+
+    def _last_begun(self, worker: Worker) -> int | None:
+        with contextlib.suppress(OSError, ValueError), self._pool.last_words(worker) as words:
+            return read_call(words)
+        return None
 
     def _give(self, worker: Worker, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:

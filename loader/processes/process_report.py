@@ -1,6 +1,7 @@
 """What can be said of a process that is not ours to look into: how it ended, or what it is waiting for."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -51,6 +52,43 @@ def describe_process(pid: int | None) -> str:
         state = "R"
     memory = fields.get("VmRSS", "? kB").strip()
     return f"{_STATES.get(state[:1], state)}, with {memory} of memory"
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessReport:
+    """A process.
+
+    Attributes:
+        state: what it is doing, in a word or a few.
+        memory_bytes: how much of its memory is in use, what it shares with others included.
+        processor_seconds: for how long it has kept a core busy.
+        seconds: how long it has been there.
+    """
+
+    state: str
+    memory_bytes: int
+    processor_seconds: float
+    seconds: float
+
+
+def process_report(pid: int) -> ProcessReport | None:
+    """Returns what the system tells of a process; None where it does not, or the process is gone."""
+    try:
+        # After the name, which may be anything, in brackets: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        uptime = float(_read("/proc/uptime").split()[0])
+    except (OSError, IndexError):
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    state = fields[0]
+    if state == "S" and any(_fields(task).get("State", "?")[:1] == "R" for task in _statuses_of_threads(pid)):
+        state = "R"
+    return ProcessReport(
+        state=_STATES.get(state, state),
+        memory_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        processor_seconds=(int(fields[11]) + int(fields[12])) / ticks,
+        seconds=max(0.0, uptime - int(fields[19]) / ticks),
+    )
 
 
 def _statuses_of_threads(pid: int) -> Iterator[str]:

@@ -81,6 +81,11 @@ class ReaderThreads:
         """Whether jobs are dropped: after `stop()`, and when the owner is gone."""
         return self._is_stopped or (self._owner is not None and self._owner() is None)
 
+    @property
+    def num_busy(self) -> int:
+        """How many threads are at a job. Any thread may ask."""
+        return len(self._busy)
+
     def check_process(self) -> None:
         """Raises a RuntimeError in a forked process: threads do not come along, and it would wait for them forever."""
         if self._started and self._process != os.getpid():

@@ -8,6 +8,7 @@ Guarantees:
     * What a signal's handler raises in the consumer's thread leaves `next_outputs` at once, as it is.
 """
 
+import dataclasses
 import math
 import time
 from typing import final
@@ -15,6 +16,7 @@ from typing import final
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.load import Load
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
@@ -58,6 +60,17 @@ class ThreadExecutor(Executor):
         self._most_calls = max(options.prefetch_buffer_size, LEAST_AHEAD)
         self._seconds = [math.inf for _ in plan.stages]
         self._waited = 0.0
+
+    def load(self) -> Load:
+        """Returns what there is to do now, and how many threads are at it."""
+        made = super().load()
+        threads = self._threads
+        return dataclasses.replace(
+            made,
+            ready=made.ready + threads.num_finished,
+            most_threads=self._concurrency.level,
+            busy_threads=threads.num_busy,
+        )
 
     def start(self) -> None:
         """Hands out calls, as far ahead as the options and the consumer's waiting allow."""

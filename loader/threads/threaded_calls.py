@@ -55,6 +55,16 @@ class ThreadedCalls:
         self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
 
     @property
+    def num_finished(self) -> int:
+        """How many calls have finished that were not received. Any thread may ask."""
+        return self._finished.qsize()
+
+    @property
+    def num_busy(self) -> int:
+        """How many threads make a call. Any thread may ask."""
+        return self._readers.num_busy
+
+    @property
     def any_finished(self) -> bool:
         """Whether `receive` would not wait."""
         return not self._finished.empty()

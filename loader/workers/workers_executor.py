@@ -10,10 +10,11 @@ Guarantees:
 """
 
 import abc
+import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from millstream.errors import WorkerDiedError
 from millstream.interruptions import is_from_signal_handler
@@ -22,6 +23,7 @@ from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.load import Load, WorkerLoad
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
@@ -101,6 +103,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         feed: where the elements of stage 0 come from; None where they are read.
     """
 
+    _are_here: ClassVar[bool]
+    """Whether the workers are processes of this machine."""
+
     def __init__(
         self,
         plan: Plan,
@@ -123,6 +128,29 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._assignments = Assignments(plan, self._schedule, self._pool.call_numbers)
         self._deaths_at_start = 0
         self._last_dead_at_start = -1
+
+    def load(self) -> Load:
+        """Returns what there is to do now, and what each worker does.
+
+        What workers have finished is taken when the consumer asks for outputs; until then it shows in what they began
+        after it.
+        """
+        made = super().load()
+        workers, finished = [], 0
+        for worker in list(self._pool.workers):
+            calls, begun = worker.calls.copy(), self._last_begun(worker)
+            finished += calls.index(begun) if begun in calls else 0
+            workers.append(
+                WorkerLoad(
+                    worker.number,
+                    worker.pid,
+                    is_here=self._are_here,
+                    calls=len(calls),
+                    begun=self._blocks_text(begun) if begun in calls else None,
+                    waited=worker.waited,
+                )
+            )
+        return dataclasses.replace(made, ready=made.ready + finished, workers=tuple(workers))
 
     def start(self) -> None:
         """Gives the workers their first calls: they begin to read at once."""
@@ -166,6 +194,23 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def _end(self) -> None:
         self._hand_out()
+
+    def _last_begun(self, worker: WorkerT) -> int | None:  # noqa: ARG002  (of those that can tell)
+        """Returns the number of the call that a worker began last; None where that is not known. For any thread."""
+        return None
+
+    def _blocks_text(self, number: int | None) -> str | None:
+        """Returns which blocks a call makes: no more, since the keys of records are the sampler's to say."""
+        call = None if number is None else self._assignments.call(number)
+        if call is None:
+            return None
+        if not isinstance(call.request, Blocks):
+            return "a group"
+        first, last = call.request.start, call.request.stop - 1
+        noun = "batch" if self._plan.blocks_are_batches else "block"
+        if first == last:
+            return f"{noun} {first:,}"
+        return f"{'batches' if noun == 'batch' else 'blocks'} {first:,} to {last:,}"
 
     def _check_process(self) -> None:
         if not self._pool.is_ours:

@@ -1,0 +1,217 @@
+"""`millstream top` as a person meets it: real trainers, a real command, a real terminal."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import COMMAND, run
+from top_trainers import top_trainer
+
+from millstream.tools.top_lines import lines_of, plain
+from millstream.tools.top_stacks import stack_lines
+
+QUICK = "--interval=0.2"
+
+
+def environment(runtime: Path) -> dict[str, str]:
+    """Returns the environment of somebody who looks."""
+    return {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "TERM": "xterm-256color"}
+
+
+def top(runtime: Path, *arguments: Any, status: int = 0) -> tuple[str, str]:
+    """Returns what `millstream top` prints, and what it reports."""
+    return run("top", *arguments, folder=runtime, status=status, env=environment(runtime))
+
+
+def test_a_look_at_a_trainer_with_workers(tmp_path: Path) -> None:
+    """The trainer whose environment says so is listed, and a look shows rates, stages, workers, and where all are."""
+    with top_trainer(tmp_path, 2, MILLSTREAM_TOP="1") as trainer:
+        listed, _ = top(tmp_path, "--list")
+        shown, _ = top(tmp_path, trainer.pid, "--once", QUICK)
+        stacks, _ = top(tmp_path, "--stacks", QUICK)
+
+    assert re.findall(r"^ *(\d+)  ", listed, re.MULTILINE) == [str(trainer.pid)]
+    assert shown.startswith(f"Process {trainer.pid}  ")
+    rate, records = re.findall(r"([\d,.]+) batches/s, ([\d,.]+) records/s", shown)[0]
+    assert float(rate.replace(",", "")) > 0
+    assert float(records.replace(",", "")) == pytest.approx(8 * float(rate.replace(",", "")), rel=0.3)
+    assert "operations[0], Map(slowly_doubled)" in shown
+    assert len(re.findall(r"worker \d +process \d+  (?:running|waiting), .* of a core, \d calls? given", shown)) == 2
+    assert f"Stacks of process {trainer.pid}" in stacks
+    assert "MainThread" in stacks
+    assert len(re.findall(r"Stacks of worker process \d+", stacks)) == 2
+
+
+def test_a_trainer_asks_to_be_looked_at(tmp_path: Path) -> None:
+    """`loader.serve_top()` is enough; stacks show the user's function in the thread that runs it."""
+    with top_trainer(tmp_path, 0, "serve") as trainer:
+        texts = [top(tmp_path, trainer.pid, "--stacks", "--interval=0.05")[0] for _ in range(2)]
+
+    assert all("no worker processes, up to 16 threads" in text for text in texts)
+    assert all("made ahead" in text for text in texts)
+
+
+def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
+    """On a terminal the picture is drawn until q is pressed, and s adds the stacks."""
+    with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
+        ours, theirs = pty.openpty()
+        command = [*COMMAND, "top", str(trainer.pid), QUICK]
+        variables = {**environment(tmp_path), "COLUMNS": "120", "LINES": "40"}
+        with (
+            subprocess.Popen(
+                command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=variables
+            ) as looker,
+            os.fdopen(ours, "r+b", buffering=0) as terminal,
+        ):
+            os.close(theirs)
+            try:
+                text = read_until(terminal.fileno(), "q quits")
+                assert "Stacks of process" not in text
+                terminal.write(b"s")
+                read_until(terminal.fileno(), f"Stacks of process {trainer.pid}")
+                terminal.write(b"q")
+                assert looker.wait(30) == 0
+            finally:
+                looker.kill()
+
+    assert "batches/s" in text
+    assert "\x1b[?1049h" in text, "the picture has a screen of its own"
+
+
+def read_until(descriptor: int, wanted: str) -> str:
+    """Returns what a terminal shows until some text is there, for which it has 30 seconds."""
+    shown = b""
+    while wanted.encode() not in shown:
+        ready, _, _ = select.select([descriptor], [], [], 30)
+        assert ready, shown.decode(errors="replace")[-2000:]
+        shown += os.read(descriptor, 1 << 16)
+    return shown.decode(errors="replace")
+
+
+def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
+    """A process that serves nothing, and one that is not there, are sentences that say what to do; 1 is the status."""
+    how = "MILLSTREAM_TOP=1 in its environment, or call loader.serve_top()"
+    with top_trainer(tmp_path, 0) as trainer:
+        _, silent = top(tmp_path, trainer.pid, "--once", status=1)
+    _, gone = top(tmp_path, trainer.pid, "--once", status=1)
+    _, none = top(tmp_path, "--once", status=1)
+    listed, _ = top(tmp_path, "--list")
+
+    assert silent.startswith(f"millstream: Process {trainer.pid} serves no pipeline of this user. Start it with {how}")
+    assert gone.startswith(f"millstream: There is no process {trainer.pid}, and none that can be looked at. ")
+    assert "MILLSTREAM_TOP=1" in gone
+    assert how in none
+    assert how in listed
+    assert not (tmp_path / "millstream").exists(), "a trainer that is not to be looked at makes nothing"
+
+
+def test_what_a_killed_trainer_leaves_is_removed(tmp_path: Path) -> None:
+    """A trainer that ends takes its socket along; that of a killed one goes with the next look."""
+    folder = tmp_path / "millstream"
+    with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
+        trainer.send_signal(signal.SIGINT)
+        trainer.wait(30)
+        assert list(folder.iterdir()) == []
+    with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
+        pass
+    assert [path.name for path in folder.iterdir()] == [f"{trainer.pid}.sock"]
+
+    listed, _ = top(tmp_path, "--list")
+
+    assert "No trainer of this user" in listed
+    assert list(folder.iterdir()) == []
+
+
+def test_a_stopped_trainer_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer that does not answer in time is a sentence, not a wait without end."""
+    from millstream.loader.live import client, socket_folder
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(socket_folder, "CONNECT_SECONDS", 0.2)
+    with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
+        trainer.send_signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError, match=f"Process {trainer.pid} does not answer: it is stopped"):
+            client.asked(trainer.pid, "snapshot")
+
+
+def snapshot(batches: int, waited: float, at: float, **iterator: Any) -> dict[str, Any]:
+    """Returns what a trainer with one iterator says."""
+    return {
+        "pid": 7,
+        "command": ["python", "train.py"],
+        "process": {"state": "running", "memory_bytes": 5_000_000, "processor_seconds": at / 2, "seconds": at},
+        "at": at,
+        "pipelines": [
+            {
+                "number": 0,
+                "source": "Tokens",
+                "order": "IndexSampler(8)",
+                "shard": "0 of 1",
+                "who": "nobody",
+                "measured": {
+                    "batches": batches,
+                    "batch_bytes": 1000,
+                    "wait_seconds": waited,
+                    "trainer_seconds": at - waited,
+                    "first_seconds": 0.0,
+                    "deaths": 1,
+                    "stalls": 0,
+                },
+                "stages": [{"label": "read", "where": "threads", "seconds": at}],
+                "advice": ["Buy " + "more " * 40 + "disks."],
+                "iterators": [
+                    {
+                        "step": batches,
+                        "records": 8 * batches,
+                        "epoch": 0,
+                        "lifecycle": "running",
+                        "waits_for": None,
+                        "at_hand": 0,
+                        "load": None,
+                        **iterator,
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def test_rates_are_those_between_two_looks() -> None:
+    """What happened between the looks counts, the wait that is not over too; what was before does not."""
+    before = snapshot(100, 1.0, 10.0)
+    text = "\n".join(map(plain, lines_of(before, snapshot(140, 1.0, 14.0, waits_for=2.0))))
+
+    assert "10.0 batches/s, 80 records/s, 10 kB/s   140 batches so far" in text
+    assert "████████████░░░░░░░░░░░░  50 %   7 % since the start" in text
+    assert "in next() for 2 s" in text
+    assert "running, 5 MB, 50 % of a core" in text
+    assert "workers that died: 1, that stalled: 0" in text
+    assert max(map(len, text.splitlines())) < 120
+
+
+def test_equal_stacks_are_counted() -> None:
+    """Threads at the same line are one entry with their number; the library's own outer frames are left out."""
+    idle = 'Thread 0x1 (most recent call first):\n  File "/m/millstream/loader/threads/a.py", line 1 in take\n'
+    own = (
+        'Current thread 0x3 (most recent call first):\n  File "/home/train.py", line 3 in augment\n'
+        '  File "/m/millstream/loader/b.py", line 4 in call\n  File "/m/millstream/loader/c.py", line 5 in work\n'
+        '  File "/python/threading.py", line 6 in run\n'
+    )
+
+    text = "\n".join(map(plain, stack_lines([{"who": "worker process 7", "text": f"{idle}\n{idle}\n{own}"}])))
+
+    assert text.splitlines() == [
+        "",
+        "Stacks of worker process 7, the most recent call first",
+        "  2 threads",
+        '    File "/m/millstream/loader/threads/a.py", line 1 in take',
+        "  0x3",
+        '    File "/home/train.py", line 3 in augment',
+        '    File "/m/millstream/loader/b.py", line 4 in call',
+    ]

@@ -1,0 +1,49 @@
+"""Stacks as `faulthandler` writes them, made short: threads that are at the same line are counted, not repeated."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from millstream.loader.showing.amounts import count_text
+from millstream.tools.top_lines import HEAD, SOFT, Line, Piece
+
+FEWEST = 2
+"""How many frames of a stack are shown at least, if it has them."""
+
+_OWN = re.compile(r"/millstream/(?:loader|dataset)/|/threading\.py\"|^File \"<string>\"")
+_HEAD = re.compile(r"^(?:Current thread|Thread) (.*) \(most recent call first\):$")
+
+
+def stack_lines(stacks: Sequence[Mapping[str, str]]) -> Iterator[Line]:
+    """Yields stacks as lines, the most recent call first.
+
+    Args:
+        stacks: of each process, who it is, and the text.
+    """
+    for one in stacks:
+        yield []
+        yield [Piece(f"Stacks of {one['who']}", HEAD), Piece(", the most recent call first", SOFT)]
+        for (frames, number), names in _grouped(one["text"]).items():
+            yield [Piece(f"  {names if number == 1 else count_text(number, 'thread')}", SOFT)]
+            yield from ([Piece(f"    {frame}")] for frame in frames)
+
+
+def _grouped(text: str) -> dict[tuple[tuple[str, ...], int], str]:
+    """Returns the different stacks with the number of threads that have each, and the name of one of them."""
+    names: dict[tuple[str, ...], str] = {}
+    counts: Counter[tuple[str, ...]] = Counter()
+    for part in text.split("\n\n"):
+        lines = part.strip("\n").splitlines()
+        if not lines:
+            continue
+        head = _HEAD.match(lines[0])
+        frames = _shortened([line.strip() for line in (lines[1:] if head else lines)])
+        counts[frames] += 1
+        names.setdefault(frames, head.group(1) if head else "")
+    return {(frames, number): names[frames] for frames, number in counts.items()}
+
+
+def _shortened(frames: list[str]) -> tuple[str, ...]:
+    """Returns frames without those at the outer end that are the library's and Python's own, as far as FEWEST."""
+    last = max((number for number, frame in enumerate(frames) if not _OWN.search(frame)), default=-1)
+    return tuple(frames[: max(last + 2, FEWEST)])
