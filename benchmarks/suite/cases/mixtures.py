@@ -24,6 +24,7 @@ def _case(
     step: Map,
     threads: int | None,
     share: float,
+    in_memory: bool,
 ) -> Case:
     def work(scale: Scale) -> Work:
         tiny, quick, full = counts
@@ -52,6 +53,11 @@ def _case(
                 Pick("millstream_one_source", 0),
                 Pick("millstream", 0),
             ),
+            *(
+                [Goal("30 times Grain, without workers", 30, Pick("grain", 0), Pick("millstream", 0))]
+                if in_memory
+                else []
+            ),
         ),
     )
 
@@ -66,7 +72,8 @@ CASES = (
             counts=(2048, 1 << 20, 1 << 20),
             step=Map(identity, identity, identity),
             threads=0,
-            share=0.5,
+            share=0.87,
+            in_memory=True,
         )
         for components in COMPONENTS
     ),
@@ -80,6 +87,7 @@ CASES = (
             step=Map(tokens_of, tokens_in_graph, tokens_in_graph),
             threads=None,
             share=0.8,
+            in_memory=False,
         )
         for components in COMPONENTS
     ),
