@@ -121,6 +121,9 @@ class LimitIterDataset(IterDataset[Any]):
     def __iter__(self) -> DatasetIterator[Any]:
         return _LimitIterator(opened_below(self._parent), self.count)
 
+    def _line(self) -> str:
+        return f"LimitIterDataset(count={self.count})"
+
 
 @final
 class _LimitIterator(DatasetIterator[Any]):
@@ -171,6 +174,9 @@ class RepeatIterDataset(IterDataset[Any]):
 
     def __iter__(self) -> DatasetIterator[Any]:
         return _RepeatIterator(opened_below(self._parent), self.num_epochs)
+
+    def _line(self) -> str:
+        return f"RepeatIterDataset(num_epochs={self.num_epochs})"
 
 
 @final

@@ -28,23 +28,13 @@ class _PackIterDataset(Operated):
         num_packing_bins: SupportsIndex,
         seed: SupportsIndex = 0,
         shuffle_bins: bool = True,
-        shuffle_bins_group_by_feature: None = None,
+        shuffle_bins_group_by_feature: str | None = None,
         meta_features: Collection[str] = (),
         pack_alignment_struct: Mapping[str, int] | None = None,
         padding_struct: Mapping[str, Any] | None = None,
         max_sequences_per_bin: SupportsIndex | None = None,
         overflow: str = "error",
     ) -> None:
-        if shuffle_bins_group_by_feature is not None:
-            raise ValueError(
-                f"shuffle_bins_group_by_feature={shuffle_bins_group_by_feature!r} is not supported: rows that are "
-                "given out together are shuffled as one group. Leave it out."
-            )
-        if any(alignment != 1 for alignment in (pack_alignment_struct or {}).values()):
-            raise ValueError(
-                f"pack_alignment_struct={dict(pack_alignment_struct or {})} is not supported: documents lie end to "
-                "end. Pad each one to a multiple of the alignment in a map before."
-            )
         operation = self._operation(
             length_struct,
             num_packing_bins=num_packing_bins,
@@ -54,6 +44,8 @@ class _PackIterDataset(Operated):
             padding_struct=padding_struct,
             max_sequences_per_bin=max_sequences_per_bin,
             overflow=overflow,
+            pack_alignment_struct=pack_alignment_struct,
+            shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
         )
         super().__init__(as_stream(parent, "parent"), operation)
 
@@ -69,9 +61,9 @@ class FirstFitPackIterDataset(_PackIterDataset):
         num_packing_bins: how many rows are open at a time.
         seed: selects the order of the rows, 0 … 2**64 - 1.
         shuffle_bins: whether rows that are given out together come in a random order.
-        shuffle_bins_group_by_feature: refused unless None.
-        meta_features: features, of length_struct, without segment ids and positions.
-        pack_alignment_struct: refused unless all its numbers are 1.
+        shuffle_bins_group_by_feature: a feature by which rows that are given out together are sorted first.
+        meta_features: features without segment ids and positions; of those not in length_struct, a row has a list.
+        pack_alignment_struct: multiples of how many tokens documents begin at, for each feature.
         padding_struct: what fills up each feature; 0 for those that are not named.
         max_sequences_per_bin: how many documents a row takes at most; None for any number.
         overflow: what becomes of a document longer than a row: "error", "truncate", "split" or "drop".

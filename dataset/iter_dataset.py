@@ -1,13 +1,14 @@
 """A pipeline that is said as a chain and read from its beginning to its end."""
 
 import functools
-import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, overload
 
 from millstream.checks import as_integer, named_arguments
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
+from millstream.dataset.drawing import Drawn, drawn, picture_of, text_of
+from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import as_seed
@@ -242,21 +243,22 @@ class IterDataset(Generic[T_co]):
         return function(self, *args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"IterDataset\n{self._drawn()}"
+        return text_of("IterDataset", self._drawn())
 
-    def _drawn(self) -> str:
-        """Returns the chain that ends here, a line for each node; several parents are drawn one under the other."""
-        above = [
-            parent._drawn() if isinstance(parent, IterDataset) else repr(parent).split("\n", 1)[-1]  # noqa: SLF001
-            for parent in self.parents
-        ]
-        if len(above) > 1:
-            above = [f"  {number}:\n{textwrap.indent(text, '  ')}" for number, text in enumerate(above)]
-        return "\n".join([*above, f"  {self._line()}"])
+    def _repr_html_(self) -> str:
+        return picture_of("IterDataset", self._drawn())
+
+    def _drawn(self) -> Drawn:
+        """Returns the chain that ends here."""
+        return Drawn(self._line(), tuple(map(_drawn, self.parents)), tuple(self._shares()))
 
     def _line(self) -> str:
-        """Returns what this node is called where a chain is shown."""
+        """Returns what this node is called where a chain is shown: with a dot where it follows its parent."""
         return type(self).__name__
+
+    def _shares(self) -> Sequence[tuple[str, float]]:
+        """Returns the names of the parents with their weights, for a picture."""
+        return ()
 
 
 def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], DatasetIterator[Any]]:
@@ -265,9 +267,17 @@ def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], Data
     @functools.wraps(own)
     def begin(self: Any) -> DatasetIterator[Any]:
         iterator = own(self)
-        return iterator if isinstance(iterator, DatasetIterator) else CountedIterator(lambda: own(self), iter(iterator))
+        if isinstance(iterator, DatasetIterator):
+            return iterator
+        return CountedIterator(type(self).__name__, lambda: own(self), iter(iterator))
 
     return begin
+
+
+def _drawn(parent: Any) -> Drawn:
+    if isinstance(parent, IterDataset):
+        return parent._drawn()  # noqa: SLF001  (of the class above)
+    return drawn(node_of(parent)) if isinstance(parent, MapDataset) else Drawn(described(parent))
 
 
 def _operated(

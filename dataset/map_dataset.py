@@ -7,7 +7,7 @@ from millstream.checks import as_flag, as_integer_or_none
 from millstream.dataset.arguments import as_operation
 from millstream.dataset.batch_node import Batched
 from millstream.dataset.blocks import Blocks
-from millstream.dataset.dataset_text import fingerprint_of, text_of
+from millstream.dataset.drawing import drawn, extent_of, fingerprint_of, picture_of, text_of
 from millstream.dataset.element_nodes import Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
 from millstream.dataset.index_nodes import Repeat, Seed, Shuffle, Slice
 from millstream.dataset.joining_nodes import Concatenated, Mixed, Selected
@@ -411,7 +411,14 @@ class MapDataset(Generic[T]):
         return fingerprint_of(node_of(self))
 
     def __repr__(self) -> str:
-        return text_of(node_of(self), type(self).__name__)
+        return text_of(self._title, drawn(node_of(self)))
+
+    def _repr_html_(self) -> str:
+        return picture_of(self._title, drawn(node_of(self)))
+
+    @property
+    def _title(self) -> str:
+        return f"{type(self).__name__} {extent_of(node_of(self))}"
 
     @property
     def _read(self) -> Blocks:

@@ -119,7 +119,7 @@ class ConcatThenSplit(GroupingOperation):
         Raises:
             ValueError: a document lacks a feature, or its features differ in length.
         """
-        columns = self.rows.columns(values)
+        columns = self.rows.columns(values, takes_numbers=True)
         sizes = lengths_of(columns)
         if (is_other := sizes != sizes[0]).any():
             row = np.argmax(is_other.any(axis=0))
