@@ -150,8 +150,9 @@ class ReaderThreads:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._started.discard(self._ended.get_nowait())
-        # A daemon: a read that hangs must not keep the interpreter from leaving.
-        thread = threading.Thread(target=self._live, name=f"millstream-read-{len(self._started)}", daemon=True)
+        # A daemon: a read that hangs must not keep the interpreter from leaving. There are sources that tell their
+        # readers apart by the number after the underscore, as the threads of `concurrent.futures` have it.
+        thread = threading.Thread(target=self._live, name=f"millstream-read_{len(self._started)}", daemon=True)
         self._started.add(thread)
         try:
             thread.start()

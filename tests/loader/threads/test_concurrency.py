@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import millstream
 from millstream.loader.threads import concurrency
 from millstream.loader.threads.concurrency import Concurrency
 from millstream.loader.threads.reader_threads import ReaderThreads
@@ -99,3 +100,26 @@ def test_a_readers_can_shrink_and_grow() -> None:
     readers.stop()
     readers.join(60)
     assert [thread for thread in threading.enumerate() if thread.name.startswith("millstream-read")] == []
+
+
+def test_readers_are_told_apart_by_a_number_in_their_names() -> None:
+    """As in Grain, after the one underscore: sources that are streams have an iterator for each."""
+    names = set()
+
+    class Stream:
+        def __len__(self) -> int:
+            return 10**10
+
+        def __getitem__(self, key: int) -> int:
+            names.add(threading.current_thread().name)
+            return key
+
+    loader = millstream.DataLoader(
+        data_source=Stream(),
+        sampler=millstream.SequentialSampler(10**10),
+        operations=[millstream.Batch(2)],
+        read_options=millstream.ReadOptions(num_threads=1, prefetch_buffer_size=8),
+    )
+    with iter(loader) as iterator:
+        assert [next(iterator).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    assert [name.split("_")[1:] for name in names - {threading.current_thread().name}] == [["0"]]
