@@ -7,7 +7,7 @@ iterator may begin with the first and change to the second at any position; a st
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.absence import DropAbsent
@@ -79,11 +79,6 @@ class EngineIterator(ShownIterator):
         self._inner.close()
         super().close()
 
-    def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns what gives the state that `get_state` would return now: that takes longer than to note it."""
-        state = self.get_state()
-        return lambda: state
-
     def _change_plan(self, hole: AbsentElement) -> None:
         raise hole
 
@@ -131,11 +126,8 @@ class ReadIterator(EngineIterator):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict that JSON can hold."""
-        return self.noted_state()()
-
-    def noted_state(self) -> Callable[[], dict[str, Any]]:  # noqa: D102  (as for any)
-        state = self._state()
-        return lambda: json.loads(state.encode())
+        state: dict[str, Any] = json.loads(self._state().encode())
+        return state
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state.
@@ -189,8 +181,7 @@ class ReadIterator(EngineIterator):
         return self._inner.step if self._execution.plan.one_to_one else None
 
     def _state(self) -> LoaderState:
-        # Noted often, below a stream: what a trainer gets to see of it is made when it is asked for.
-        state = self._inner._state()  # noqa: SLF001  (of the same engine)
+        state = LoaderState.decode(self._inner.get_state())
         return self._with_skip(state, self._stream, self._num_stages)
 
     def _fits_dense(self, saved: LoaderState) -> bool:

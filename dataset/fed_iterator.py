@@ -1,8 +1,9 @@
 """The iterator of operations after a stream: they run in threads and processes, and the stream in one place."""
 
+import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy as np
 from millstream.dataset.chain_iterator import EngineIterator
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.drawing import drawn_from, noted_state
 from millstream.dataset.in_order import InOrder
 from millstream.errors import CheckpointError
 from millstream.interruptions import cannot_wait
@@ -74,7 +74,7 @@ class FedIterator(EngineIterator):
         """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
         made = json.loads(self._inner.get_state())
         first, state = self._feed.kept_before(made["places"][0]["position"] // self._block)
-        return {"made": made, "block": first, "stream": state()}
+        return {"made": made, "block": first, "stream": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to the position recorded in a state.
@@ -89,7 +89,7 @@ class FedIterator(EngineIterator):
         before = self._inner.get_state()
         self._inner.set_state(json.dumps(state["made"]).encode())
         try:
-            self._feed.restore(state["block"], lambda: state["stream"])
+            self._feed.restore(state["block"], state["stream"])
         except BaseException:
             self._inner.set_state(before)
             raise
@@ -109,22 +109,21 @@ class _Drawing:
 
     def __init__(self, stream: DatasetIterator[Any]) -> None:
         self._stream = stream
-
-    def get_state(self) -> Callable[[], dict[str, Any]]:
-        """Notes where the iterator is: what is returned gives its state."""
-        return noted_state(self._stream)
-
-    def set_state(self, noted: Callable[[], dict[str, Any]]) -> None:
-        """Moves the iterator to where it was."""
-        self._stream.set_state(noted())
+        self.get_state = stream.get_state
+        self.set_state = stream.set_state
 
     def draw(self, count: int, number: int) -> Elements:
         """Returns the next elements: fewer than `count` where they end, or where an error ends them."""
         if isinstance(self._stream, EngineIterator):
             return self._draw_made(self._stream, count)
-        values, error = drawn_from(self._stream, count)
-        if error is not None:
-            error = annotated(error, f"{type(self._stream).__name__}, at element {number + len(values)}")
+        values: list[Any] = []
+        error = None
+        try:
+            values.extend(itertools.islice(self._stream, count))
+        except BaseException as failure:
+            if cannot_wait(failure):
+                raise
+            error = annotated(failure, f"{type(self._stream).__name__}, at element {number + len(values)}")
         numbers = np.arange(number, number + len(values))
         table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])
         return Elements(values, Origins(table), error)

@@ -1,14 +1,11 @@
 """Streams mixed in exact proportions: which one is due is arithmetic, as in a MixtureSampler."""
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.drawing import Drawn, DrawnIterator, drawn_from, noted_state
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.streams import as_stream, checked_state, move_all, opened_below
 from millstream.errors import CheckpointError
@@ -48,7 +45,7 @@ class MixedIterDataset(IterDataset[Any]):
 
 
 @final
-class _MixedIterator(DrawnIterator):
+class _MixedIterator(DatasetIterator[Any]):
     """Draws from the stream that is due; ends where that has ended.
 
     Args:
@@ -62,72 +59,34 @@ class _MixedIterator(DrawnIterator):
         self._position = 0
         self._ended = False
         self._first = 0
-        self._due: NDArray[Any] = np.empty(0, np.int64)
+        self._due: list[int] = []
 
     def __next__(self) -> Any:
         """Returns the next element of the stream that is due."""
         self._check_open()
         if self._ended:
             raise StopIteration
-        (due,) = self._streams_due(1)
+        row = self._position - self._first
+        if not 0 <= row < len(self._due):
+            row, self._first = 0, self._position
+            self._due = self._schedule.locate(np.arange(self._first, self._first + LOOK_AHEAD))[0].tolist()
         try:
-            element = next(self._parents[due])
+            element = next(self._parents[self._due[row]])
         except StopIteration:
             self._ended = True
             raise
         self._position += 1
         return element
 
-    def draw(self, count: int) -> Drawn:
-        """Returns the next elements, of each stream all that are due at once.
-
-        Where there are fewer than `count`, streams have been drawn from beyond the end: it has to be moved to a state.
-        """
-        self._check_open()
-        if self._ended:
-            return Drawn([], None)
-        due = self._streams_due(count)
-        places = np.argsort(due, kind="stable")
-        bounds = np.searchsorted(due[places], np.arange(len(self._parents) + 1)).tolist()
-        values: list[Any] = [None] * count
-        end, failure = count, None
-        for parent, (start, stop) in zip(self._parents, itertools.pairwise(bounds), strict=True):
-            if start == stop:
-                continue
-            own = places[start:stop].tolist()
-            drawn = drawn_from(parent, len(own))
-            for place, value in zip(own, drawn.values, strict=False):
-                values[place] = value
-            if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
-                end, failure = own[len(drawn.values)], drawn.error
-        self._position += end
-        self._ended = end < count and failure is None
-        return Drawn(values[:end], failure)
-
-    def _streams_due(self, count: int) -> NDArray[Any]:
-        """Returns which streams the next elements come from."""
-        row = self._position - self._first
-        if not 0 <= row <= len(self._due) - count:
-            row, self._first = 0, self._position
-            positions = np.arange(self._first, self._first + max(count, LOOK_AHEAD))
-            self._due = self._schedule.locate(positions)[0]
-        return self._due[row : row + count]
-
     def get_state(self) -> dict[str, Any]:
         """Returns how many elements have come, and where each stream is."""
-        return self.noted_state()()
-
-    def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns what gives that."""
-        noted = [noted_state(parent) for parent in self._parents]
-        position, ended = self._position, self._ended
-
-        def state() -> dict[str, Any]:
-            states = [of_parent() for of_parent in noted]
-            named = dict(zip(self._mixture.names, states, strict=True))
-            return {"parents": named if self._mixture.is_named else states, "position": position, "ended": ended}
-
-        return state
+        states = [parent.get_state() for parent in self._parents]
+        named = dict(zip(self._mixture.names, states, strict=True))
+        return {
+            "parents": named if self._mixture.is_named else states,
+            "position": self._position,
+            "ended": self._ended,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to a position. By name, streams that it does not know begin anew.
@@ -155,4 +114,4 @@ class _MixedIterator(DrawnIterator):
             parents[number].close()
             parents[number] = opened_below(self._mixture.parents[number])
         self._parents = tuple(parents)
-        self._position, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
+        self._position, self._ended, self._due = checked["position"], checked["ended"], []
