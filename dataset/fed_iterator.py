@@ -123,7 +123,9 @@ class _Drawing:
         except BaseException as failure:
             if cannot_wait(failure):
                 raise
-            error = annotated(failure, f"{type(self._stream).__name__}, at element {number + len(values)}")
+            named = self._stream
+            name = named.name if isinstance(named, CountedIterator) else type(named).__name__
+            error = annotated(failure, f"{name}, at element {number + len(values)}")
         numbers = np.arange(number, number + len(values))
         table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])
         return Elements(values, Origins(table), error)
@@ -153,4 +155,4 @@ def with_states(dataset: Any) -> DatasetIterator[Any]:
     iterator: DatasetIterator[Any] = iter(dataset)
     if type(iterator).get_state is not DatasetIterator.get_state:
         return iterator
-    return CountedIterator(lambda: iter(dataset), iterator)
+    return CountedIterator(type(dataset).__name__, lambda: iter(dataset), iterator)

@@ -27,6 +27,11 @@ class TFRecordIterDataset(ReadIterDataset):
 
     Raises:
         OSError, DataSourceError, …: as `TFRecordDataSource`.
+
+    Examples:
+        >>> records = millstream.experimental.TFRecordIterDataset("train.tfrecord")
+        >>> type(next(iter(records)))
+        <class 'bytes'>
     """
 
     def __init__(self, path: Any) -> None:
@@ -46,6 +51,11 @@ class ParquetIterDataset(ReadIterDataset):
     Raises:
         TypeError: another keyword, or a file system that is none.
         OSError, DataSourceError, …: as `ParquetDataSource`.
+
+    Examples:
+        >>> rows = millstream.experimental.ParquetIterDataset("train-*.parquet", columns=["label"])
+        >>> [row["label"] for row in millstream.experimental.LimitIterDataset(rows, 3)]
+        [np.int64(0), np.int64(1), np.int64(2)]
     """
 
     def __init__(self, path: Any, **read_kwargs: Any) -> None:

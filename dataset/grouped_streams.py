@@ -67,6 +67,17 @@ class FirstFitPackIterDataset(_PackIterDataset):
         padding_struct: what fills up each feature; 0 for those that are not named.
         max_sequences_per_bin: how many documents a row takes at most; None for any number.
         overflow: what becomes of a document longer than a row: "error", "truncate", "split" or "drop".
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
+        >>> rows = millstream.experimental.FirstFitPackIterDataset(
+        ...     millstream.MapDataset.source(documents),
+        ...     length_struct={"tokens": 10},
+        ...     num_packing_bins=2,
+        ...     shuffle_bins=False,
+        ... )
+        >>> [row["tokens"].tolist() for row in rows]
+        [[3, 3, 3, 5, 5, 5, 5, 5, 2, 2], [6, 6, 6, 6, 6, 6, 4, 4, 4, 4]]
     """
 
     _operation = FirstFitPack
@@ -76,6 +87,17 @@ class BestFitPackIterDataset(_PackIterDataset):
     """Rows packed from documents as they come, each of which goes into the row in which it leaves the least space.
 
     All else is as in `FirstFitPackIterDataset`, arguments too.
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
+        >>> rows = millstream.experimental.BestFitPackIterDataset(
+        ...     millstream.MapDataset.source(documents),
+        ...     length_struct={"tokens": 10},
+        ...     num_packing_bins=2,
+        ...     shuffle_bins=False,
+        ... )
+        >>> [row["tokens"].tolist() for row in rows]
+        [[3, 3, 3, 5, 5, 5, 5, 5, 2, 2], [6, 6, 6, 6, 6, 6, 4, 4, 4, 4]]
     """
 
     _operation = BestFitPack
@@ -94,6 +116,12 @@ class ConcatThenSplitIterDataset(Operated):
         bos_handling: whether first tokens are replaced.
         bos_features: the features in which they are.
         bos_token_id: what they are replaced by.
+
+    Examples:
+        >>> documents = millstream.MapDataset.source([{"tokens": np.full(length, length)} for length in (3, 5, 2)])
+        >>> rows = millstream.experimental.ConcatThenSplitIterDataset(documents, length_struct={"tokens": 4})
+        >>> [row["tokens"].tolist() for row in rows]
+        [[3, 3, 3, 5], [5, 5, 5, 5], [2, 2, 0, 0]]
     """
 
     def __init__(
@@ -134,6 +162,11 @@ class WindowShuffleIterDataset(Operated):
         parent: the dataset.
         window_size: how many elements are shuffled together, at least 1.
         seed: 0 … 2**64 - 1.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(8)
+        >>> list(millstream.experimental.WindowShuffleIterDataset(dataset, window_size=4, seed=0))
+        [2, 0, 3, 1, 4, 6, 5, 7]
     """
 
     def __init__(self, parent: Any, *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
@@ -147,6 +180,11 @@ class RebatchIterDataset(Operated):
         parent: the dataset of batches: structures of arrays with one row for each element in their first axis.
         batch_size: how many rows a batch has, at least 1.
         drop_remainder: whether rows at the end that do not fill a batch are left out.
+
+    Examples:
+        >>> batches = millstream.MapDataset.source([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
+        >>> list(millstream.experimental.RebatchIterDataset(batches, batch_size=2))
+        [array([1, 2]), array([3, 4]), array([5, 6])]
     """
 
     def __init__(self, parent: Any, batch_size: SupportsIndex, drop_remainder: bool = False) -> None:
@@ -159,6 +197,12 @@ class FlatMapIterDataset(Operated):
     Args:
         parent: the dataset.
         transform: a `FlatMap`.
+
+    Examples:
+        >>> texts = millstream.MapDataset.source(["a b", "", "c"])
+        >>> words = millstream.FlatMapTransform(str.split, max_fan_out=4)
+        >>> list(millstream.experimental.FlatMapIterDataset(texts, words))
+        ['a', 'b', 'c']
     """
 
     def __init__(self, parent: Any, transform: FlatMap[Any, Any]) -> None:

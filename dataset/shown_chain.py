@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from millstream.dataset.absence import DropAbsent
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.loader.execution import Execution
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -12,7 +11,6 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.profile import Profile
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import Profiler
-from millstream.transforms.present import Present
 
 if TYPE_CHECKING:
     from millstream.loader.showing.facts import LoaderFacts
@@ -27,9 +25,8 @@ class ShownIterator(DatasetIterator[Any]):
     _options: tuple[MultiprocessingOptions, ReadOptions]
 
     def profile(self) -> Profile:  # noqa: D102  (as for any iterator)
-        names = shown_labels(self._execution.pipeline)
-        seconds = self._execution.profiler.read()
-        return Profile({names[label]: spent for label, spent in seconds.items() if label in names})
+        shown, seconds = shown_labels(self._execution.pipeline), self._execution.profiler.read()
+        return Profile({label: spent for label, spent in seconds.items() if label in shown})
 
     def summary(self) -> "Summary":  # noqa: D102  (as for any iterator)
         from millstream.loader.showing.summary import Summary  # noqa: PLC0415  (for those who look)
@@ -41,9 +38,9 @@ def traced_chain(pipeline: Pipeline, options: tuple[MultiprocessingOptions, Read
     """Returns what flows between the operations of a pipeline, found by making one element."""
     from millstream.loader.tracing import Trace, traced  # noqa: PLC0415  (for those who look)
 
-    structures, names = traced(pipeline), shown_labels(pipeline)
+    structures, shown = traced(pipeline), shown_labels(pipeline)
     facts = shown_facts(Plan(pipeline), Profiler(pipeline.labels), options, structures)
-    return Trace({names[label]: lines for label, lines in structures.items() if label in names}, facts)
+    return Trace({label: lines for label, lines in structures.items() if label in shown}, facts)
 
 
 def shown_facts(
@@ -55,14 +52,11 @@ def shown_facts(
     """Returns what is known of a chain, as `facts_of` does of a loader."""
     from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
 
-    facts, names = facts_of(plan, profiler, *options, structures), shown_labels(plan.pipeline)
-    stages = [dataclasses.replace(stage, label=names[stage.label]) for stage in facts.stages if stage.label in names]
-    return dataclasses.replace(facts, stages=tuple(stages))
+    facts, shown = facts_of(plan, profiler, *options, structures), shown_labels(plan.pipeline)
+    return dataclasses.replace(facts, stages=tuple(stage for stage in facts.stages if stage.label in shown))
 
 
-def shown_labels(pipeline: Pipeline) -> dict[str, str]:
-    """Returns what the parts of the work are called, by their labels in the pipeline, without steps of the chain's."""
-    names = {label: label for label in Profiler(()).read()}
-    operations = zip(pipeline.labels, pipeline.names, pipeline.operations, strict=True)
-    shown = [(label, name) for label, name, operation in operations if not isinstance(operation, Present | DropAbsent)]
-    return names | {label: f"operations[{number}], {name}" for number, (label, name) in enumerate(shown)}
+def shown_labels(pipeline: Pipeline) -> set[str]:
+    """Returns the labels of the parts of the work, without steps that the chain puts between the operations."""
+    operations = zip(pipeline.labels, pipeline.operations, strict=True)
+    return {*Profiler(()).read(), *(label for label, operation in operations if not operation.is_between)}

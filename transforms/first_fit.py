@@ -70,8 +70,6 @@ class FirstFitPack(BinPack):
     come for any number of workers, and a state is as small as any other. Where the lengths of all documents are known,
     a `PackingSampler` fills rows better, and keeps the pipeline 1:1.
 
-        operations = [tokenize, FirstFitPack({"tokens": 2048}, num_packing_bins=64), Batch(8)]
-
     A document is a dict with the features named here (others are left out), or, where there is one only, that feature's
     array itself; documents without any token are left out. A row is a dict, as `Pack` makes it, with segment ids and
     positions. The rows that are given out at the end may be fewer.
@@ -98,6 +96,17 @@ class FirstFitPack(BinPack):
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range. While reading, a ValueError where a
             document is too long, lacks a feature, or has another dtype or shape than the others of its row.
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
+        >>> operations = [millstream.FirstFitPack({"tokens": 10}, num_packing_bins=2), millstream.Batch(2)]
+        >>> batch = next(iter(millstream.load(documents, num_epochs=1, transformations=operations)))
+        >>> batch["tokens"]
+        array([[3, 3, 3, 5, 5, 5, 5, 5, 2, 2],
+               [6, 6, 6, 6, 6, 6, 4, 4, 4, 4]])
+        >>> batch["tokens_segment_ids"]
+        array([[1, 1, 1, 2, 2, 2, 2, 2, 3, 3],
+               [1, 1, 1, 1, 1, 1, 2, 2, 2, 2]], dtype=int32)
     """
 
     bins = FirstFitBins
