@@ -103,7 +103,7 @@ def test_an_iterator_shows_what_it_does() -> None:
         # Where an element turned out to be absent, what was measured is of the plan since then.
         assert ("5 batches" if first.startswith("Batch") else "2 batches") in summary
 
-    mixed = IterDataset.mix([sparse, sparse])
+    mixed: IterDataset[Any] = IterDataset.mix([sparse, sparse])
     with iter(mixed) as iterator, iter(mixed.map(float)) as fed:
         list(fed)
         assert "operations[0], Map(float)" in fed.profile()
