@@ -17,12 +17,14 @@ test: $(VENV)/.installed ## Run all tests, on as many cores as there are, up to 
 soak: $(VENV)/.installed ## Kill a thousand workers while they work.
 	MILLSTREAM_SOAK_KILLS=1000 $(BIN)/pytest tests/loader/processes/test_pool_soak.py
 
-# From inside .venv, mypy sees the installed package, and not the root folder that happens to have its name.
+# From inside .venv, mypy sees the installed package, and not the root folder that happens to have its name. pyright runs
+# where it is: pip install 'millstream[pyright]'.
 check: $(VENV)/.installed ## Check format, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p millstream
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml ../tests ../examples ../benchmarks ../docs
+	if test -x $(BIN)/basedpyright; then $(BIN)/basedpyright --pythonpath $(BIN)/python; fi
 
 docs: $(VENV)/.installed ## Build the documentation as a site, in build/site: index.html is its first page.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

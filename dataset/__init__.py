@@ -10,7 +10,7 @@ element_nodes.py     what happens to elements
 batch_node.py        several elements as one
 seeds.py             which seed a random operation draws from
 blocks.py            reading blocks, located far ahead
-dataset_text.py      a chain as text, and its fingerprint
+drawing.py           a chain as text and as a picture, and its fingerprint
 
 iter_dataset.py      the class of streams that users hold, with its methods
 dataset_iterator.py  the class of their iterators

@@ -4,7 +4,7 @@ A chain is compiled as if there were none, unless one of its operations may drop
 step can be sought. Where an element is absent all the same, it shows when it is made (see `transforms/present.py`).
 """
 
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from millstream.transforms import Filter
 
@@ -12,6 +12,8 @@ from millstream.transforms import Filter
 @final
 class DropAbsent(Filter[Any]):
     """Keeps the elements that are there."""
+
+    is_between: ClassVar[bool] = True
 
     def filter(self, element: Any) -> bool:
         """Says whether there is one."""

@@ -25,7 +25,10 @@ def as_operation(given: Any, kind: type[Operation]) -> Operation:
 
 def as_position(position: SupportsIndex) -> int:
     """Returns a position as an int; refuses what cannot be one."""
-    index = operator.index(position)
+    try:
+        index = operator.index(position)
+    except TypeError:
+        raise TypeError(f"A position must be an integer, got {position!r} of type {type(position).__name__}.") from None
     if index < 0:
         raise IndexError(
             f"Positions count from 0, and never from the end, got {index}: write len(dataset) - 1 for the last one."

@@ -8,12 +8,13 @@ iterator may begin with the first and change to the second at any position; a st
 import dataclasses
 import json
 from collections.abc import Collection, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.absence import DropAbsent
-from millstream.dataset.dataset_iterator import CLOSED, DatasetIterator
+from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.peeling import order_of, peeled
+from millstream.dataset.shown_chain import ShownIterator, traced_chain
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
@@ -29,8 +30,11 @@ from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.present import AbsentElement, Present
 
+if TYPE_CHECKING:
+    from millstream.loader.tracing import Trace
 
-class EngineIterator(DatasetIterator[Any]):
+
+class EngineIterator(ShownIterator):
     """An iterator whose elements a loader's iterator makes.
 
     Args:
@@ -105,12 +109,13 @@ class ReadIterator(EngineIterator):
         self._was_sought = False
         if leaf.allow_nones:
             self._sparse = dataclasses.replace(self._sparse, operations=tuple(operations))
-        pipeline = self._sparse
+        # What is shown, if anybody looks: the operations of the MapDataset one by one, where that can be.
+        pipeline = self._whole = self._sparse
         if not node.is_sparse and not leaf.allow_nones:
             source, own_order, maps = peeled(leaf.source, node)
             dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding())
             # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
-            pipeline = dense if Plan(dense).one_to_one else pipeline
+            pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense
         self._is_dense = pipeline is not self._sparse
         sparse = stream_of(Plan(self._sparse))
         self._execution = Execution(pipeline, *self._options)
@@ -163,6 +168,12 @@ class ReadIterator(EngineIterator):
             self._change_plan(hole)
             self._inner.seek(step)
         self._was_sought = self._is_dense
+
+    def trace(self) -> "Trace":  # noqa: D102  (the same)
+        try:
+            return traced_chain(self._whole, self._options)
+        except AbsentElement:
+            return traced_chain(self._sparse, self._options)
 
     @property
     def next_index(self) -> int | None:

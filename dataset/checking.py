@@ -23,6 +23,12 @@ def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
     Raises:
         NotImplementedError: the iterator does not read a MapDataset alone, or positions need not become one element
             each: after a filter, a flat_map, a packer.
+
+    Examples:
+        >>> iterator = iter(millstream.MapDataset.range(10).to_iter_dataset())
+        >>> _ = next(iterator)
+        >>> millstream.experimental.get_next_index(iterator)
+        1
     """
     index = ds_iter.next_index if isinstance(ds_iter, ReadIterator) else None
     if index is None:
@@ -39,6 +45,12 @@ def set_next_index(ds_iter: DatasetIterator[Any], index: SupportsIndex) -> None:
     Raises:
         NotImplementedError: as `get_next_index`.
         IndexError: there are fewer elements.
+
+    Examples:
+        >>> iterator = iter(millstream.MapDataset.range(10).to_iter_dataset())
+        >>> millstream.experimental.set_next_index(iterator, 7)
+        >>> next(iterator)
+        7
     """
     get_next_index(ds_iter)
     ds_iter.seek(as_integer(index, "index", minimum=0))
@@ -53,6 +65,10 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
     Raises:
         AssertionError: any of that does not hold; the message says after how many elements.
         ValueError: the dataset yields nothing.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(10).shuffle(seed=0).to_iter_dataset().batch(4)
+        >>> millstream.experimental.assert_equal_output_after_checkpoint(dataset)
     """
     dataset = as_stream(ds, "ds")
     with opened_below(dataset) as iterator:
@@ -87,6 +103,11 @@ class PerformanceConfig:
     Attributes:
         multiprocessing_options: for `mp_prefetch`.
         read_options: for `to_iter_dataset`.
+
+    Examples:
+        >>> settings = millstream.experimental.PerformanceConfig(millstream.MultiprocessingOptions(4))
+        >>> settings.multiprocessing_options.num_workers
+        4
     """
 
     multiprocessing_options: MultiprocessingOptions | None = None
@@ -114,6 +135,12 @@ def pick_performance_config(
 
     Raises:
         ValueError: the budget is not above 0, or the dataset yields nothing.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(100).map(lambda x: np.zeros(1 << 18)).to_iter_dataset()
+        >>> settings = millstream.experimental.pick_performance_config(dataset, ram_budget_mb=64, max_workers=1)
+        >>> settings.multiprocessing_options.num_workers, settings.read_options.prefetch_buffer_size
+        (1, 32)
     """
     if not ram_budget_mb > 0:
         raise ValueError(f"ram_budget_mb must be above 0, got {ram_budget_mb!r}.")
@@ -161,5 +188,11 @@ def _num_bytes(element: Any) -> int:
 
 
 def apply_transformations(ds: Any, transformations: Any) -> Any:
-    """Returns `ds.apply(transformations)`."""
+    """Returns `ds.apply(transformations)`.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(4)
+        >>> list(millstream.experimental.apply_transformations(dataset, [lambda x: x * 10, millstream.Batch(2)]))
+        [array([ 0, 10]), array([20, 30])]
+    """
     return ds.apply(transformations)

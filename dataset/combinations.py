@@ -22,6 +22,11 @@ class ZipIterDataset(IterDataset[tuple[Any, ...]]):
     Raises:
         TypeError, ValueError: there are none, or one is not a dataset. While reading, a ValueError where they are of
             different lengths.
+
+    Examples:
+        >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b", "c"])
+        >>> list(millstream.experimental.ZipIterDataset([numbers, letters], strict=False))
+        [(0, 'a'), (1, 'b')]
     """
 
     def __init__(self, parents: Sequence[Any], *, strict: bool = True) -> None:
@@ -103,6 +108,10 @@ class LimitIterDataset(IterDataset[Any]):
     Args:
         parent: the dataset.
         count: how many at most, at least 1.
+
+    Examples:
+        >>> list(millstream.experimental.LimitIterDataset(millstream.MapDataset.range(100), 3))
+        [0, 1, 2]
     """
 
     def __init__(self, parent: Any, count: SupportsIndex) -> None:
@@ -111,6 +120,9 @@ class LimitIterDataset(IterDataset[Any]):
 
     def __iter__(self) -> DatasetIterator[Any]:
         return _LimitIterator(opened_below(self._parent), self.count)
+
+    def _line(self) -> str:
+        return f"LimitIterDataset(count={self.count})"
 
 
 @final
@@ -150,6 +162,10 @@ class RepeatIterDataset(IterDataset[Any]):
     Args:
         parent: the dataset.
         num_epochs: how many times, at least 1; None for no end.
+
+    Examples:
+        >>> list(millstream.experimental.RepeatIterDataset(millstream.MapDataset.source(["a", "b"]), num_epochs=2))
+        ['a', 'b', 'a', 'b']
     """
 
     def __init__(self, parent: Any, num_epochs: SupportsIndex | None = None) -> None:
@@ -158,6 +174,9 @@ class RepeatIterDataset(IterDataset[Any]):
 
     def __iter__(self) -> DatasetIterator[Any]:
         return _RepeatIterator(opened_below(self._parent), self.num_epochs)
+
+    def _line(self) -> str:
+        return f"RepeatIterDataset(num_epochs={self.num_epochs})"
 
 
 @final
@@ -207,6 +226,11 @@ class CacheIterDataset(IterDataset[Any]):
 
     Args:
         parent: the dataset; all of its elements must fit into memory.
+
+    Examples:
+        >>> kept = millstream.experimental.CacheIterDataset(millstream.MapDataset.range(3).map(lambda x: x * 10))
+        >>> list(millstream.experimental.RepeatIterDataset(kept, num_epochs=2))
+        [0, 10, 20, 0, 10, 20]
     """
 
     def __init__(self, parent: Any) -> None:

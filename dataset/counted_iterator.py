@@ -13,12 +13,14 @@ class CountedIterator(DatasetIterator[Any]):
     """An iterator without states: its position is how many elements it has yielded.
 
     Args:
+        name: what to call it in errors.
         begin: returns the iterator at its beginning.
         first: what it has returned the first time.
     """
 
-    def __init__(self, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
+    def __init__(self, name: str, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
         super().__init__()
+        self.name = name
         self._begin = begin
         self._iterator = first
         self._count = 0

@@ -15,21 +15,24 @@ class DatasetIterator(Checkpointable, Generic[T_co]):
     """Yields the elements of an `IterDataset`, and knows its position: just after the last element it yielded.
 
     What `iter(dataset)` returns. For an iterator of your own, subclass it, give `super().__init__` the iterator that
-    it draws from, or several in a list, or nothing, and write three methods:
-
-        class EveryOther(millstream.DatasetIterator):
-            def __next__(self):
-                next(self._parent)
-                return next(self._parent)
-
-            def get_state(self):
-                return {"parent": self._parent.get_state()}
-
-            def set_state(self, state):
-                self._parent.set_state(state["parent"])
+    it draws from, or several in a list, or nothing, and write the three methods of the example.
 
     Args:
         parents: the iterator that this one draws from, or a sequence of several.
+
+    Examples:
+        >>> class EveryOther(millstream.DatasetIterator):
+        ...     def __next__(self):
+        ...         next(self._parent)
+        ...         return next(self._parent)
+        ...
+        ...     def get_state(self):
+        ...         return {"parent": self._parent.get_state()}
+        ...
+        ...     def set_state(self, state):
+        ...         self._parent.set_state(state["parent"])
+        >>> list(EveryOther(iter(millstream.MapDataset.range(6).to_iter_dataset())))
+        [1, 3, 5]
     """
 
     states_are_bytes: ClassVar[bool] = False

@@ -20,8 +20,6 @@ from millstream.transforms.present import AbsentElement
 class ElasticIterator(EngineIterator):
     """Yields this shard's part of each global batch of a MapDataset; its state fits any number of shards and workers.
 
-        iterator = ElasticIterator(dataset, global_batch_size=256, shard_options=ShardByJaxProcess())
-
     The parts of all shards laid end to end are the global batch, the same one for any number of shards. The last
     elements, which do not fill a global batch, are left out. All shards have the same state after the same step.
 
@@ -35,6 +33,14 @@ class ElasticIterator(EngineIterator):
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or elements may be absent: after a
             filter or flat_map. While reading, a ValueError where a map has returned None.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(100).shuffle(seed=0)
+        >>> def shard(index):
+        ...     options = millstream.ShardOptions(shard_index=index, shard_count=2)
+        ...     return millstream.experimental.ElasticIterator(dataset, global_batch_size=8, shard_options=options)
+        >>> next(shard(0)), next(shard(1))
+        (array([53,  6, 88, 19]), array([75, 41, 99, 91]))
     """
 
     def __init__(

@@ -66,7 +66,9 @@ class FedIterator(EngineIterator):
         self._block = Plan(pipeline).partition.global_block
         self._feed = Feed(_Drawing(stream), self._block)
         self._reads_ahead = bool(workers.num_workers) or reading.reads_ahead
-        self._inner = Execution(pipeline, workers, reading, self._feed).begin()
+        self._options = workers, reading
+        self._execution = Execution(pipeline, workers, reading, self._feed)
+        self._inner = self._execution.begin()
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
@@ -121,7 +123,9 @@ class _Drawing:
         except BaseException as failure:
             if cannot_wait(failure):
                 raise
-            error = annotated(failure, f"{type(self._stream).__name__}, at element {number + len(values)}")
+            named = self._stream
+            name = named.name if isinstance(named, CountedIterator) else type(named).__name__
+            error = annotated(failure, f"{name}, at element {number + len(values)}")
         numbers = np.arange(number, number + len(values))
         table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])
         return Elements(values, Origins(table), error)
@@ -151,4 +155,4 @@ def with_states(dataset: Any) -> DatasetIterator[Any]:
     iterator: DatasetIterator[Any] = iter(dataset)
     if type(iterator).get_state is not DatasetIterator.get_state:
         return iterator
-    return CountedIterator(lambda: iter(dataset), iterator)
+    return CountedIterator(type(dataset).__name__, lambda: iter(dataset), iterator)

@@ -7,6 +7,7 @@ from millstream.dataset.in_turn import InTurn
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.sources.parquet import ParquetDataSource
+from millstream.sources.parquet_of_filesystem import FilesystemParquetDataSource
 from millstream.sources.tfrecord import TFRecordDataSource
 
 CYCLE_LENGTH = 16
@@ -26,6 +27,11 @@ class TFRecordIterDataset(ReadIterDataset):
 
     Raises:
         OSError, DataSourceError, …: as `TFRecordDataSource`.
+
+    Examples:
+        >>> records = millstream.experimental.TFRecordIterDataset("train.tfrecord")
+        >>> type(next(iter(records)))
+        <class 'bytes'>
     """
 
     def __init__(self, path: Any) -> None:
@@ -38,26 +44,34 @@ class ParquetIterDataset(ReadIterDataset):
     Args:
         path: a path or URL, a pattern, or several in a list. For an order that is shuffled, write
             `MapDataset.source(ParquetDataSource(path)).shuffle(seed=0)`.
-        read_kwargs: `columns` and `cache`, as `ParquetDataSource` takes them. What pyarrow takes, such as `filesystem`,
-            is refused unless None: a path may be a URL.
+        read_kwargs: `columns`, `cache` and `cache_bytes`, as `ParquetDataSource` takes them; or `filesystem`, of which
+            the paths are: a `pyarrow.fs.FileSystem`, or one of fsspec, such as `huggingface_hub.HfFileSystem()`. Paths
+            are then taken as they are: they are no patterns. URLs of stores need none.
 
     Raises:
-        TypeError: another keyword.
+        TypeError: another keyword, or a file system that is none.
         OSError, DataSourceError, …: as `ParquetDataSource`.
+
+    Examples:
+        >>> rows = millstream.experimental.ParquetIterDataset("train-*.parquet", columns=["label"])
+        >>> [row["label"] for row in millstream.experimental.LimitIterDataset(rows, 3)]
+        [np.int64(0), np.int64(1), np.int64(2)]
     """
 
     def __init__(self, path: Any, **read_kwargs: Any) -> None:
         given = {name: value for name, value in read_kwargs.items() if value is not None}
-        if unknown := sorted(given.keys() - {"cache", "cache_bytes", "columns"}):
+        place = "filesystem" if "filesystem" in given else "cache"
+        if unknown := sorted(given.keys() - {"cache_bytes", "columns", place}):
             raise TypeError(
-                f"ParquetIterDataset takes columns, cache and cache_bytes, got {', '.join(unknown)}: for files of "
-                "object stores, give their URLs as paths; other settings of pyarrow are not needed."
+                f"ParquetIterDataset takes columns, cache_bytes, and cache or filesystem, got {', '.join(unknown)}: "
+                "other settings of pyarrow are not needed."
             )
-        sizes = _sizes_of_files(source := ParquetDataSource(path, **given))
+        kind = FilesystemParquetDataSource if "filesystem" in given else ParquetDataSource
+        sizes = _sizes_of_files(source := kind(path, **given))
         turns = min(CYCLE_LENGTH, len(sizes))
         if turns > 1 and "cache_bytes" not in given:
             # All files whose turns it is have a row group at hand, and the next one.
-            source = ParquetDataSource(path, **given, cache_bytes=turns * CACHE_BYTES_PER_FILE)
+            source = kind(path, **given, cache_bytes=turns * CACHE_BYTES_PER_FILE)
         rows = MapDataset.source(source)
         if turns > 1:
             rows = _RowsInTurn(rows, sizes, turns)

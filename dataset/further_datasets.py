@@ -23,6 +23,11 @@ class ZipMapDataset(MapDataset[tuple[Any, ...]]):
 
     Raises:
         ValueError: there are none, or their lengths differ.
+
+    Examples:
+        >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b"])
+        >>> millstream.experimental.ZipMapDataset([numbers, letters])[1]
+        (1, 'b')
     """
 
     def __init__(self, parents: Sequence[MapDataset[Any]]) -> None:
@@ -47,6 +52,11 @@ class WindowShuffleMapDataset(MapDataset[T]):
         parent: the dataset.
         window_size: how many elements are shuffled together, at least 1.
         seed: 0 … 2**64 - 1.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(8)
+        >>> list(millstream.experimental.WindowShuffleMapDataset(dataset, window_size=4, seed=0))
+        [2, 3, 0, 1, 7, 4, 6, 5]
     """
 
     def __init__(self, parent: MapDataset[T], *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
@@ -61,6 +71,13 @@ class FlatMapMapDataset(MapDataset[Any]):
         parent: the dataset.
         transform: a `FlatMap`. Element i has the positions from `i * max_fan_out` on; those for which there is no child
             hold None.
+
+    Examples:
+        >>> texts = millstream.MapDataset.source(["a b", "c"])
+        >>> words = millstream.FlatMapTransform(str.split, max_fan_out=2)
+        >>> dataset = millstream.experimental.FlatMapMapDataset(texts, words)
+        >>> [dataset[position] for position in range(4)]
+        ['a', 'b', 'c', None]
     """
 
     def __init__(self, parent: MapDataset[Any], transform: FlatMap[Any, Any]) -> None:

@@ -28,23 +28,13 @@ class _PackIterDataset(Operated):
         num_packing_bins: SupportsIndex,
         seed: SupportsIndex = 0,
         shuffle_bins: bool = True,
-        shuffle_bins_group_by_feature: None = None,
+        shuffle_bins_group_by_feature: str | None = None,
         meta_features: Collection[str] = (),
         pack_alignment_struct: Mapping[str, int] | None = None,
         padding_struct: Mapping[str, Any] | None = None,
         max_sequences_per_bin: SupportsIndex | None = None,
         overflow: str = "error",
     ) -> None:
-        if shuffle_bins_group_by_feature is not None:
-            raise ValueError(
-                f"shuffle_bins_group_by_feature={shuffle_bins_group_by_feature!r} is not supported: rows that are "
-                "given out together are shuffled as one group. Leave it out."
-            )
-        if any(alignment != 1 for alignment in (pack_alignment_struct or {}).values()):
-            raise ValueError(
-                f"pack_alignment_struct={dict(pack_alignment_struct or {})} is not supported: documents lie end to "
-                "end. Pad each one to a multiple of the alignment in a map before."
-            )
         operation = self._operation(
             length_struct,
             num_packing_bins=num_packing_bins,
@@ -54,6 +44,8 @@ class _PackIterDataset(Operated):
             padding_struct=padding_struct,
             max_sequences_per_bin=max_sequences_per_bin,
             overflow=overflow,
+            pack_alignment_struct=pack_alignment_struct,
+            shuffle_bins_group_by_feature=shuffle_bins_group_by_feature,
         )
         super().__init__(as_stream(parent, "parent"), operation)
 
@@ -69,12 +61,23 @@ class FirstFitPackIterDataset(_PackIterDataset):
         num_packing_bins: how many rows are open at a time.
         seed: selects the order of the rows, 0 … 2**64 - 1.
         shuffle_bins: whether rows that are given out together come in a random order.
-        shuffle_bins_group_by_feature: refused unless None.
-        meta_features: features, of length_struct, without segment ids and positions.
-        pack_alignment_struct: refused unless all its numbers are 1.
+        shuffle_bins_group_by_feature: a feature by which rows that are given out together are sorted first.
+        meta_features: features without segment ids and positions; of those not in length_struct, a row has a list.
+        pack_alignment_struct: multiples of how many tokens documents begin at, for each feature.
         padding_struct: what fills up each feature; 0 for those that are not named.
         max_sequences_per_bin: how many documents a row takes at most; None for any number.
         overflow: what becomes of a document longer than a row: "error", "truncate", "split" or "drop".
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
+        >>> rows = millstream.experimental.FirstFitPackIterDataset(
+        ...     millstream.MapDataset.source(documents),
+        ...     length_struct={"tokens": 10},
+        ...     num_packing_bins=2,
+        ...     shuffle_bins=False,
+        ... )
+        >>> [row["tokens"].tolist() for row in rows]
+        [[3, 3, 3, 5, 5, 5, 5, 5, 2, 2], [6, 6, 6, 6, 6, 6, 4, 4, 4, 4]]
     """
 
     _operation = FirstFitPack
@@ -84,6 +87,17 @@ class BestFitPackIterDataset(_PackIterDataset):
     """Rows packed from documents as they come, each of which goes into the row in which it leaves the least space.
 
     All else is as in `FirstFitPackIterDataset`, arguments too.
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
+        >>> rows = millstream.experimental.BestFitPackIterDataset(
+        ...     millstream.MapDataset.source(documents),
+        ...     length_struct={"tokens": 10},
+        ...     num_packing_bins=2,
+        ...     shuffle_bins=False,
+        ... )
+        >>> [row["tokens"].tolist() for row in rows]
+        [[3, 3, 3, 5, 5, 5, 5, 5, 2, 2], [6, 6, 6, 6, 6, 6, 4, 4, 4, 4]]
     """
 
     _operation = BestFitPack
@@ -102,6 +116,12 @@ class ConcatThenSplitIterDataset(Operated):
         bos_handling: whether first tokens are replaced.
         bos_features: the features in which they are.
         bos_token_id: what they are replaced by.
+
+    Examples:
+        >>> documents = millstream.MapDataset.source([{"tokens": np.full(length, length)} for length in (3, 5, 2)])
+        >>> rows = millstream.experimental.ConcatThenSplitIterDataset(documents, length_struct={"tokens": 4})
+        >>> [row["tokens"].tolist() for row in rows]
+        [[3, 3, 3, 5], [5, 5, 5, 5], [2, 2, 0, 0]]
     """
 
     def __init__(
@@ -142,6 +162,11 @@ class WindowShuffleIterDataset(Operated):
         parent: the dataset.
         window_size: how many elements are shuffled together, at least 1.
         seed: 0 … 2**64 - 1.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(8)
+        >>> list(millstream.experimental.WindowShuffleIterDataset(dataset, window_size=4, seed=0))
+        [2, 0, 3, 1, 4, 6, 5, 7]
     """
 
     def __init__(self, parent: Any, *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
@@ -155,6 +180,11 @@ class RebatchIterDataset(Operated):
         parent: the dataset of batches: structures of arrays with one row for each element in their first axis.
         batch_size: how many rows a batch has, at least 1.
         drop_remainder: whether rows at the end that do not fill a batch are left out.
+
+    Examples:
+        >>> batches = millstream.MapDataset.source([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
+        >>> list(millstream.experimental.RebatchIterDataset(batches, batch_size=2))
+        [array([1, 2]), array([3, 4]), array([5, 6])]
     """
 
     def __init__(self, parent: Any, batch_size: SupportsIndex, drop_remainder: bool = False) -> None:
@@ -167,6 +197,12 @@ class FlatMapIterDataset(Operated):
     Args:
         parent: the dataset.
         transform: a `FlatMap`.
+
+    Examples:
+        >>> texts = millstream.MapDataset.source(["a b", "", "c"])
+        >>> words = millstream.FlatMapTransform(str.split, max_fan_out=4)
+        >>> list(millstream.experimental.FlatMapIterDataset(texts, words))
+        ['a', 'b', 'c']
     """
 
     def __init__(self, parent: Any, transform: FlatMap[Any, Any]) -> None:

@@ -25,6 +25,11 @@ class InterleaveIterDataset(IterDataset[Any]):
             chain may have threads and workers.
         make_iter_buffer_size: see `num_make_iter_threads`.
         iter_buffer_size: see `num_make_iter_threads`.
+
+    Examples:
+        >>> datasets = [millstream.MapDataset.source(list(text)) for text in ("aaa", "b", "cc")]
+        >>> list(millstream.experimental.InterleaveIterDataset(datasets, cycle_length=2))
+        ['a', 'b', 'a', 'c', 'a', 'c']
     """
 
     def __init__(

@@ -1,20 +1,26 @@
 """A pipeline that is said as a chain and read from its beginning to its end."""
 
 import functools
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, SupportsIndex, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, overload
 
 from millstream.checks import as_integer, named_arguments
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
+from millstream.dataset.drawing import Drawn, drawn, picture_of, text_of
+from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import as_seed
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import as_transformation
 
+if TYPE_CHECKING:
+    import numpy as np
+
 T_co = TypeVar("T_co", covariant=True)
+Out = TypeVar("Out")
+Parameters = ParamSpec("Parameters")
 
 
 class IterDataset(Generic[T_co]):
@@ -32,6 +38,18 @@ class IterDataset(Generic[T_co]):
 
     Args:
         parents: the dataset that this one draws from, or a sequence of several.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(8).shuffle(seed=0).to_iter_dataset().map(lambda x: x * 10).batch(4)
+        >>> iterator = iter(dataset)
+        >>> next(iterator)
+        array([20, 40, 50, 60])
+        >>> state = iterator.get_state()
+        >>> next(iterator)
+        array([ 0, 70, 30, 10])
+        >>> iterator.set_state(state)
+        >>> next(iterator)
+        array([ 0, 70, 30, 10])
     """
 
     _parents: tuple[Any, ...] = ()
@@ -62,9 +80,9 @@ class IterDataset(Generic[T_co]):
 
     @staticmethod
     def mix(
-        datasets: "Sequence[IterDataset[Any]] | Mapping[str, IterDataset[Any]]",
+        datasets: "Sequence[IterDataset[Out]] | Mapping[str, IterDataset[Out]]",
         weights: "Sequence[Any] | Mapping[str, Any] | None" = None,
-    ) -> "IterDataset[Any]":
+    ) -> "IterDataset[Out]":
         """Returns the elements of several datasets, in exact proportions.
 
         Every prefix is less than one element away from the weights. It ends where a dataset that is due has no more
@@ -97,11 +115,11 @@ class IterDataset(Generic[T_co]):
             dataset = _operated(dataset, as_transformation(operation))
         return dataset
 
-    def map(self, transform: Map[Any, Any] | Callable[[Any], Any]) -> "IterDataset[Any]":
+    def map(self, transform: "Map[T_co, Out] | Callable[[T_co], Out]") -> "IterDataset[Out]":
         """Returns what a function makes of each element."""
         return _operated(self, _of_kind(transform, Map))
 
-    def map_with_index(self, transform: MapWithIndex[Any, Any] | Callable[[int, Any], Any]) -> "IterDataset[Any]":
+    def map_with_index(self, transform: "MapWithIndex[T_co, Out] | Callable[[int, T_co], Out]") -> "IterDataset[Out]":
         """Returns what a function makes of the index of each element and the element.
 
         The index is the position in the `MapDataset`, or the number in a stream, that the element comes from; of a
@@ -110,8 +128,11 @@ class IterDataset(Generic[T_co]):
         return _operated(self, _of_kind(transform, MapWithIndex))
 
     def random_map(
-        self, transform: RandomMap[Any, Any] | Callable[[Any, Any], Any], *, seed: SupportsIndex | None = None
-    ) -> "IterDataset[Any]":
+        self,
+        transform: "RandomMap[T_co, Out] | Callable[[T_co, np.random.Generator], Out]",
+        *,
+        seed: SupportsIndex | None = None,
+    ) -> "IterDataset[Out]":
         """Returns what a function makes of each element and a `numpy.random.Generator`.
 
         What is drawn depends on the seed, on the element's index, and on how many random operations come before it
@@ -126,13 +147,15 @@ class IterDataset(Generic[T_co]):
         """
         return _operated(self, _of_kind(transform, RandomMap), seed)
 
-    def filter(self, transform: Filter[Any] | Callable[[Any], object]) -> "IterDataset[T_co]":
+    def filter(self, transform: "Filter[T_co] | Callable[[T_co], object]") -> "IterDataset[T_co]":
         """Returns the elements of which a function says that they stay."""
         return _operated(self, _of_kind(transform, Filter))
 
     def flat_map(
-        self, transform: FlatMap[Any, Any] | Callable[[Any], Any], max_fan_out: SupportsIndex | None = None
-    ) -> "IterDataset[Any]":
+        self,
+        transform: "FlatMap[T_co, Out] | Callable[[T_co], Iterable[Out]]",
+        max_fan_out: SupportsIndex | None = None,
+    ) -> "IterDataset[Out]":
         """Returns the elements, none or several, into which a function splits each one.
 
         Args:
@@ -143,6 +166,14 @@ class IterDataset(Generic[T_co]):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
         return _operated(self, transform)
 
+    @overload
+    def batch(
+        self, batch_size: SupportsIndex, *, drop_remainder: bool = ..., batch_fn: None = ...
+    ) -> "IterDataset[Any]": ...
+    @overload
+    def batch(
+        self, batch_size: SupportsIndex, *, drop_remainder: bool = ..., batch_fn: "Callable[[list[T_co]], Out]"
+    ) -> "IterDataset[Out]": ...
     @named_arguments()
     def batch(
         self,
@@ -202,26 +233,32 @@ class IterDataset(Generic[T_co]):
             return _ahead(self, MultiprocessingOptions(), options)
         return self.mp_prefetch(options)
 
-    def pipe(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def pipe(
+        self,
+        function: "Callable[Concatenate[IterDataset[T_co], Parameters], Out]",
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Out:
         """Returns `function(self, *args, **kwargs)`."""
         return function(self, *args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"IterDataset\n{self._drawn()}"
+        return text_of("IterDataset", self._drawn())
 
-    def _drawn(self) -> str:
-        """Returns the chain that ends here, a line for each node; several parents are drawn one under the other."""
-        above = [
-            parent._drawn() if isinstance(parent, IterDataset) else repr(parent).split("\n", 1)[-1]  # noqa: SLF001
-            for parent in self.parents
-        ]
-        if len(above) > 1:
-            above = [f"  {number}:\n{textwrap.indent(text, '  ')}" for number, text in enumerate(above)]
-        return "\n".join([*above, f"  {self._line()}"])
+    def _repr_html_(self) -> str:
+        return picture_of("IterDataset", self._drawn())
+
+    def _drawn(self) -> Drawn:
+        """Returns the chain that ends here."""
+        return Drawn(self._line(), tuple(map(_drawn, self.parents)), tuple(self._shares()))
 
     def _line(self) -> str:
-        """Returns what this node is called where a chain is shown."""
+        """Returns what this node is called where a chain is shown: with a dot where it follows its parent."""
         return type(self).__name__
+
+    def _shares(self) -> Sequence[tuple[str, float]]:
+        """Returns the names of the parents with their weights, for a picture."""
+        return ()
 
 
 def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], DatasetIterator[Any]]:
@@ -230,9 +267,17 @@ def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], Data
     @functools.wraps(own)
     def begin(self: Any) -> DatasetIterator[Any]:
         iterator = own(self)
-        return iterator if isinstance(iterator, DatasetIterator) else CountedIterator(lambda: own(self), iter(iterator))
+        if isinstance(iterator, DatasetIterator):
+            return iterator
+        return CountedIterator(type(self).__name__, lambda: own(self), iter(iterator))
 
     return begin
+
+
+def _drawn(parent: Any) -> Drawn:
+    if isinstance(parent, IterDataset):
+        return parent._drawn()  # noqa: SLF001  (of the class above)
+    return drawn(node_of(parent)) if isinstance(parent, MapDataset) else Drawn(described(parent))
 
 
 def _operated(

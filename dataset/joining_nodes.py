@@ -162,6 +162,11 @@ class Mixed(JoiningNode):
         """The method, with the weights."""
         return f"mix(weights={list(self.weights)})"
 
+    @property
+    def shares(self) -> Sequence[tuple[str, float]]:
+        """The weights."""
+        return [(str(name), weight) for name, weight in zip(self.names, self.weights, strict=True)]
+
     def words(self) -> Iterator[str]:
         """Yields the weights, by name."""
         yield f"Mixed({dict(zip(self.names, self.weights, strict=True))})"

@@ -7,7 +7,7 @@ from millstream.checks import as_flag, as_integer_or_none
 from millstream.dataset.arguments import as_operation
 from millstream.dataset.batch_node import Batched
 from millstream.dataset.blocks import Blocks
-from millstream.dataset.dataset_text import fingerprint_of, text_of
+from millstream.dataset.drawing import drawn, extent_of, fingerprint_of, picture_of, text_of
 from millstream.dataset.element_nodes import Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
 from millstream.dataset.index_nodes import Repeat, Seed, Shuffle, Slice
 from millstream.dataset.joining_nodes import Concatenated, Mixed, Selected
@@ -43,9 +43,6 @@ Rows: TypeAlias = slice
 class MapDataset(Generic[T]):
     """A lazy, immutable dataset that is read at random: `len(dataset)` and `dataset[position]`.
 
-        dataset = MapDataset.source(files).shuffle(seed=0).map(decode).repeat(3)
-        dataset[0]  # reads and decodes one record
-
     Each method returns a new dataset and reads nothing. `len(dataset)` is the length of one epoch, and positions run on
     over all epochs: `epoch, offset = divmod(position, len(dataset))`. So there is an element at every position from 0
     on, in another order in each epoch where the dataset is shuffled. An element that is None is absent: a filter has
@@ -60,6 +57,13 @@ class MapDataset(Generic[T]):
 
     Args:
         parents: the datasets that it takes its elements from: one, several in a sequence, or none.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.source(["a", "b", "c", "d"]).shuffle(seed=0).map(str.upper)
+        >>> len(dataset), dataset[0], list(dataset)
+        (4, 'D', ['D', 'B', 'A', 'C'])
+        >>> list(dataset.repeat(2).batch(4))
+        [array(['D', 'B', 'A', 'C'], dtype='<U1'), array(['B', 'A', 'D', 'C'], dtype='<U1')]
     """
 
     takes_key_arrays = True
@@ -227,12 +231,18 @@ class MapDataset(Generic[T]):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
         return self._with(Split(node_of(self), as_operation(transform, FlatMap)))
 
+    @overload
+    def batch(self, batch_size: int, *, drop_remainder: bool = ..., batch_fn: None = ...) -> "MapDataset[Any]": ...
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = ..., batch_fn: "Callable[[list[T]], Out]"
+    ) -> "MapDataset[Out]": ...
     def batch(
         self,
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+        batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> "MapDataset[Any]":
         """Returns batches of `batch_size` elements in a row.
 
@@ -401,7 +411,14 @@ class MapDataset(Generic[T]):
         return fingerprint_of(node_of(self))
 
     def __repr__(self) -> str:
-        return text_of(node_of(self), type(self).__name__)
+        return text_of(self._title, drawn(node_of(self)))
+
+    def _repr_html_(self) -> str:
+        return picture_of(self._title, drawn(node_of(self)))
+
+    @property
+    def _title(self) -> str:
+        return f"{type(self).__name__} {extent_of(node_of(self))}"
 
     @property
     def _read(self) -> Blocks:

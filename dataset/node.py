@@ -106,6 +106,11 @@ class Node(abc.ABC):
     def text(self) -> str:
         """How the chain shows this node, without its parents: `.shuffle(seed=0)`."""
 
+    @property
+    def shares(self) -> Sequence[tuple[str, float]]:
+        """The names of the parents with their weights or lengths, for a picture; none where each counts alike."""
+        return ()
+
     def words(self) -> Iterator[str]:
         """Yields what of this node, without its parents, decides the elements; equal in every process."""
         fields = [field.name for field in dataclasses.fields(self)]

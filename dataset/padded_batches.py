@@ -22,6 +22,10 @@ def batch_and_pad(values: Sequence[Any], *, batch_size: SupportsIndex, pad_value
 
     Raises:
         ValueError: there are no elements, or too many.
+
+    Examples:
+        >>> millstream.experimental.batch_and_pad([1, 2], batch_size=4, pad_value=-1)
+        array([ 1,  2, -1, -1])
     """
     size = as_integer(batch_size, "batch_size", minimum=1)
     if not 1 <= len(values) <= size:

@@ -24,6 +24,12 @@ def device_put(
             several processes, each gives its part of the global batch.
         cpu_buffer_size: how many elements are made ahead, where nothing is before; as in `ThreadPrefetchIterDataset`.
         device_buffer_size: how many elements may be on the device, or on their way, before they are asked for.
+
+    Examples:
+        >>> import jax
+        >>> dataset = millstream.MapDataset.range(8).to_iter_dataset().batch(4)
+        >>> next(iter(millstream.experimental.device_put(dataset, jax.devices()[0])))
+        Array([0, 1, 2, 3], dtype=int32)
     """
     ahead = ThreadPrefetchIterDataset(as_stream(ds, "ds"), prefetch_buffer_size=cpu_buffer_size)
     return _PlacedIterDataset(ahead, Placement(device), as_integer(device_buffer_size, "device_buffer_size", 0))

@@ -16,6 +16,11 @@ class RngPool:
 
     Args:
         seed: 0 … 2**64 - 1.
+
+    Examples:
+        >>> pool = millstream.experimental.RngPool(seed=0)
+        >>> pool.acquire_rng(3).integers(100), pool.acquire_rng(3).integers(100)
+        (np.int64(12), np.int64(12))
     """
 
     def __init__(self, seed: SupportsIndex) -> None:
@@ -45,6 +50,10 @@ def index_shuffle(index: SupportsIndex, max_index: SupportsIndex, seed: Supports
 
     Raises:
         ValueError: an argument is out of range.
+
+    Examples:
+        >>> [millstream.experimental.index_shuffle(index, max_index=4, seed=0, rounds=4) for index in range(5)]
+        [2, 4, 1, 3, 0]
     """
     most = as_integer(max_index, "max_index", minimum=0)
     place = as_integer(index, "index", minimum=0)

@@ -43,6 +43,9 @@ class MixedIterDataset(IterDataset[Any]):
     def _line(self) -> str:
         return f"mix(weights={dict(zip(self.names, self.weights, strict=True))})"
 
+    def _shares(self) -> Sequence[tuple[str, float]]:
+        return [(str(name), weight) for name, weight in zip(self.names, self.weights, strict=True)]
+
 
 @final
 class _MixedIterator(DatasetIterator[Any]):

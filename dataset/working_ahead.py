@@ -23,6 +23,11 @@ class ThreadPrefetchIterDataset(Ahead):
         parent: the dataset.
         prefetch_buffer_size: how many elements may be ready or in work, rounded up as in `ReadOptions`; 0 for no
             thread.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(4).map(lambda x: x * 10)
+        >>> list(millstream.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=2))
+        [0, 10, 20, 30]
     """
 
     def __init__(self, parent: Any, *, prefetch_buffer_size: SupportsIndex) -> None:
@@ -38,6 +43,11 @@ class WithOptionsIterDataset(Ahead):
     Args:
         parent: the dataset.
         options: the options.
+
+    Examples:
+        >>> options = millstream.experimental.DatasetOptions(min_shm_size=1024)
+        >>> list(millstream.experimental.WithOptionsIterDataset(millstream.MapDataset.range(3), options))
+        [0, 1, 2]
     """
 
     def __init__(self, parent: Any, options: "DatasetOptions") -> None:
@@ -48,7 +58,12 @@ class WithOptionsIterDataset(Ahead):
 
 
 class ExecutionTrackingMode(enum.Enum):
-    """What Grain measures while a dataset is read. Here, time is always measured, at no cost that can be noticed."""
+    """What Grain measures while a dataset is read. Here, time is always measured, at no cost that can be noticed.
+
+    Examples:
+        >>> mode = millstream.experimental.ExecutionTrackingMode.STAGE_TIMING
+        >>> options = millstream.experimental.DatasetOptions(execution_tracking_mode=mode)
+    """
 
     DISABLED = enum.auto()
     """Nothing."""
@@ -67,6 +82,11 @@ class DatasetOptions:
         filter_raise_threshold_ratio: refused unless None: a filter may drop all it wants.
         execution_tracking_mode: accepted for Grain's sake, and without effect.
         min_shm_size: accepted for Grain's sake, and without effect: large arrays always travel in shared memory.
+
+    Examples:
+        >>> options = millstream.experimental.DatasetOptions(min_shm_size=1024)
+        >>> options.merge(millstream.experimental.DatasetOptions(filter_warn_threshold_ratio=0.5)).min_shm_size
+        1024
     """
 
     filter_warn_threshold_ratio: float | None = 0.9
@@ -106,6 +126,11 @@ def multithread_prefetch(
         num_threads: how many threads, 0 for none.
         buffer_size: how many elements each may have ready.
         sequential_slice: accepted for Grain's sake, and without effect: the elements come in one order.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(4).map(lambda x: x * 10)
+        >>> list(millstream.experimental.multithread_prefetch(dataset, num_threads=2, buffer_size=4))
+        [0, 10, 20, 30]
     """
     del sequential_slice
     threads = as_integer(num_threads, "num_threads", minimum=0)

@@ -50,8 +50,13 @@ PARTS = {
 }
 """The parts of the reference, each with what it is about."""
 
+GIVEN = "The examples begin with `import millstream` and `import numpy as np`, and find small files in their folder."
+"""What stands on each page of the reference."""
+
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+MORE_THAN_A_LANGUAGE = re.compile(r"^(```\w+) [^\n]*")
+"""Words for the tests, as in `text numbers vary`: with these, a block would not be one to the site."""
 
 
 @event_priority(100)  # Before mkdocstrings looks.
@@ -77,7 +82,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Turns links between documents into links between pages; one to what has no page is an error."""
+    """Turns links between documents into links between pages; one to what has no page is an error.
+
+    Blocks of code stay as they are, but for what is said to the tests at their beginning.
+    """
     source = document_of(page.file.src_uri)
     if source is None:
         return markdown
@@ -91,7 +99,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     pieces, end = [], 0
     for block in BLOCK.finditer(markdown):
-        pieces += [LINK.sub(linked, markdown[end : block.start()]), block[0]]
+        pieces += [LINK.sub(linked, markdown[end : block.start()]), MORE_THAN_A_LANGUAGE.sub(r"\1", block[0], count=1)]
         end = block.end()
     return "".join([*pieces, LINK.sub(linked, markdown[end:])])
 
@@ -122,7 +130,7 @@ def example_page(example: Path) -> str:
 
 def reference_page(part: str, about: str) -> str:
     """Returns the page of a part's public names: its own, and those of the façade that are from there."""
-    blocks = [f"# millstream.{part}\n\n{about}\n"]
+    blocks = [f"# millstream.{part}\n\n{about}\n\n{GIVEN}\n"]
     for name, value in sorted(public_names(part).items(), key=lambda item: item[0].lower()):
         path = f"{value.__module__}.{value.__qualname__}"
         blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {name.rsplit('.', 1)[-1]}\n")

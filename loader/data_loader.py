@@ -61,6 +61,15 @@ class DataLoader(ShownLoader):
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
+
+    Examples:
+        >>> loader = millstream.DataLoader(
+        ...     data_source=range(1000),
+        ...     sampler=millstream.IndexSampler(1000, shuffle=True, seed=0, num_epochs=1),
+        ...     operations=[lambda number: number / 1000, millstream.Batch(4)],
+        ... )
+        >>> len(loader), next(iter(loader))
+        (250, array([0.102, 0.742, 0.861, 0.882]))
     """
 
     @named_arguments(DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES)

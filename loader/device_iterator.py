@@ -48,6 +48,12 @@ def device_put(
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+    Examples:
+        >>> import jax
+        >>> with millstream.device_put(iter(millstream.load(range(8), batch_size=4)), jax.devices()[0]) as batches:
+        ...     print(next(batches))
+        [0 1 2 3]
     """
     if not isinstance(iterator, DataLoaderIterator):
         raise TypeError(
@@ -70,6 +76,14 @@ class DeviceIterator(ResumableIterator):
     pipeline is 1:1, `seek(step + 1)` passes over it.
 
     One thread at a time may use it, except that any may `close` it. Where two meet, one gets a ValueError.
+
+    Examples:
+        >>> import jax
+        >>> loader = millstream.load([{"x": 1.0}] * 8, batch_size=4)
+        >>> with millstream.device_put(iter(loader)) as batches:
+        ...     batch = next(batches)
+        ...     print(batch["x"], isinstance(batch["x"], jax.Array), batches.step)
+        [1. 1. 1. 1.] True 1
     """
 
     def __init__(self, iterator: DataLoaderIterator, placement: Placement, buffer_size: int) -> None:

@@ -32,12 +32,6 @@ def surviving_keys(
     turns each record into one element: all hosts yield equally many batches, a checkpoint can be resumed on another
     number of hosts, `len(loader)` is known, and any step can be sought directly.
 
-        np.save("long_texts.npy", millstream.surviving_keys(source, [decode, Filter(is_long)]))
-
-        keys = np.load("long_texts.npy", mmap_mode="r")
-        sampler = millstream.IndexSampler(len(keys), shuffle=True, seed=0, keys=keys)
-        loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[decode, ...])
-
     Args:
         data_source: the records; each is read once, in the source's order.
         operations: the pipeline up to the last Filter: Maps, Filters and functions.
@@ -48,6 +42,13 @@ def surviving_keys(
         TypeError: an operation is of another kind. A FlatMap or Batch yields elements that are not one record each;
             what a RandomMap or MapWithIndex gets is decided by the position in training.
         Exception: whatever an operation or the source raises, with notes that say where.
+
+    Examples:
+        >>> texts = ["a", "long", "b", "longer"]
+        >>> keys = millstream.surviving_keys(texts, [millstream.FilterTransform(lambda text: len(text) > 3)])
+        >>> sampler = millstream.IndexSampler(len(keys), shuffle=True, seed=0, num_epochs=1, keys=keys)
+        >>> list(millstream.DataLoader(data_source=texts, sampler=sampler))
+        ['long', 'longer']
     """
     check_source(data_source, "data_source")
     checked = check_operations(operations)

@@ -53,6 +53,17 @@ class DataLoaderIterator(ResumableIterator):
     pipeline is 1:1, `seek(step + 1)` passes over it.
 
     One thread at a time may use it, except that any may `close` it. Where two meet, one gets a ValueError.
+
+    Examples:
+        >>> loader = millstream.load(range(100), shuffle=True, seed=0, batch_size=4)
+        >>> with iter(loader) as batches:
+        ...     _ = next(batches)
+        ...     state = batches.get_state()
+        ...     following = next(batches)
+        >>> with iter(loader) as batches:
+        ...     batches.set_state(state)
+        ...     print(batches.step, (next(batches) == following).all())
+        1 True
     """
 
     def __init__(

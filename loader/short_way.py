@@ -38,9 +38,7 @@ def load(
 ) -> DataLoader:
     """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
 
-    With weights, it is a mixture of several sources, with an `IndexSampler` for each:
-
-        millstream.load({"web": web, "books": books}, weights={"web": 0.7, "books": 0.3}, shuffle=True, seed=0)
+    With weights, it is a mixture of several sources, with an `IndexSampler` for each.
 
     Args:
         source: where records come from; with weights, a mapping from names to sources, the components of a mixture.
@@ -61,6 +59,14 @@ def load(
 
     Raises:
         TypeError, ValueError: as `DataLoader`.
+
+    Examples:
+        >>> loader = millstream.load(range(10), shuffle=True, seed=0, num_epochs=1, batch_size=4)
+        >>> list(loader)
+        [array([2, 9, 5, 4]), array([1, 3, 7, 0]), array([6, 8])]
+        >>> corpora = {"web": ["a", "b", "c"], "books": ["X"]}
+        >>> next(iter(millstream.load(corpora, weights={"web": 0.75, "books": 0.25}, batch_size=4)))
+        array(['a', 'b', 'c', 'X'], dtype='<U1')
     """
     if weights is None:
         check_source(source, "data_source")  # which refuses a mapping

@@ -179,6 +179,11 @@ def prometheus_text(loaders: ShownLoader | Mapping[str, ShownLoader]) -> str:
 
     Raises:
         TypeError: what was given is not a loader.
+
+    Examples:
+        >>> loader = millstream.load(range(8), batch_size=4)
+        >>> print(millstream.prometheus_text(loader).splitlines()[2])
+        millstream_batches_total 0.0
     """
     from millstream.loader.showing.metrics import exposition  # noqa: PLC0415  (for those who look)
 

@@ -23,6 +23,14 @@ class CheckpointError(ValueError):
     """A state is unreadable, of an unknown version, or of a stream that differs from this one.
 
     The message names the field, what was saved and what is here. The iterator is as it was before the attempt.
+
+    Examples:
+        >>> state = iter(millstream.load(range(8), shuffle=True, seed=0)).get_state()
+        >>> try:
+        ...     iter(millstream.load(range(8), shuffle=True, seed=1)).set_state(state)
+        ... except millstream.CheckpointError as error:
+        ...     print(str(error).splitlines()[1])
+          sampler.seed: saved 0, here 1
     """
 
 
@@ -33,6 +41,14 @@ class StackError(ValueError):
     Attributes:
         path: where in the element, for instance `['image']` or `.tokens[2]`; empty for the element itself.
         rows: which rows of the batch the two elements are, from 0; a single one if one element is at fault.
+
+    Examples:
+        >>> records = [{"x": np.zeros(2)}, {"x": np.zeros(3)}]
+        >>> try:
+        ...     next(iter(millstream.load(records, batch_size=2)))
+        ... except millstream.StackError as error:
+        ...     print(error.path, error.rows)
+        ['x'] (0, 1)
     """
 
     def __init__(self, message: str, path: str = "", rows: tuple[int, ...] = ()) -> None:
@@ -46,17 +62,49 @@ class StackError(ValueError):
 
 @final
 class DataSourceError(OSError):
-    """A record could not be read: the message names the file, the record in it, and what was wrong."""
+    """A record could not be read: the message names the file, the record in it, and what was wrong.
+
+    Examples:
+        >>> source = millstream.JsonLinesDataSource("damaged.jsonl")
+        >>> source[1]
+        Traceback (most recent call last):
+            ...
+        millstream.errors.DataSourceError: Cannot read record 1 of '...damaged.jsonl' (record key 1): ...
+    """
 
 
 @final
 class WorkerDiedError(RuntimeError):
-    """Worker processes keep dying at the same records: the message names these and the likely cause."""
+    """Worker processes keep dying at the same records: the message names these and the likely cause.
+
+    Examples:
+        >>> import os
+        >>> operations = [lambda record: os._exit(1)]
+        >>> loader = millstream.load(range(8), transformations=operations, batch_size=4, worker_count=1)
+        >>> with iter(loader) as batches:
+        ...     try:
+        ...         next(batches)
+        ...     except millstream.WorkerDiedError as error:
+        ...         print(error)
+        2 worker processes died while making the same outputs, from the records 0, 1, 2, 3 ...
+    """
 
 
 @final
 class WorkerError(RuntimeError):
-    """An exception of a worker that could not be sent as it was: its type, message and traceback as text."""
+    """An exception of a worker that could not be sent as it was: its type, message and traceback as text.
+
+    Examples:
+        >>> import threading
+        >>> def fail(record):
+        ...     raise ValueError("with something that cannot be pickled", threading.Lock())
+        >>> with iter(millstream.load(range(8), transformations=[fail], worker_count=1)) as batches:
+        ...     try:
+        ...         next(batches)
+        ...     except millstream.WorkerError as error:
+        ...         print(error)
+        builtins.ValueError: ('with something that cannot be pickled', <unlocked _thread.lock object at ...>)
+    """
 
 
 @final
@@ -64,4 +112,20 @@ class WorkerStalledError(RuntimeError):
     """A worker process has been making the same call for longer than the stall timeout.
 
     The message names the records, the state of the process and what it was executing.
+
+    Examples:
+        >>> import threading
+        >>> loader = millstream.DataLoader(
+        ...     data_source=range(8),
+        ...     sampler=millstream.SequentialSampler(8),
+        ...     operations=[lambda record: threading.Event().wait(), millstream.Batch(4)],
+        ...     worker_count=1,
+        ...     stall_timeout=0.5,
+        ... )
+        >>> with iter(loader) as batches:
+        ...     try:
+        ...         next(batches)
+        ...     except millstream.WorkerStalledError as error:
+        ...         print(error)
+        Worker process ... has made no progress for 0.5 s (stall_timeout), with the records 0, 1, 2, 3 ...
     """

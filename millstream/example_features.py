@@ -19,6 +19,15 @@ class RaggedColumn(NamedTuple):
     Attributes:
         values: the values of all elements, one after the other: shape (sum of lengths,).
         lengths: how many values each element has: int64, shape (n,).
+
+    Examples:
+        >>> column = millstream.RaggedColumn(values=np.array([1, 2, 3]), lengths=np.array([2, 0, 1]))
+        >>> column.rows()
+        [array([1, 2]), array([], dtype=int64), array([3])]
+        >>> column.padded(2)
+        array([[1, 2],
+               [0, 0],
+               [3, 0]])
     """
 
     values: NDArray[Any]
@@ -49,6 +58,11 @@ class FixedLengthFeature:
         dtype: `np.int64`, `np.float32` or `bytes`, as the Examples hold it. Bytes come as an array of objects.
         default: what an Example without the feature has: one value, or an array of that shape. With None, such an
             Example is an error.
+
+    Examples:
+        >>> decode = millstream.decode_examples({"label": millstream.FixedLengthFeature((), np.int64, default=-1)})
+        >>> decode.map([millstream.encode_example({"label": 3}), millstream.encode_example({})])
+        {'label': array([ 3, -1])}
     """
 
     shape: Any
@@ -84,6 +98,11 @@ class VariableLengthFeature:
 
     Attributes:
         dtype: `np.int64`, `np.float32` or `bytes`, as the Examples hold it. Bytes come as an array of objects.
+
+    Examples:
+        >>> decode = millstream.decode_examples({"tokens": millstream.VariableLengthFeature(np.int64)})
+        >>> decode.map([millstream.encode_example({"tokens": [1, 2]}), millstream.encode_example({})])
+        {'tokens': RaggedColumn(values=array([1, 2]), lengths=array([2, 0]))}
     """
 
     dtype: Any

@@ -15,6 +15,12 @@ class RecordMetadata:
         index: the position, counted from 0 over all epochs.
         record_key: the record's key in the source, 0 … len(source) - 1.
         rng: the randomness of this position, or None where the sampler has no seed.
+
+    Examples:
+        >>> millstream.IndexSampler(5)[7]
+        RecordMetadata(index=7, record_key=2, rng=None)
+        >>> millstream.IndexSampler(5, seed=0)[7].rng.random()
+        0.6082488753633517
     """
 
     index: int

@@ -30,6 +30,14 @@ class ShardOptions:
             of them, and its batch is theirs laid end to end: so the global batches depend on this number alone, and a
             checkpoint can be resumed on every number of shards that divides it. It decides the stream: keep it for the
             whole run. A pipeline that makes one element of each record needs none, and nothing changes there.
+
+    Examples:
+        >>> def part(index):
+        ...     shard = millstream.ShardOptions(shard_index=index, shard_count=2, drop_remainder=True)
+        ...     size = shard.local_batch_size(8)
+        ...     return next(iter(millstream.load(range(100), batch_size=size, shard_options=shard)))
+        >>> part(0), part(1)
+        (array([0, 1, 2, 3]), array([4, 5, 6, 7]))
     """
 
     shard_index: int
@@ -76,7 +84,12 @@ class ShardOptions:
 
 @final
 class NoSharding(ShardOptions):
-    """The only shard: this process reads everything."""
+    """The only shard: this process reads everything.
+
+    Examples:
+        >>> millstream.NoSharding().shard_count
+        1
+    """
 
     def __init__(self) -> None:
         super().__init__(shard_index=0, shard_count=1)
@@ -95,6 +108,12 @@ class ShardByJaxProcess(ShardOptions):
     Raises:
         RuntimeError: several processes were started, as their environment shows, but JAX was not told so.
         ValueError: logical_shards is not such a multiple.
+
+    Examples:
+        >>> shard = millstream.ShardByJaxProcess(drop_remainder=True)
+        >>> shard.shard_index, shard.shard_count
+        (0, 1)
+        >>> loader = millstream.load(range(100), batch_size=shard.local_batch_size(64), shard_options=shard)
     """
 
     @named_arguments()
@@ -104,7 +123,12 @@ class ShardByJaxProcess(ShardOptions):
 
 
 def shard_by_jax_process(drop_remainder: bool = False, logical_shards: int | None = None) -> ShardOptions:
-    """Returns the shard of this JAX process, the same as `ShardByJaxProcess(drop_remainder, logical_shards)`."""
+    """Returns the shard of this JAX process, the same as `ShardByJaxProcess(drop_remainder, logical_shards)`.
+
+    Examples:
+        >>> millstream.shard_by_jax_process(drop_remainder=True).shard_count
+        1
+    """
     return ShardByJaxProcess(drop_remainder, logical_shards)
 
 

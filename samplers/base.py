@@ -40,6 +40,16 @@ class Sampler(Protocol):
         epochs there are and which shard is read, so that a state can be resumed with more epochs, and on other hosts.
         Without it, the loader describes the sampler's class, code and attributes, and so refuses a state for an
         attribute that makes no difference.
+
+    Examples:
+        >>> class Backwards:
+        ...     def __len__(self):
+        ...         return 4
+        ...
+        ...     def __getitem__(self, position):
+        ...         return millstream.RecordMetadata(index=position, record_key=3 - position, rng=None)
+        >>> list(millstream.DataLoader(data_source=["a", "b", "c", "d"], sampler=Backwards()))
+        ['d', 'c', 'b', 'a']
     """
 
     def __getitem__(self, position: int, /) -> RecordMetadata:
@@ -53,6 +63,13 @@ class VectorisedSampler(Sampler, Protocol):
     Where `seed` is a number, random operations draw from generators that are derived from it and from the position:
     those of `IndexSampler`. The `rng` of its `__getitem__` is not read then. Where `seed` is None, that `rng` is what
     they draw from.
+
+    Examples:
+        >>> sampler = millstream.IndexSampler(1_000_000, shuffle=True, seed=0)
+        >>> sampler.record_keys(0, 4)
+        array([556332, 514484,  47296, 258409])
+        >>> sampler.record_keys_at(np.array([3, 0]))
+        array([258409, 556332])
     """
 
     @property

@@ -52,6 +52,11 @@ class HierarchicalSampler(EpochSampler):
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or there is no record.
+
+    Examples:
+        >>> sampler = millstream.HierarchicalSampler([3, 3, 3, 3], window_units=2, seed=0)
+        >>> [sampler[position].record_key for position in range(12)]
+        [9, 3, 10, 4, 5, 11, 2, 6, 1, 7, 0, 8]
     """
 
     @named_arguments()

@@ -44,6 +44,14 @@ class IndexSampler(EpochSampler):
             `millstream.surviving_keys` has found; None for 0 … num_records - 1. A key that occurs twice is read twice
             in each epoch. Kept as an int64 array of shape (num_records,), and not copied if it is one already, also in
             a file (`np.load(path, mmap_mode="r")`): do not change it.
+
+    Examples:
+        >>> sampler = millstream.IndexSampler(5, shuffle=True, seed=0)
+        >>> [sampler[position].record_key for position in range(10)]  # two epochs
+        [2, 4, 1, 3, 0, 0, 4, 2, 3, 1]
+        >>> loader = millstream.DataLoader(data_source=range(5), sampler=sampler, operations=[millstream.Batch(5)])
+        >>> next(iter(loader))
+        array([2, 4, 1, 3, 0])
     """
 
     num_records: int
@@ -139,6 +147,12 @@ class SequentialSampler(IndexSampler):
     """Every record exactly once, in the source's order: an `IndexSampler` of one epoch that is not shuffled.
 
     It is built as `SequentialSampler(num_records, shard_options, seed, keys)`; the arguments mean what they mean there.
+
+    Examples:
+        >>> sampler = millstream.SequentialSampler(3)
+        >>> loader = millstream.DataLoader(data_source=["a", "b", "c"], sampler=sampler)
+        >>> list(loader)
+        ['a', 'b', 'c']
     """
 
     shuffle: bool = dataclasses.field(default=False, init=False)

@@ -88,6 +88,15 @@ class MixtureSampler(Pictured):
         TypeError: an argument is of the wrong kind.
         ValueError: a weight is negative, infinite or nan, all are 0, names do not match, a component has no records, or
             it is not known how many records its source has.
+
+    Examples:
+        >>> sources = {"web": ["a", "b", "c", "d"], "books": ["X", "Y"]}
+        >>> samplers = {name: millstream.IndexSampler(len(source)) for name, source in sources.items()}
+        >>> mixture = millstream.MixtureSampler(samplers, {"web": 0.75, "books": 0.25})
+        >>> source = millstream.ConcatenatedDataSource(sources)
+        >>> loader = millstream.DataLoader(data_source=source, sampler=mixture, operations=[millstream.Batch(8)])
+        >>> next(iter(loader))
+        array(['a', 'b', 'c', 'X', 'd', 'a', 'b', 'Y'], dtype='<U1')
     """
 
     _picture_kind = "order"

@@ -27,12 +27,8 @@ class PackingSampler(EpochSampler):
 
     A position is a row. All rows are planned when the sampler is built, from the lengths alone, in a fraction of the
     time that sorting them takes; what is in the row at any position is then computed at once. So packed rows can be
-    shuffled, sought, resumed and dealt to any number of hosts as records can. With `transforms.Pack`, which lays the
-    documents of a row out:
-
-        sampler = PackingSampler(lengths, 2048, seed=0)
-        operations = [decode, Pack({"tokens": 2048}), Batch(8)]
-        loader = DataLoader(data_source=documents, sampler=sampler, operations=operations)
+    shuffled, sought, resumed and dealt to any number of hosts as records can. It goes with `transforms.Pack`, which
+    lays the documents of a row out.
 
     Several of them, of one row_length, are components of a `MixtureSampler`: each row then has documents of one source,
     and the weights count rows.
@@ -62,6 +58,15 @@ class PackingSampler(EpochSampler):
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range; a document is too long, or none has any
             token.
+
+    Examples:
+        >>> documents = [np.full(length, length) for length in (3, 5, 2, 6, 4)]
+        >>> sampler = millstream.PackingSampler(millstream.lengths_of(documents), row_length=10, shuffle=False)
+        >>> operations = [millstream.Pack({"tokens": 10}), millstream.Batch(2)]
+        >>> loader = millstream.DataLoader(data_source=documents, sampler=sampler, operations=operations)
+        >>> next(iter(loader))["tokens"]
+        array([[6, 6, 6, 6, 6, 6, 4, 4, 4, 4],
+               [5, 5, 5, 5, 5, 3, 3, 3, 2, 2]])
     """
 
     @named_arguments()

@@ -16,6 +16,12 @@ class Pieces(NamedTuple):
         record_keys: the document that each piece is of, shape (pieces,), as are the next two.
         begins: the first token of it.
         ends: where it ends: one more than the last token.
+
+    Examples:
+        >>> sampler = millstream.PackingSampler([3, 5, 2], row_length=8, shuffle=False)
+        >>> pieces = sampler.pieces(0, 2)
+        >>> pieces.record_keys, pieces.row_starts
+        (array([1, 0, 2]), array([0, 2, 3]))
     """
 
     row_starts: NDArray[np.int64]

@@ -67,6 +67,14 @@ class ArrayRecordDataSource(FileRecords[bytes]):
     Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
     truncated, removed or written to since the source was constructed, or has fewer records than a range of it asks
     for. Files stay open, at most 512 of them, and never more than half of the process's descriptors (`ulimit -n`).
+
+    Examples:
+        >>> source = millstream.ArrayRecordDataSource("train-*.array_record")
+        >>> len(source), source[1], source.__getitems__([2, 0])
+        (3, b'two', [b'three', b'one'])
+        >>> loader = millstream.load(source, shuffle=True, seed=0, transformations=[bytes.decode], batch_size=3)
+        >>> next(iter(loader))
+        array(['three', 'two', 'one'], dtype='<U5')
     """
 
     kind: ClassVar[str] = "ArrayRecord"

@@ -29,6 +29,15 @@ def arrow() -> ModuleType:
     return library
 
 
+def filesystems() -> ModuleType:
+    """Returns pyarrow's file systems."""
+    arrow()
+    import pyarrow.fs  # noqa: PLC0415
+
+    library: ModuleType = pyarrow.fs
+    return library
+
+
 def columns_of(schema: Any, names: Iterable[str]) -> dict[str, Column]:
     """Returns how the values of some columns of a schema are read, once they are `normalised`."""
     columns: dict[str, Column] = {}

@@ -51,6 +51,13 @@ class BagzDataSource(SpanRecords[bytes]):
     Each reading member raises DataSourceError, with the file and the record, for a record that cannot be decompressed,
     and for a file that was truncated, removed or written to since the source was constructed. Files stay open, at most
     512.
+
+    Examples:
+        >>> source = millstream.BagzDataSource("train.bagz")
+        >>> len(source), source[1]
+        (3, b'two')
+        >>> next(iter(millstream.load(source, shuffle=True, seed=0, transformations=[bytes.decode], batch_size=3)))
+        array(['three', 'two', 'one'], dtype='<U5')
     """
 
     kind: ClassVar[str] = "Bagz"

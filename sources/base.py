@@ -42,6 +42,19 @@ class DataSource(Protocol[T_co]):
         another source, and the error shows what differs: words of the form `name=value` are compared one by one.
         Without it, the loader describes the source's attributes: a source that holds the path of its files then
         counts as another one once they have moved.
+
+    Examples:
+        >>> class Squares:
+        ...     def __len__(self):
+        ...         return 100
+        ...
+        ...     def __getitem__(self, record_key):
+        ...         return record_key**2
+        ...
+        ...     def __getitems__(self, record_keys):  # optional: the batched read
+        ...         return [key**2 for key in record_keys]
+        >>> next(iter(millstream.load(Squares(), batch_size=5)))
+        array([ 0,  1,  4,  9, 16])
     """
 
     def __len__(self) -> int:

@@ -42,6 +42,13 @@ class ConcatenatedDataSource(Pictured, Closing):
     Raises:
         TypeError: something is not a source.
         ValueError: there is no source, or one without records.
+
+    Examples:
+        >>> source = millstream.ConcatenatedDataSource({"web": ["a", "b", "c"], "books": ["X", "Y"]})
+        >>> len(source), source[3]
+        (5, 'X')
+        >>> source.locate([0, 3, 4])
+        (array([0, 1, 1]), array([0, 0, 1]))
     """
 
     _picture_kind = "source"

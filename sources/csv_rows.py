@@ -56,6 +56,11 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
     Each reading member raises DataSourceError, with the file and the row, for a row that has not as many fields as
     there are names, or wrong quotes, and for a file that was truncated, removed or written to since the source was
     constructed. Files stay open, at most 512.
+
+    Examples:
+        >>> source = millstream.CsvDataSource("people.csv")
+        >>> len(source), source[1]
+        (2, {'name': 'Alan', 'age': '41'})
     """
 
     kind: ClassVar[str] = "CSV"

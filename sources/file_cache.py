@@ -65,6 +65,10 @@ class FileCache:
 
     Raises:
         TypeError, ValueError: max_bytes is not a positive integer.
+
+    Examples:
+        >>> cache = millstream.FileCache(max_bytes=200 * 2**30, folder="/local/ssd")
+        >>> source = millstream.JsonLinesDataSource("gs://my-bucket/train-*.jsonl", cache=cache)  # doctest: +SKIP
     """
 
     def __init__(self, max_bytes: int, folder: str | os.PathLike[str] | None = None) -> None:

@@ -27,7 +27,7 @@ from millstream.pictured import Pictured
 from millstream.sources.base import checked_record_key
 from millstream.sources.file_cache import FileCache
 from millstream.sources.open_files import OpenFiles, descriptor_share
-from millstream.sources.paths import RECORD_LIMIT, FileIdentity, names_within_common_folder, resolve_paths
+from millstream.sources.paths import RECORD_LIMIT, FileIdentity, FilePart, names_within_common_folder, resolve_paths
 from millstream.sources.record_file import OpenFile
 from millstream.sources.stored_files import identify
 from millstream.sources.urls import is_url
@@ -78,7 +78,7 @@ class Files(Pictured, Closing, Generic[FileT]):
         if not isinstance(cache, FileCache | None):
             raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")
         self._cache = cache
-        self._parts = resolve_paths(paths, self.kind)
+        self._parts = self._resolved(paths)
         self._paths = list(dict.fromkeys(part.path for part in self._parts))
         self._identities: dict[str, FileIdentity] = {}
         self._counts: dict[str, int] = {}
@@ -107,6 +107,10 @@ class Files(Pictured, Closing, Generic[FileT]):
         Raises:
             OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
         """
+
+    def _resolved(self, paths: Any) -> list[FilePart]:
+        """Returns the parts of files that the paths mean."""
+        return resolve_paths(paths, self.kind)
 
     @property
     def files(self) -> dict[str, FileIdentity]:
@@ -253,14 +257,16 @@ class Files(Pictured, Closing, Generic[FileT]):
         """Returns a file whose bytes are at some place, open, after that comparison."""
         file = self._open(path, place)
         try:
-            # Looked at after it was opened: what is at the path now is what was opened, or newer. Whether an object is
-            # the same is looked at when it is read.
-            now = self._identities[path] if is_url(path) else FileIdentity.of(path)
-            self._check_unchanged(path, file.num_records, now)
+            # Looked at after it was opened: what is at the path now is what was opened, or newer.
+            self._check_unchanged(path, file.num_records, self._identity_now(path))
         except BaseException:
             file.close()
             raise
         return file
+
+    def _identity_now(self, path: str) -> FileIdentity:
+        """Returns which file is at a path now. Whether an object is the same is looked at when it is read."""
+        return self._identities[path] if is_url(path) else FileIdentity.of(path)
 
     def _check_unchanged(self, path: str, num_records: int, now: FileIdentity) -> None:
         seen, count = self._identities[path], self._counts.get(path, num_records)

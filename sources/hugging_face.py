@@ -19,9 +19,6 @@ from millstream.sources.memory import FINGERPRINT_RECORDS, updated_crc
 class HuggingFaceDataSource(Pictured):
     """The records of a `datasets.Dataset`, as dicts, taken from its Arrow tables.
 
-        dataset = datasets.load_dataset("mnist", split="train")
-        loader = millstream.load(millstream.HuggingFaceDataSource(dataset), shuffle=True, seed=0, batch_size=256)
-
     A dataset is a source by itself, too: its records are then what `dataset[key]` gives, in its format. Here they are
     the dicts of `ParquetDataSource`, whose documentation says what each type becomes: numbers keep the width of their
     column, lists of numbers are NumPy arrays, nulls None. That is quicker, and where Batch comes first, columns become
@@ -40,6 +37,15 @@ class HuggingFaceDataSource(Pictured):
     Raises:
         TypeError: something else, such as a `DatasetDict`, an `IterableDataset`, or a dataset with `with_transform`.
         ValueError: there are no records, or no columns.
+
+    Examples:
+        >>> import datasets
+        >>> dataset = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, 0]})
+        >>> source = millstream.HuggingFaceDataSource(dataset)
+        >>> source[1]
+        {'text': 'b', 'label': np.int64(1)}
+        >>> next(iter(millstream.load(source, batch_size=3)))["label"]
+        array([0, 1, 0])
     """
 
     _picture_kind = "source"

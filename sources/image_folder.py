@@ -30,9 +30,6 @@ _SLOW_READ_SECONDS = 100e-6
 class ImageFolderDataSource(Pictured):
     """The images in folders, each of which has the name of a class: `{"image": bytes, "label": int}`.
 
-        source = millstream.ImageFolderDataSource("imagenet/train")
-        source.classes  # ["n01440764", "n01443537", …]
-
     The image is the content of the file, to be decoded in an operation, by the workers. The label is the place of the
     class in `classes`, the sorted names of the folders in `root`. Classes, labels, and the order of the records are
     those of torchvision's `ImageFolder`: class by class, in a class by folder, in a folder by name.
@@ -58,6 +55,13 @@ class ImageFolderDataSource(Pictured):
 
     Each reading member raises DataSourceError, with the file and the record, for a file that was removed, cannot be
     read, is empty, or is not a regular file.
+
+    Examples:
+        >>> source = millstream.ImageFolderDataSource("images")
+        >>> source.classes, source.labels.tolist()
+        (['cat', 'dog'], [0, 0, 1])
+        >>> source[2]["label"], type(source[2]["image"])
+        (1, <class 'bytes'>)
     """
 
     _picture_kind = "source"

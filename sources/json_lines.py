@@ -46,6 +46,11 @@ class JsonLinesDataSource(SpanRecords[Any]):
 
     Each reading member raises DataSourceError, with the file and the record, for a line that is not JSON, and for a
     file that was truncated, removed or written to since the source was constructed. Files stay open, at most 512.
+
+    Examples:
+        >>> source = millstream.JsonLinesDataSource("train*.jsonl")
+        >>> len(source), source[1]
+        (2, {'text': 'two'})
     """
 
     kind: ClassVar[str] = "JSONL"

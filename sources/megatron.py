@@ -61,6 +61,11 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
 
     Each reading member raises DataSourceError, with the file and the record, for a file that was truncated, removed or
     written to since the source was constructed. Files stay open, at most 512.
+
+    Examples:
+        >>> source = millstream.MegatronDataSource("corpus_text_document")
+        >>> len(source), source[1]
+        (2, array([0, 1, 2, 3], dtype=uint16))
     """
 
     kind: ClassVar[str] = "Megatron"

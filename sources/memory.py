@@ -42,6 +42,11 @@ class RangeDataSource(Pictured):
 
     Raises:
         ValueError: the step is 0, or the range is empty.
+
+    Examples:
+        >>> source = millstream.RangeDataSource(10, 20, 5)
+        >>> len(source), source[1]
+        (2, 15)
     """
 
     _picture_kind = "source"
@@ -98,6 +103,13 @@ class InMemoryDataSource(Pictured):
     Raises:
         TypeError: columns that are not NumPy arrays, text, or something without `len()` and `[]`.
         ValueError: there is no record, an array is 0-dimensional, or arrays differ in length.
+
+    Examples:
+        >>> source = millstream.InMemoryDataSource({"x": np.arange(6).reshape(3, 2), "y": np.array([0, 1, 0])})
+        >>> len(source), source[1]
+        (3, {'x': array([2, 3]), 'y': np.int64(1)})
+        >>> next(iter(millstream.load(source, batch_size=3)))["x"].shape
+        (3, 2)
     """
 
     _picture_kind = "source"

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from millstream.sources.base import RecordKeys, checked_record_key, checked_reco
 from millstream.sources.file_cache import FileCache
 from millstream.sources.files import Files, reading_error
 from millstream.sources.parquet_file import ParquetFile
-from millstream.sources.paths import FileIdentity
 from millstream.sources.row_groups import RowGroup, RowGroups
 from millstream.sources.stored_files import SpanReadError
 from millstream.sources.urls import is_url
@@ -29,27 +28,22 @@ _JUDGED_UNITS = 16
 """How many row groups must have been dropped before it is judged whether that was a waste."""
 
 _WASTE = 4
-"""It was, if fewer than one in so many of their rows had been asked for."""
+"""It was, if fewer than one in this many of their rows had been asked for."""
 
-_FETCHED_AT_ONCE = 16
+FETCHED_AT_ONCE = 16
 """How many row groups of objects in stores are fetched at the same time for one batch."""
 
 _DECODED_AT_ONCE = 8
 """How many of files are decoded at the same time, where there are as many cores: a new window needs many."""
 
 
-@final
 class ParquetDataSource(Files[ParquetFile]):
     """The rows of Parquet files laid end to end, as dicts, read a row group at a time. It needs pyarrow.
 
     To read any row of a row group, all of the group must be decoded; of several that a batch needs, some at the same
     time, by threads that end with the read. Decoded row groups are kept, up to `cache_bytes` of them in each process,
     so rows are best asked for in an order that stays among a few row groups for a while. That is what
-    `HierarchicalSampler` is for:
-
-        source = millstream.ParquetDataSource("train-*.parquet", columns=["tokens", "label"])
-        sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=16, seed=0)
-        loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[millstream.Batch(256)])
+    `HierarchicalSampler` is for.
 
     Memory: window_units times the size of a decoded row group should be half of `cache_bytes` at most, since one window
     is read while another one ends. Prefer threads (`worker_count=0`), which share the row groups: each worker process
@@ -57,12 +51,10 @@ class ParquetDataSource(Files[ParquetFile]):
 
     A record has the names of the columns as keys, and as values:
 
-    - numbers: NumPy scalars of the same width, `np.bool_` for truth values;
-    - texts: `str`; binary columns, also of fixed length: `bytes`;
+    - numbers and truth values: NumPy scalars; texts: `str`; binary columns: `bytes`;
     - dates and timestamps: `np.datetime64`, in UTC if there is a time zone; times of day and durations:
       `np.timedelta64`;
-    - lists of these numbers: arrays of shape (length,), or Python lists where there are nulls in them; other lists:
-      Python lists;
+    - lists of these numbers: arrays of shape (length,); other lists, and those with nulls: Python lists;
     - structs: dicts;
     - dictionaries: their values; extension types: what they are stored as, but for tensors of one shape with axes in
       order (`arrow.fixed_shape_tensor`), which are arrays of it;
@@ -98,6 +90,13 @@ class ParquetDataSource(Files[ParquetFile]):
     Each reading member raises DataSourceError, with the file and the row, for a row group that is damaged, and for a
     file that was truncated, removed or written to since the source was constructed. Checksums of pages are compared
     where files have them. Files stay open, at most 512.
+
+    Examples:
+        >>> source = millstream.ParquetDataSource("train-*.parquet", columns=["tokens", "label"])
+        >>> sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=16, seed=0)
+        >>> loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[millstream.Batch(256)])
+        >>> next(iter(loader))["tokens"].shape
+        (256, 8)
     """
 
     kind: ClassVar[str] = "Parquet"
@@ -113,9 +112,7 @@ class ParquetDataSource(Files[ParquetFile]):
         if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
             raise TypeError(f"columns must be a sequence of names, or None for all columns, got {columns!r}.")
         if columns is not None and not len(set(columns)) == len(columns) > 0:
-            raise ValueError(
-                f"columns must be different names, at least one, or None for all columns, got {columns!r}."
-            )
+            raise ValueError(f"columns must be different names, at least one, or None for all, got {columns!r}.")
         self._wanted = None if columns is None else tuple(columns)
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._group_sizes: dict[str, list[int]] = {}
@@ -191,7 +188,7 @@ class ParquetDataSource(Files[ParquetFile]):
         self._check_ranges()
 
     def _count(self, path: str) -> int:
-        file = ParquetFile(path, self._identities[path])
+        file = self._open(path, path)
         file.close()
         self._group_sizes[path], self._schemas[path] = file.group_sizes, file.schema
         return file.num_records
@@ -202,9 +199,14 @@ class ParquetDataSource(Files[ParquetFile]):
 
     def _begin(self) -> None:
         """Sets what belongs to this process."""
-        at_once = _FETCHED_AT_ONCE if any(map(is_url, self._paths)) else min(_DECODED_AT_ONCE, os.cpu_count() or 1)
+        at_once = FETCHED_AT_ONCE if self._is_far else min(_DECODED_AT_ONCE, os.cpu_count() or 1)
         self._decoded_groups = RowGroups(self._columns, self._cache_bytes, _JUDGED_UNITS, at_once)
         self._has_advised = False
+
+    @property
+    def _is_far(self) -> bool:
+        """Whether reading waits for a network."""
+        return any(map(is_url, self._paths))
 
     def _check_names(self, path: str) -> None:
         """Raises unless the file has the columns that are wanted, once each."""
@@ -262,8 +264,8 @@ class ParquetDataSource(Files[ParquetFile]):
         try:
             with self._at_hand(path) as place:
                 chunks = file.read_group(group, self._names, self._types, place)
-            if not is_url(path):  # What was decoded is what was in the file all the time.
-                self._check_unchanged(path, file.num_records, FileIdentity.of(path))
+            # What was decoded is what was in the file all the time.
+            self._check_unchanged(path, file.num_records, self._identity_now(path))
         except SpanReadError as error:
             raise DataSourceError(
                 f"Cannot read record {start + row} of {path!r} (record key {key}): {error}"

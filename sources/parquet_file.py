@@ -7,7 +7,7 @@ Guarantees:
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from millstream.errors import DataSourceError
@@ -26,6 +26,7 @@ class ParquetFile:
     Args:
         path: its name: a path, or a URL.
         identity: which version of the object, where it is a URL.
+        opened: opens it, where that is neither of the operating system nor of a store that is known here.
 
     Attributes:
         path: its name.
@@ -36,12 +37,13 @@ class ParquetFile:
         OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
     """
 
-    def __init__(self, path: str, identity: FileIdentity) -> None:
+    def __init__(self, path: str, identity: FileIdentity, opened: Callable[[], Any] | None = None) -> None:
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         self.path = path
         self._identity = identity
-        self._file = None if is_url(path) else arrow().OSFile(path)
+        self._opened = opened
+        self._file = None if opened is not None or is_url(path) else arrow().OSFile(path)
         try:
             with self._bytes(path) as file:
                 reader = pq.ParquetFile(file, page_checksum_verification=True)
@@ -104,6 +106,10 @@ class ParquetFile:
         """Gives what pyarrow reads, for the length of a block; the columns of a row group are asked for at once."""
         if self._file is not None:
             yield self._file
+            return
+        if self._opened is not None:
+            with self._opened() as file:
+                yield file
             return
         if not is_url(place):
             with arrow().OSFile(place) as file:  # A copy, which may be taken away after the block.

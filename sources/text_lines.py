@@ -48,6 +48,11 @@ class TextLineDataSource(SpanRecords[str]):
 
     Each reading member raises DataSourceError, with the file and the line, for a line that is not in the encoding, and
     for a file that was truncated, removed or written to since the source was constructed. Files stay open, at most 512.
+
+    Examples:
+        >>> source = millstream.TextLineDataSource("poem.txt")
+        >>> len(source), source[1]
+        (2, 'second line')
     """
 
     kind: ClassVar[str] = "text"

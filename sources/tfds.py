@@ -28,8 +28,6 @@ _SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataS
 class TfdsDataSource(Pictured, Closing):
     """The records of a dataset that TensorFlow Datasets has prepared, as dicts, at random: no TensorFlow is needed.
 
-        source = millstream.TfdsDataSource("~/tensorflow_datasets/mnist/3.0.1", "train[:80%]")
-
     It reads the dataset's ArrayRecord or TFRecord files, and decodes all Examples of a batch together. (What
     `tfds.data_source(...)` returns is a source, too; it decodes one by one.)
 
@@ -58,6 +56,11 @@ class TfdsDataSource(Pictured, Closing):
 
     Each reading member raises DataSourceError, with the file and the record, for a record that is damaged, and for a
     file that was truncated, removed or written to since the source was constructed.
+
+    Examples:
+        >>> source = millstream.TfdsDataSource("tensorflow_datasets/digits/1.0.0", "train[:50%]")
+        >>> len(source), source[1]
+        (5, {'label': np.int64(1)})
     """
 
     _picture_kind = "source"

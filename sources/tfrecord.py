@@ -71,6 +71,13 @@ class TFRecordDataSource(SpanRecords[bytes]):
 
     Each reading member raises DataSourceError, with the file and the record, for a record that is damaged, and for a
     file that was truncated, removed or written to since the source was constructed. Files stay open, at most 512.
+
+    Examples:
+        >>> source = millstream.TFRecordDataSource("train.tfrecord")
+        >>> decode = millstream.decode_examples({"label": millstream.FixedLengthFeature((), np.int64)})
+        >>> loader = millstream.load(source, shuffle=True, seed=0, transformations=[millstream.Batch(4), decode])
+        >>> next(iter(loader))
+        {'label': array([2, 4, 5, 6])}
     """
 
     kind: ClassVar[str] = "TFRecord"

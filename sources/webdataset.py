@@ -54,6 +54,11 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
     Each reading member raises DataSourceError, with the file and the sample, for a sample that has two files of one
     extension, and for a file that was truncated, removed or written to since the source was constructed. Files stay
     open, at most 512.
+
+    Examples:
+        >>> source = millstream.WebDatasetDataSource("train-*.tar")
+        >>> len(source), source[1]
+        (2, {'__key__': '000/18', 'txt': b'a dog'})
     """
 
     kind: ClassVar[str] = "WebDataset"

@@ -31,8 +31,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_site_has_no_dead_link_and_no_missing_page(site: Path) -> None:
     """It builds strictly; and each document of the repository for users has its page."""
     assert (site / "index.html").exists()
-    assert {f"{page.stem}.html" for page in ROOT.glob("docs/*.md")} <= {page.name for page in site.glob("*.html")}
+    pages = {page.relative_to(site).with_suffix("").as_posix() for page in site.rglob("*.html")}
+    documents = {page.relative_to(ROOT / "docs").with_suffix("").as_posix() for page in ROOT.glob("docs/**/*.md")}
+    assert documents <= pages
     assert {page.stem for page in ROOT.glob("examples/*.py")} == {page.stem for page in site.glob("examples/*.html")}
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/seeing.md", "docs/tuning.md", "docs/tutorials/images.md"])
+def test_code_is_shown_as_code_and_nothing_else_is(site: Path, document: str) -> None:
+    """Each block of code of a document is one on its page, and what stands between blocks is in none."""
+    shown = "tour" if document == "README.md" else document.removeprefix("docs/").removesuffix(".md")
+    page = (site / f"{shown}.html").read_text()
+    blocks = re.findall(r"^```.*?^```$", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+
+    assert page.count("<pre") == len(blocks)
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:

@@ -46,15 +46,6 @@ def lengths_of(
 ) -> NDArray[np.int64]:
     """Returns how many tokens each record has, an int64 array of shape (records,), for a `PackingSampler`.
 
-        operations = [tokenize]
-        lengths = millstream.lengths_of(source, operations, feature="tokens", worker_count=None)
-        sampler = millstream.PackingSampler(lengths, row_length=2048, seed=0)
-        loader = millstream.DataLoader(
-            data_source=source,
-            sampler=sampler,
-            operations=[*operations, millstream.Pack({"tokens": 2048}), millstream.Batch(8)],
-        )
-
     Every record is read once, in order, and goes through the operations; there is a progress bar if that takes long.
     What comes out is kept, and found the next time: in `.NAME.lengths-MARK.npy` beside the first file NAME of the
     source, or in the cache folder (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`) where that folder cannot be
@@ -80,6 +71,11 @@ def lengths_of(
             tokenized.
         ValueError: an element has not the feature, or says that it has less than no tokens.
         Exception: whatever an operation or the source raises, with notes that say where.
+
+    Examples:
+        >>> documents = ["a b c", "d", "e f"]
+        >>> millstream.lengths_of(documents, [str.split])
+        array([3, 1, 2])
     """
     check_source(data_source, "data_source")
     maps = _checked_maps(operations)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import TypeVar  # The one of `typing` has no defaults before Python 3.13.
 
-    In = TypeVar("In", default=Any)
+    In = TypeVar("In", bound=Any, default=Any)
     Out = TypeVar("Out", default=Any)
     Function = TypeVar("Function", bound=Callable[..., Any])
 else:
@@ -86,6 +86,16 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
     Subclass it and override `map`, or write `Map(function)`. One instance serves several threads and processes: keep
     no mutable state in `self`. Return a new object each time: a batch is stacked when all its elements are ready, so
     with one buffer that is filled again and again, all rows would be the last one.
+
+    Examples:
+        >>> class Scale(millstream.MapTransform):
+        ...     def __init__(self, factor):
+        ...         self.factor = factor
+        ...
+        ...     def map(self, element):
+        ...         return element * self.factor
+        >>> list(millstream.load([1, 2, 3], num_epochs=1, transformations=[Scale(10), lambda element: element + 1]))
+        [11, 21, 31]
     """
 
     def map(self, element: In, /) -> Out:
@@ -99,6 +109,13 @@ class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[
     Subclass it and override `random_map`, or write `RandomMap(function)`. Draw from the generator given and from
     nothing else. It depends only on the seed, the epoch, the position and the operation, so the batches are the same
     with any number of workers and after any resume.
+
+    Examples:
+        >>> class Jitter(millstream.RandomMapTransform):
+        ...     def random_map(self, element, rng):
+        ...         return element + round(rng.normal(0, 0.1), 3)
+        >>> list(millstream.load([1.0, 2.0], num_epochs=1, seed=0, transformations=[Jitter()]))
+        [1.016, 1.926]
     """
 
     def random_map(self, element: In, rng: "np.random.Generator", /) -> Out:
@@ -111,6 +128,11 @@ class MapWithIndex(_Operation[Callable[[int, In], Out]], Generic[In, Out]):
 
     Subclass it and override `map_with_index`, or write `MapWithIndex(function)`. The index of a record is its position,
     counted over all epochs.
+
+    Examples:
+        >>> number = millstream.MapWithIndexTransform(lambda index, element: (index, element))
+        >>> list(millstream.load(["a", "b"], num_epochs=1, transformations=[number]))
+        [(0, 'a'), (1, 'b')]
     """
 
     def map_with_index(self, index: int, element: In, /) -> Out:
@@ -122,6 +144,11 @@ class Filter(_Operation[Callable[[In], object]], Generic[In]):
     """Keeps some elements and drops the others.
 
     Subclass it and override `filter`, or write `Filter(function)`.
+
+    Examples:
+        >>> is_long = millstream.FilterTransform(lambda text: len(text) > 3)
+        >>> list(millstream.load(["a", "long", "b", "longer"], num_epochs=1, transformations=[is_long]))
+        ['long', 'longer']
     """
 
     keeps_count = False
@@ -139,6 +166,11 @@ class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
 
     Attributes:
         max_fan_out: the most children that one element may have, at least 1; the loader raises ValueError on more.
+
+    Examples:
+        >>> words = millstream.FlatMapTransform(str.split, max_fan_out=8)
+        >>> list(millstream.load(["a b", "", "c"], num_epochs=1, transformations=[words]))
+        ['a', 'b', 'c']
     """
 
     keeps_count = False

@@ -20,6 +20,13 @@ class PaddedBatch(NamedTuple):
         batch: the structure of the elements; each leaf an array of shape (batch_size, ...). Rows without an element
             are padding: zeros of the leaf's dtype, "" among strings, b"" among bytes.
         mask: bool, shape (batch_size,): True where the row is an element. These rows come first.
+
+    Examples:
+        >>> loader = millstream.load([1, 2, 3], num_epochs=1, transformations=[millstream.Batch(2, pad_remainder=True)])
+        >>> for batch, mask in loader:
+        ...     print(batch, mask, batch[mask].sum())
+        [1 2] [ True  True] 3
+        [3 0] [ True False] 3
     """
 
     batch: Any
@@ -41,6 +48,11 @@ class Batch(Transformation, Grouping):
         pad_remainder: whether every batch is a `PaddedBatch` of `batch_size` rows, the last one filled up with padding.
             All shards then yield equally many batches, even those without an element in the last one, and every
             element is in exactly one batch. Such a Batch is the only one of its pipeline.
+
+    Examples:
+        >>> records = [{"x": 1.0}, {"x": 2.0}, {"x": 3.0}]
+        >>> list(millstream.load(records, num_epochs=1, transformations=[millstream.Batch(2)]))
+        [{'x': array([1., 2.])}, {'x': array([3.])}]
     """
 
     is_complete: ClassVar[bool] = True

@@ -56,6 +56,13 @@ class BestFitPack(BinPack):
     """Packs documents into rows as they come, each into the row in which it leaves the least space.
 
     All else is as in `FirstFitPack`, arguments and errors too. Rows are fuller by some tenths of a percent.
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
+        >>> operations = [millstream.BestFitPack({"tokens": 10}, num_packing_bins=2), millstream.Batch(2)]
+        >>> next(iter(millstream.load(documents, num_epochs=1, transformations=operations)))["tokens"]
+        array([[3, 3, 3, 5, 5, 5, 5, 5, 2, 2],
+               [6, 6, 6, 6, 6, 6, 4, 4, 4, 4]])
     """
 
     bins = BestFitBins

@@ -39,6 +39,7 @@ class Bins(OpenGroup):
         """Puts documents into rows, up to the first that fits into none."""
         if self._is_full:
             return 0
+        sizes = sizes[: len(self._lengths)]
         before = len(self._chosen)
         if self._are_alike and not (sizes == sizes[0]).all():
             self._are_alike = False
@@ -86,13 +87,28 @@ class BinPack(GroupingOperation):
         padding_struct: Mapping[str, Any] | None = None,
         max_sequences_per_bin: SupportsIndex | None = None,
         overflow: str = "error",
+        pack_alignment_struct: Mapping[str, int] | None = None,
+        shuffle_bins_group_by_feature: str | None = None,
     ) -> None:
-        self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
+        carried = []
+        if isinstance(length_struct, Mapping) and not isinstance(meta_features, str):
+            carried = [name for name in meta_features if name not in length_struct]
+            meta_features = [name for name in meta_features if name in length_struct]
+        self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct, pack_alignment_struct, carried)
         self.num_packing_bins = as_integer(num_packing_bins, "num_packing_bins", minimum=1)
         self.seed = as_seed(seed)
         self.shuffle_bins = as_flag(shuffle_bins, "shuffle_bins")
         self.max_sequences_per_bin = as_integer_or_none(max_sequences_per_bin, "max_sequences_per_bin")
         self.overflow = as_overflow(overflow)
+        self.group_feature = shuffle_bins_group_by_feature
+        if self.group_feature is not None:
+            if self.group_feature not in {*self.rows.length_struct, *self.rows.carried}:
+                raise ValueError(
+                    f"shuffle_bins_group_by_feature={self.group_feature!r} must be one of the features, "
+                    f"{[*self.rows.length_struct, *self.rows.carried]}: name it in length_struct or meta_features."
+                )
+            if not self.shuffle_bins:
+                raise ValueError("shuffle_bins_group_by_feature says how bins are shuffled, but shuffle_bins is False.")
 
     @property
     def splits(self) -> bool:
@@ -113,12 +129,12 @@ class BinPack(GroupingOperation):
         Raises:
             ValueError: a document lacks a feature, or is too long and must not be.
         """
-        columns = self.rows.columns(values)
+        columns = self.rows.columns(values, takes_numbers=True)
         sizes = lengths_of(columns)
-        documents: list[Document] = list(zip(*columns, strict=True))
+        documents: list[Document] = list(zip(*columns, *self.rows.carried_values(values), strict=True))
         is_long = sizes > np.array(self.rows.lengths)[:, np.newaxis]
         if not is_long.any() and sizes.any(axis=0).all():
-            return Prepared(documents, sizes)
+            return Prepared(documents, self._numbers(documents, sizes))
         if is_long.any() and self.overflow == "error":
             feature, number = np.argwhere(is_long)[0].tolist()
             name, length = list(self.rows.length_struct.items())[feature]
@@ -127,9 +143,10 @@ class BinPack(GroupingOperation):
                 "overflow='truncate', 'split' or 'drop', or a longer row."
             )
         kept = [self._cut(document) for document in documents]
-        values = [piece for pieces in kept for piece in pieces]
-        counts = list(map(len, kept))
-        return Prepared(values, lengths_of(zip(*values, strict=True)) if values else sizes[:, :0], counts)
+        pieces = [piece for of_one in kept for piece in of_one]
+        features = list(zip(*pieces, strict=True))[: len(columns)]
+        sizes = lengths_of(features) if pieces else sizes[:, :0]
+        return Prepared(pieces, self._numbers(pieces, sizes), list(map(len, kept)))
 
     def begin(self, skip: int = 0) -> Bins:
         """Returns empty rows."""
@@ -141,7 +158,11 @@ class BinPack(GroupingOperation):
         rows = Pieces.by_number(numbers[-1])
         if not self.shuffle_bins:
             return rows
-        return rows.permuted(identity.generator(self.seed).permutation(len(rows.starts) - 1))
+        order = identity.generator(self.seed).permutation(len(rows.starts) - 1)
+        if self.group_feature is not None:
+            groups = np.split(numbers[-2][rows.elements], rows.starts[1:-1])
+            order = np.lexsort((order, np.array(list(map(_mean_group, groups)))))
+        return rows.permuted(order)
 
     def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
         """Returns the rows."""
@@ -149,15 +170,41 @@ class BinPack(GroupingOperation):
 
     def _cut(self, document: Document) -> list[Document]:
         """Returns what goes into rows of a document."""
-        if not any(map(len, document)):
-            return []
         lengths = self.rows.lengths
-        counts = [-(-len(array) // length) for array, length in zip(document, lengths, strict=True)]
+        features, carried = document[: len(lengths)], document[len(lengths) :]
+        if not any(map(len, features)):
+            return []
+        counts = [-(-len(array) // length) for array, length in zip(features, lengths, strict=True)]
         if max(counts) <= 1:
             return [document]
         if self.overflow == "drop":
             return []
         return [
-            tuple(array[piece * length : (piece + 1) * length] for array, length in zip(document, lengths, strict=True))
-            for piece in range(max(counts) if self.overflow == "split" else 1)
+            (*(array[n * length : (n + 1) * length] for array, length in zip(features, lengths, strict=True)), *carried)
+            for n in range(max(counts) if self.overflow == "split" else 1)
         ]
+
+    def _numbers(self, documents: Sequence[Document], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the space that documents take, and below it the group of each, if rows are shuffled by groups."""
+        spaces = self.rows.spaces(sizes)
+        if self.group_feature is None:
+            return spaces
+        place = [*self.rows.length_struct, *self.rows.carried].index(self.group_feature)
+        groups = [_group(document[place], self.group_feature) for document in documents]
+        return np.concatenate([spaces, np.array([groups], dtype=np.int64).reshape(1, -1)])
+
+
+def _group(value: Any, name: str) -> int:
+    """Returns the one number that a document has for a feature; 0 where it has none."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iub" or (array != array.flat[:1]).any():
+        raise ValueError(
+            f"shuffle_bins_group_by_feature={name!r} needs one whole number of each document, got {value!r}."
+        )
+    return int(array.flat[0]) if array.size else 0
+
+
+def _mean_group(groups: NDArray[np.int64]) -> float:
+    """Returns the mean of the different groups in a row; as in Grain, 0 is none."""
+    different = np.unique(groups[groups != 0])
+    return float(different.mean()) if different.size else 0.0

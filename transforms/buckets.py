@@ -33,6 +33,13 @@ class BucketBatch(GroupingOperation):
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range. While reading, a ValueError where an
             element is longer than the last boundary, lacks a feature, or does not stack with the others of its batch.
+
+    Examples:
+        >>> elements = [{"tokens": np.ones(length)} for length in (2, 7, 3, 8, 1, 5)]
+        >>> operations = [millstream.BucketBatch([4, 8], [2, 1], "tokens")]
+        >>> loader = millstream.load(elements, num_epochs=1, transformations=operations)
+        >>> [batch["tokens"].shape for batch in loader]
+        [(1, 8), (2, 4), (1, 8), (1, 8), (1, 8)]
     """
 
     @named_arguments()

@@ -20,7 +20,19 @@ GROUP_TOKENS = 1 << 17
 
 
 class BOSHandling(enum.Enum):
-    """What `ConcatThenSplit` does about the tokens that begin a sequence; named as in Grain."""
+    """What `ConcatThenSplit` does about the tokens that begin a sequence; named as in Grain.
+
+    Examples:
+        >>> cut = millstream.ConcatThenSplit(
+        ...     {"tokens": 4},
+        ...     bos_handling=millstream.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
+        ...     bos_features=["tokens"],
+        ...     bos_token_id=1,
+        ... )
+        >>> documents = [{"tokens": np.arange(10, 16)}]
+        >>> [row["tokens"].tolist() for row in millstream.load(documents, num_epochs=1, transformations=[cut])]
+        [[1, 11, 12, 13], [1, 15, 0, 0]]
+    """
 
     DO_NOTHING = enum.auto()
     """Documents are laid out as they are."""
@@ -35,8 +47,6 @@ class ConcatThenSplit(GroupingOperation):
     A document that is cut at the end of a row goes on in the next row, as a segment of its own, whose positions begin
     at 0. So documents may have any length. The same rows come for any number of workers, and a state says how much of
     which document is used up: it is as small as any other.
-
-        operations = [tokenize, ConcatThenSplit({"tokens": 2048}), Batch(8)]
 
     A document is a dict with the features named here (others are left out), or, where there is one only, that feature's
     array itself; documents without any token are left out. A row is a dict, as `Pack` makes it, with segment ids and
@@ -55,6 +65,15 @@ class ConcatThenSplit(GroupingOperation):
         TypeError, ValueError: an argument is of the wrong kind, or two do not fit together. While reading, a ValueError
             where a document lacks a feature, has features of several lengths, or has another dtype or shape than the
             others of its row.
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2)]
+        >>> operations = [millstream.ConcatThenSplit({"tokens": 4})]
+        >>> for row in millstream.load(documents, num_epochs=1, transformations=operations):
+        ...     print(row["tokens"], row["tokens_segment_ids"])
+        [3 3 3 5] [1 1 1 2]
+        [5 5 5 5] [1 1 1 1]
+        [2 2 0 0] [1 1 0 0]
     """
 
     @named_arguments()
@@ -100,7 +119,7 @@ class ConcatThenSplit(GroupingOperation):
         Raises:
             ValueError: a document lacks a feature, or its features differ in length.
         """
-        columns = self.rows.columns(values)
+        columns = self.rows.columns(values, takes_numbers=True)
         sizes = lengths_of(columns)
         if (is_other := sizes != sizes[0]).any():
             row = np.argmax(is_other.any(axis=0))

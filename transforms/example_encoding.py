@@ -17,8 +17,6 @@ _KINDS_OF_DTYPES = {"b": "int64", "i": "int64", "u": "int64", "f": "float32"}
 def encode_example(features: Mapping[str, Any]) -> bytes:
     """Returns a serialised `tf.train.Example`, which TensorFlow and `decode_examples` read.
 
-        writer.write(millstream.encode_example({"image": png, "label": 3, "tokens": np.arange(5)}))
-
     Args:
         features: the values by name. Integers, truth values and arrays or lists of them are stored as int64; floats as
             float32, whatever width they have; `bytes` and `str` (in UTF-8), or lists of them, as bytes. An array of
@@ -28,6 +26,11 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
     Raises:
         TypeError: a value that is none of these, such as a dict.
         ValueError: an integer that has more than 64 bits.
+
+    Examples:
+        >>> record = millstream.encode_example({"image": b"png", "label": 3, "tokens": np.arange(5)})
+        >>> type(record), len(record)
+        (<class 'bytes'>, 57)
     """
     entries = [
         _field(1, _field(1, name.encode()) + _field(2, _feature(name, value)))

@@ -16,15 +16,6 @@ from millstream.transforms.base import Map
 def decode_examples(features: "Mapping[str, FixedLengthFeature | VariableLengthFeature]") -> "Map[Any, Any]":
     """Returns an operation that turns a batch of serialised `tf.train.Example`s into columns, without TensorFlow.
 
-        operations=[
-            millstream.Batch(256),
-            millstream.decode_examples({
-                "image": millstream.FixedLengthFeature((), bytes),
-                "label": millstream.FixedLengthFeature((), np.int64, default=-1),
-                "tokens": millstream.VariableLengthFeature(np.int64),
-            }),
-        ]
-
     It belongs after `Batch`, since a batch is decoded in the time of some of its Examples. It gives a dict with an
     array of shape (n, *shape) for each fixed-length feature, and a `RaggedColumn` for each other one. Other features of
     the Examples are passed over. Where an Example has a feature twice, the last one counts.
@@ -38,6 +29,16 @@ def decode_examples(features: "Mapping[str, FixedLengthFeature | VariableLengthF
 
     The operation raises ValueError, with the place in the batch, for an element that is not an Example, has not the
     feature or another number of values, or has them of another type.
+
+    Examples:
+        >>> records = [millstream.encode_example({"label": label, "tokens": [label] * label}) for label in (1, 2)]
+        >>> features = {
+        ...     "label": millstream.FixedLengthFeature((), np.int64),
+        ...     "tokens": millstream.VariableLengthFeature(np.int64),
+        ... }
+        >>> operations = [millstream.Batch(2), millstream.decode_examples(features)]
+        >>> next(iter(millstream.load(records, transformations=operations)))
+        {'label': array([1, 2]), 'tokens': RaggedColumn(values=array([1, 2, 2]), lengths=array([1, 2]))}
     """
     return _DecodeExamples(features)
 

@@ -70,8 +70,6 @@ class FirstFitPack(BinPack):
     come for any number of workers, and a state is as small as any other. Where the lengths of all documents are known,
     a `PackingSampler` fills rows better, and keeps the pipeline 1:1.
 
-        operations = [tokenize, FirstFitPack({"tokens": 2048}, num_packing_bins=64), Batch(8)]
-
     A document is a dict with the features named here (others are left out), or, where there is one only, that feature's
     array itself; documents without any token are left out. A row is a dict, as `Pack` makes it, with segment ids and
     positions. The rows that are given out at the end may be fewer.
@@ -83,15 +81,32 @@ class FirstFitPack(BinPack):
         seed: selects the order of the rows, 0 … 2**64 - 1.
         shuffle_bins: whether rows that are given out together come in a random order; else, the first ones have the
             earliest documents.
-        meta_features: features that need no segment ids and positions of their own.
+        meta_features: features that need no segment ids and positions of their own. One that is not in length_struct
+            is no sequence: a row has a list of it, with the value of each of its documents.
         padding_struct: what fills up each feature; 0 for those that are not named.
         max_sequences_per_bin: how many documents a row takes at most; None for any number.
         overflow: what becomes of a document that is longer than a row: "error" raises at its turn; "truncate" takes its
             beginning; "split" cuts it into pieces of a row and a last, shorter one; "drop" leaves it out.
+        pack_alignment_struct: documents begin at multiples of this many tokens, for each feature; of features that are
+            not named, they lie end to end. The lengths of rows are multiples of it.
+        shuffle_bins_group_by_feature: the name of a feature of which each document has one whole number, its group.
+            Rows that are given out together then come by the mean of the groups in each (0 is no group), and in a
+            random order where that is the same. None for no such order.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range. While reading, a ValueError where a
             document is too long, lacks a feature, or has another dtype or shape than the others of its row.
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
+        >>> operations = [millstream.FirstFitPack({"tokens": 10}, num_packing_bins=2), millstream.Batch(2)]
+        >>> batch = next(iter(millstream.load(documents, num_epochs=1, transformations=operations)))
+        >>> batch["tokens"]
+        array([[3, 3, 3, 5, 5, 5, 5, 5, 2, 2],
+               [6, 6, 6, 6, 6, 6, 4, 4, 4, 4]])
+        >>> batch["tokens_segment_ids"]
+        array([[1, 1, 1, 2, 2, 2, 2, 2, 3, 3],
+               [1, 1, 1, 1, 1, 1, 2, 2, 2, 2]], dtype=int32)
     """
 
     bins = FirstFitBins

@@ -13,9 +13,7 @@ from millstream.transforms.transformation import Transformation
 class OnlyFor(Transformation):
     """Does something with the elements of one component of a mixture; those of the others pass unchanged.
 
-    It belongs into a pipeline whose sampler is a `MixtureSampler`, before the first Batch:
-
-        operations = [OnlyFor("web", [Filter(is_clean), Detokenize()]), OnlyFor("books", decode_book), Batch(8)]
+    It belongs into a pipeline whose sampler is a `MixtureSampler`, before the first Batch.
 
     Args:
         component: the component's name; of a mixture that was made from lists, its number.
@@ -28,6 +26,13 @@ class OnlyFor(Transformation):
     Raises:
         TypeError: an operation is not one, or is a Batch or an OnlyFor; the component is neither text nor a number.
         ValueError: there is no operation.
+
+    Examples:
+        >>> operations = [millstream.OnlyFor("books", str.upper), millstream.Batch(4)]
+        >>> sources = {"web": ["a", "b", "c"], "books": ["x"]}
+        >>> loader = millstream.load(sources, weights={"web": 0.75, "books": 0.25}, transformations=operations)
+        >>> next(iter(loader))
+        array(['a', 'b', 'c', 'X'], dtype='<U1')
     """
 
     is_complete: ClassVar[bool] = True

@@ -39,6 +39,15 @@ class Pack(Transformation):
         TypeError, ValueError: an argument is of the wrong kind, or names what is no feature. While reading, a
             ValueError where a document is not as long as the sampler's lengths say, lacks a feature, or has another
             dtype or shape than the others of its row.
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2)]
+        >>> sampler = millstream.PackingSampler([3, 5, 2], row_length=9, shuffle=False)
+        >>> operations = [millstream.Pack({"tokens": 9})]
+        >>> loader = millstream.DataLoader(data_source=documents, sampler=sampler, operations=operations)
+        >>> row = next(iter(loader))
+        >>> row["tokens"], row["tokens_positions"]
+        (array([5, 5, 5, 5, 5, 3, 3, 3, 0]), array([0, 1, 2, 3, 4, 0, 1, 2, 0], dtype=int32))
     """
 
     is_complete: ClassVar[bool] = True

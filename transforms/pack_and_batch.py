@@ -28,6 +28,15 @@ class PackAndBatchOperation(GroupingOperation):
 
     Raises:
         TypeError, ValueError: as `FirstFitPack`; while reading too, where a document is longer than a row.
+
+    Examples:
+        >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2)]
+        >>> pack = millstream.experimental.PackAndBatchOperation({"tokens": 8}, batch_size=2)
+        >>> loader = millstream.load(documents, num_epochs=1, transformations=[pack])
+        >>> tokens, segment_ids, positions = next(iter(loader))
+        >>> tokens["tokens"]
+        array([[3, 3, 3, 5, 5, 5, 5, 5],
+               [2, 2, 0, 0, 0, 0, 0, 0]])
     """
 
     @named_arguments()

@@ -27,6 +27,11 @@ class PadTo(Map):
     Raises:
         TypeError, ValueError: an argument is of the wrong kind, or names what is no feature. While reading, a
             ValueError where an element lacks a feature or has a longer one.
+
+    Examples:
+        >>> pad = millstream.PadTo({"tokens": 4}, padding_struct={"tokens": -1})
+        >>> pad.map({"tokens": np.array([5, 6])})
+        {'tokens': array([ 5,  6, -1, -1])}
     """
 
     @named_arguments()

@@ -17,6 +17,7 @@ class Present(Transformation):
     """Passes elements on, up to the first that is None: that is an `AbsentElement`."""
 
     is_complete: ClassVar[bool] = True
+    is_between: ClassVar[bool] = True
 
     def count(self, values: Sequence[Any]) -> int:
         """Returns how many come before the first None."""

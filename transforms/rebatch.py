@@ -29,6 +29,12 @@ class Rebatch(GroupingOperation):
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range. While reading, a ValueError where the
             arrays of a batch have different numbers of rows, or two batches differ in structure, shape or dtype.
+
+    Examples:
+        >>> batches = [{"x": np.array([1, 2, 3])}, {"x": np.array([4])}, {"x": np.array([5, 6])}]
+        >>> loader = millstream.load(batches, num_epochs=1, transformations=[millstream.Rebatch(2)])
+        >>> [batch["x"].tolist() for batch in loader]
+        [[1, 2], [3, 4], [5, 6]]
     """
 
     @named_arguments()

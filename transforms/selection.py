@@ -4,7 +4,19 @@ import abc
 
 
 class DatasetSelectionMap(abc.ABC):
-    """What `MapDataset.select_from_datasets` takes; any sequence of pairs will do as well. Subclass it."""
+    """What `MapDataset.select_from_datasets` takes; any sequence of pairs will do as well. Subclass it.
+
+    Examples:
+        >>> class InTurn(millstream.DatasetSelectionMap):
+        ...     def __len__(self):
+        ...         return 4
+        ...
+        ...     def __getitem__(self, index):
+        ...         return index % 2, index // 2
+        >>> datasets = [millstream.MapDataset.source(["a", "b"]), millstream.MapDataset.source(["X", "Y"])]
+        >>> list(millstream.MapDataset.select_from_datasets(datasets, InTurn()))
+        ['a', 'X', 'b', 'Y']
+    """
 
     @abc.abstractmethod
     def __len__(self) -> int:

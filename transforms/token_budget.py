@@ -60,6 +60,13 @@ class TokenBudgetBatch(GroupingOperation):
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range. While reading, a ValueError where an
             element is longer than the budget, lacks a feature, or does not stack with the others of its batch.
+
+    Examples:
+        >>> elements = [{"tokens": np.ones(length)} for length in (2, 7, 3, 8, 1, 5)]
+        >>> operations = [millstream.TokenBudgetBatch(16, "tokens")]
+        >>> loader = millstream.load(elements, num_epochs=1, transformations=operations)
+        >>> [batch["tokens"].shape for batch in loader]
+        [(2, 7), (2, 8), (2, 5)]
     """
 
     @named_arguments()

@@ -16,6 +16,7 @@ from millstream.loader.checkpoints.contents import crc_of
 from millstream.loader.checkpoints.words import ENTRY_LIMIT, Description, Words, describe, printable, spread
 from millstream.samplers import Sampler
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
+from millstream.transforms.transformation import paths_of
 
 SOURCE_RECORDS = 16
 """How many records of a plain sequence are looked at."""
@@ -78,8 +79,7 @@ def _parts(
     """Yields each part of a pipeline: its path, its words by path, and the marks of its code."""
     yield "source", *source_words(source)
     yield "sampler", *_sampler_words(sampler)
-    for number, operation in enumerate(operations):
-        path = f"operations[{number}]"
+    for number, (path, operation) in enumerate(zip(paths_of(operations), operations, strict=True)):
         if type(operation) is Batch:
             words, marks = _batch_words(operation, sizes.get(number, str(operation.batch_size)))
         else:

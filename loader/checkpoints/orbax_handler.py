@@ -22,7 +22,13 @@ from millstream.loader.checkpoints.state_files import write_state
 
 @final
 class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Orbax's way to a loader's iterator; `CheckpointSave` and `CheckpointRestore` are what users pass."""
+    """Orbax's way to a loader's iterator; `CheckpointSave` and `CheckpointRestore` are what users pass.
+
+    Examples:
+        >>> import orbax.checkpoint as ocp
+        >>> handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+        >>> handlers.add("loader", millstream.checkpoint.CheckpointSave, millstream.checkpoint.CheckpointHandler())
+    """
 
     async def async_save(
         self, directory: Any, item: Checkpointable | None = None, args: Any = None
@@ -83,6 +89,16 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
 
     Raises:
         TypeError: it is something else.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import orbax.checkpoint as ocp
+        >>> batches = iter(millstream.load(range(100), batch_size=4))
+        >>> _ = next(batches)
+        >>> with ocp.CheckpointManager(Path("checkpoints").resolve()) as manager:
+        ...     args = ocp.args.Composite(loader=millstream.checkpoint.CheckpointSave(batches))
+        ...     print(manager.save(batches.step, args=args))
+        True
     """
 
     item: Checkpointable
@@ -105,6 +121,19 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
 
     Raises:
         TypeError: the item is something else.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import orbax.checkpoint as ocp
+        >>> loader = millstream.load(range(100), batch_size=4)
+        >>> batches, resumed = iter(loader), iter(loader)
+        >>> batches.seek(7)
+        >>> with ocp.CheckpointManager(Path("checkpoints").resolve()) as manager:
+        ...     _ = manager.save(7, args=ocp.args.Composite(loader=millstream.checkpoint.CheckpointSave(batches)))
+        ...     args = ocp.args.Composite(loader=millstream.checkpoint.CheckpointRestore(resumed))
+        ...     _ = manager.restore(7, args=args)
+        >>> resumed.step
+        7
     """
 
     item: Checkpointable

@@ -115,8 +115,7 @@ class LoaderState:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(
-                f"The state cannot be read: {error or type(error).__name__}. "
-                "Give the bytes that get_state() returned, unchanged."
+                f"The state cannot be read: {error or type(error).__name__}. Give what get_state() returned, unchanged."
             ) from error
 
 

@@ -28,6 +28,17 @@ class RayWorkers:
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+    Examples:
+        >>> workers = millstream.RayWorkers(16, resources_per_worker={"CPU": 2})
+        >>> loader = millstream.DataLoader(
+        ...     data_source=range(1000),
+        ...     sampler=millstream.SequentialSampler(1000),
+        ...     operations=[millstream.Batch(10)],
+        ...     workers=workers,
+        ... )
+        >>> len(loader)
+        100
     """
 
     num_workers: int

@@ -27,6 +27,7 @@ from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.lookalikes import check_source
 from millstream.transforms import Batch, Transformation
+from millstream.transforms.transformation import numbers_of, paths_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,10 +86,16 @@ class Pipeline:
         """What to call each operation."""
         return tuple(map(described, self.operations))
 
-    @property
+    @functools.cached_property
     def labels(self) -> tuple[str, ...]:
         """What to call each operation where the whole pipeline is looked at."""
-        return tuple(f"operations[{number}], {name}" for number, name in enumerate(self.names))
+        return tuple(f"{path}, {name}" for path, name in zip(paths_of(self.operations), self.names, strict=True))
+
+    @functools.cached_property
+    def places(self) -> tuple[str, ...]:
+        """What to call each operation in the text of an error."""
+        numbers = numbers_of(self.operations)
+        return tuple(f"operation {number}, {name}" for number, name in zip(numbers, self.names, strict=True))
 
     @functools.cached_property
     def logical_shards(self) -> tuple[ShardOptions, ...]:

@@ -70,7 +70,7 @@ def compile_stages(
     for stage, group in enumerate(groups):
         steps, filters = [], []
         for operation in group:
-            where = f"operation {number}, {pipeline.names[number]}"
+            where = pipeline.places[number]
             if isinstance(operation, Pack):
                 step = pack_step(operation, pipeline.order, where)
             elif isinstance(operation, GroupingOperation):
@@ -78,8 +78,7 @@ def compile_stages(
             else:
                 step = compile_step(
                     operation,
-                    number,
-                    pipeline.names[number],
+                    where,
                     maker=maker,
                     streams=streams,
                     random_number=random_number,
@@ -94,7 +93,7 @@ def compile_stages(
             random_number += sum(isinstance(part, RandomMap) for part in leaves(operation))
         if stage + 1 < len(groups) and isinstance(next_one := groups[stage + 1][0], GroupingOperation):
             # What it leaves out of the elements is left out where they are made.
-            steps.append(watch(labels[number], prepare_step(next_one, f"operation {number}, {pipeline.names[number]}")))
+            steps.append(watch(labels[number], prepare_step(next_one, pipeline.places[number])))
             filters.append(labels[number])
         gathering = [row for row, operation in enumerate(group) if operation.gathers]
         stages.append(

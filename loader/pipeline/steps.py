@@ -40,8 +40,7 @@ def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Eleme
 
 def compile_step(
     operation: Transformation,
-    number: int,
-    name: str,
+    where: str,
     *,
     maker: str | None,
     streams: Streams,
@@ -53,15 +52,13 @@ def compile_step(
 
     Args:
         operation: what to do.
-        number: its index in the list of operations: for error texts.
-        name: what to call it in error texts.
+        where: what to call it in error texts.
         maker: what the operation that made its input is called in error texts; None for the source.
         streams: where random operations get their generators.
         random_number: how many random operations come before this one.
         is_template: whether the record of a block is there for its structure only (see `partition`).
         components: what the components of a mixture are called.
     """
-    where = f"operation {number}, {name}"
     if isinstance(operation, Batch):
         return _batch_step(operation, where, maker, is_template)
     if isinstance(operation, Present):

@@ -50,6 +50,10 @@ class ReadOptions:
             source that reads many records at once reads this many blocks at the same time: for one with a long way to
             its data, make it as many batches as should be on their way. With 0, nothing is read ahead, as without
             threads.
+
+    Examples:
+        >>> reading = millstream.ReadOptions(num_threads=64, prefetch_buffer_size=2048)  # a store far away
+        >>> loader = millstream.load(range(1000), batch_size=128, read_options=reading)
     """
 
     num_threads: int = 16
@@ -77,6 +81,10 @@ class MultiprocessingOptions:
         per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1.
         stall_timeout: how many seconds the consumer waits for a worker that is busy with one block before that is an
             error.
+
+    Examples:
+        >>> workers = millstream.MultiprocessingOptions(num_workers=8, per_worker_buffer_size=2)
+        >>> chain = millstream.MapDataset.range(1000).to_iter_dataset().batch(32).mp_prefetch(workers)
     """
 
     num_workers: int = 0

@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any, NamedTuple, final
 
 from millstream.loader.pipeline.elements import Elements, Origins
@@ -128,7 +127,9 @@ class Recorder:
         """Looks at the memory of this process and of the workers, where the system tells."""
         for who, process in [(TRAINER, os.getpid()), *((f"worker {number}", number) for number in list(self._workers))]:
             with contextlib.suppress(OSError, ValueError, IndexError):
-                pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+                # Without pathlib, which a worker would have to import before its first batch.
+                with open(f"/proc/{process}/statm", encoding="ascii") as file:  # noqa: PTH123
+                    pages = int(file.read().split()[1])
                 self.memory.append(Sample(now, who, pages * os.sysconf("SC_PAGE_SIZE")))
                 continue
             self._workers.pop(process, None)

@@ -141,14 +141,14 @@ def test_a_cache_is_filled_once() -> None:
     ("make", "error", "words"),
     [
         (lambda: IterDataset.mix([]), ValueError, "at least one"),
-        (lambda: IterDataset.mix([[1, 2]]), TypeError, r"datasets\[0\] must be an IterDataset"),  # type: ignore[list-item]
+        (lambda: IterDataset.mix([[1, 2]]), TypeError, r"datasets\[0\] must be an IterDataset"),  # type: ignore[arg-type]
         (lambda: IterDataset.mix({"a": numbers(1)}, {"b": 1}), ValueError, "no weight for 'a'"),
         (lambda: ZipIterDataset([]), ValueError, "at least one"),
         (lambda: LimitIterDataset(numbers(1), 0), ValueError, "count must be at least 1"),
         (lambda: RepeatIterDataset(numbers(1), 0), ValueError, "num_epochs must be at least 1"),
         (lambda: InterleaveIterDataset("files", cycle_length=2), TypeError, "a list or a MapDataset"),
         (lambda: InterleaveIterDataset([], cycle_length=0), ValueError, "cycle_length must be at least 1"),
-        (lambda: numbers(1).random_map(max), ValueError, "needs a seed"),
+        (lambda: numbers(1).random_map(lambda value, _rng: value), ValueError, "needs a seed"),
         (lambda: numbers(1).map(3), TypeError, "needs a function"),  # type: ignore[arg-type]
         (lambda: numbers(1).batch(0), ValueError, "batch_size must be at least 1"),
         (lambda: numbers(1).mp_prefetch(-1), ValueError, "num_workers must be at least 0"),

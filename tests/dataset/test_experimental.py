@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 import millstream as grain
 from millstream.sources.crc32c import masked_crc32c
@@ -132,6 +134,31 @@ def test_packed_rows_hold_each_document_once(name: str, tmp_path: Path) -> None:
     assert sorted(tokens) == [token for one in documents() for token in one["tokens"]]
 
 
+def test_documents_begin_at_multiples_and_rows_come_by_groups() -> None:
+    """Grain's pack_alignment_struct, numbers as features, values that no token has, and an order by groups."""
+    parts = [{"a": np.arange(1, size + 1), "n": size, "name": f"{size}"} for size in (3, 5, 2, 1, 6)]
+    rows = list(
+        grain.experimental.FirstFitPackIterDataset(
+            grain.MapDataset.source(parts),
+            length_struct={"a": 8, "n": 4},
+            num_packing_bins=3,
+            meta_features=("n", "name"),
+            pack_alignment_struct={"a": 4},
+            padding_struct={"a": -1},
+            shuffle_bins_group_by_feature="n",
+        )
+    )
+
+    assert [(row["a"].tolist(), row["n"].tolist(), row["name"]) for row in rows] == [
+        ([1, -1, -1, -1, -1, -1, -1, -1], [1, 0, 0, 0], ["1"]),
+        ([1, 2, 3, -1, 1, 2, -1, -1], [3, 2, 0, 0], ["3", "2"]),
+        ([1, 2, 3, 4, 5, -1, -1, -1], [5, 0, 0, 0], ["5"]),
+        ([1, 2, 3, 4, 5, 6, -1, -1], [6, 0, 0, 0], ["6"]),
+    ]
+    assert [row["a_segment_ids"].tolist() for row in rows[1:3]] == [[1, 1, 1, 0, 2, 2, 0, 0], [1] * 5 + [0] * 3]
+    assert [row["a_positions"].tolist() for row in rows[1:3]] == [[0, 1, 2, 0, 0, 1, 0, 0], [0, 1, 2, 3, 4, 0, 0, 0]]
+
+
 def test_the_others_yield_what_they_say(tmp_path: Path) -> None:
     """Windows are permutations, batches keep rows in order, children follow each other, files are read."""
     shuffled = list(STREAMS["window_shuffle"](tmp_path))
@@ -153,6 +180,26 @@ def test_parquet_files_are_read_in_turn(sizes: list[int], tmp_path: Path) -> Non
 
     assert in_turn == list(grain.experimental.InterleaveIterDataset(apart, cycle_length=16))
     assert next(iter(grain.experimental.ParquetIterDataset(paths, columns=["row"], filesystem=None))) == {"row": 0}
+
+
+@pytest.mark.parametrize("kind", ["fsspec", "pyarrow"])
+def test_parquet_files_of_another_file_system(kind: str, tmp_path: Path) -> None:
+    """Read by paths that it alone knows, they give the same rows, in workers and after a resume; mistakes are named."""
+    paths = write_parquet(tmp_path, [3, 5])
+    inner: Any = LocalFileSystem()
+    named = [f"file://{path}" for path in paths]
+    if kind == "pyarrow":
+        inner = pa.fs.SubTreeFileSystem(str(tmp_path), pa.fs.LocalFileSystem())
+        named = ["0.parquet", "1.parquet"]
+    dataset = grain.experimental.ParquetIterDataset(named, filesystem=inner, columns=["row"])
+    expected = [{"row": row["row"]} for row in grain.experimental.ParquetIterDataset(paths)]
+
+    assert list(dataset.mp_prefetch(1)) == expected
+    grain.experimental.assert_equal_output_after_checkpoint(dataset)
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.parquet"):
+        grain.experimental.ParquetIterDataset("nowhere.parquet", filesystem=inner)
+    with pytest.raises(TypeError, match="cache"):
+        grain.experimental.ParquetIterDataset("0.parquet", filesystem=inner, cache=None, cache_size=3)
 
 
 def test_a_dataset_of_one_s_own_may_be_derived_from_these(tmp_path: Path) -> None:
@@ -261,10 +308,20 @@ def cut(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: packed(pack_alignment_struct={"tokens": 4}), ValueError, "pack_alignment_struct"),
-        (lambda: packed(shuffle_bins_group_by_feature="a"), ValueError, "shuffle_bins_group_by_feature"),
+        (
+            lambda: packed(pack_alignment_struct={"tokens": 3}),
+            ValueError,
+            "must be a multiple of pack_alignment_struct",
+        ),
+        (lambda: packed(pack_alignment_struct={"x": 1}), ValueError, "pack_alignment_struct names 'x'"),
+        (lambda: packed(shuffle_bins_group_by_feature="a"), ValueError, "must be one of the features"),
+        (
+            lambda: packed(shuffle_bins_group_by_feature="tokens", shuffle_bins=False),
+            ValueError,
+            "shuffle_bins is False",
+        ),
         (lambda: packed(num_packing_bins=0), ValueError, "num_packing_bins must be at least 1"),
-        (lambda: packed(meta_features=["x"]), ValueError, "'x'"),
+        (lambda: packed(meta_features=["tokens_positions"]), ValueError, "'tokens_positions'"),
         (lambda: cut(split_full_length_features=False), ValueError, "split_full_length_features"),
         (lambda: cut(length_struct={"a": 3, "b": 4}), ValueError, "one length"),
         (lambda: grain.experimental.FlatMapIterDataset(documents(), split), TypeError, "max_fan_out"),  # type: ignore[arg-type]

@@ -84,3 +84,20 @@ def test_a_stream_of_a_range() -> None:
 
     assert [batch.tolist() for batch in dataset] == [[0, 1, 2], [3, 4, 5], [6]]
     assert isinstance(dataset, IterDataset)
+
+
+@pytest.mark.parametrize("chain", ["dense", "sparse"])
+def test_errors_count_the_operations_as_they_are_written(chain: str) -> None:
+    """What the library puts between the operations of a chain is not counted where one is named."""
+
+    def fail(element: int) -> int:
+        raise KeyError(element)
+
+    start = MapDataset.range(9).map(abs)
+    dataset = (
+        (start if chain == "dense" else start.filter(lambda number: number >= 0)).to_iter_dataset().map(fail).batch(3)
+    )
+    with pytest.raises(KeyError) as caught:
+        next(iter(dataset))
+    # Of a sparse MapDataset, the operations are its own; of a dense one, they are compiled with those after it.
+    assert f"in operation {1 if chain == 'dense' else 0}, Map(" in caught.value.__notes__[0]

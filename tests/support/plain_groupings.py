@@ -4,7 +4,9 @@ Each takes and gives elements as the oracle does: position, index, value. A docu
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,21 +22,22 @@ from millstream.transforms import (
     Transformation,
     WindowShuffle,
 )
-from millstream.transforms.grouping import MOST_PIECES
+from millstream.transforms.grouping import MOST_PIECES, Identity
 
 Element = tuple[int, int, Any]
 
 
-def laid_out(length_struct: dict[str, int], documents: list[dict[str, Any]], **fill: Any) -> dict[str, Any]:
+def laid_out(
+    length_struct: dict[str, int], documents: list[dict[str, Any]], alignments: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Any]:
     """Returns the row of some documents: every token with the number of its document and its place in it."""
     row = {}
     for name, length in length_struct.items():
-        cells = [
-            (token, number, place)
-            for number, document in enumerate(documents, 1)
-            for place, token in enumerate(document[name])
-        ]
-        cells += [(fill.get(name, 0), 0, 0)] * (length - len(cells))
+        cells = []
+        for number, document in enumerate(documents, 1):
+            cells += [(token, number, place) for place, token in enumerate(document[name])]
+            cells += [(0, 0, 0)] * (-len(cells) % alignments.get(name, 1))
+        cells += [(0, 0, 0)] * (length - len(cells))
         tokens, segments, places = zip(*cells, strict=True)
         row[name] = np.array(tokens, dtype=documents[0][name].dtype)
         row[f"{name}_segment_ids"] = np.array(segments, dtype=np.int32)
@@ -48,6 +51,7 @@ def within_rows(operation: FirstFitPack | BestFitPack, element: Element) -> Iter
     lengths = operation.length_struct
     if operation.overflow == "split":
         index *= MOST_PIECES
+    carried = {name: document[name] for name in operation.rows.carried}
     document = {name: np.asarray(document[name]) for name in lengths}
     number = 0
     while any(map(len, document.values())):
@@ -57,18 +61,35 @@ def within_rows(operation: FirstFitPack | BestFitPack, element: Element) -> Iter
         if is_long and operation.overflow == "error":
             raise ValueError(document)
         if not (is_long and operation.overflow == "drop"):
-            yield position, index + number, head
+            yield position, index + number, head | carried
         if operation.overflow != "split":
             return
         document, number = tail, number + 1
+
+
+def bins_in_order(
+    operation: FirstFitPack | BestFitPack, rows: list[list[Element]], identity: Identity
+) -> list[list[Element]]:
+    """Returns the rows of a set of bins, shuffled, or by the means of their groups and shuffled where these are one."""
+    order = identity.generator(operation.seed).permutation(len(rows)).tolist()
+    if operation.group_feature is None:
+        return [rows[number] for number in order]
+    means = []
+    for row in rows:
+        different = {int(document[operation.group_feature]) for _, _, document in row} - {0}
+        means.append(sum(different) / max(1, len(different)))
+    return [rows[number] for number in sorted(range(len(rows)), key=lambda number: (means[number], order[number]))]
 
 
 def bin_packed(operation: FirstFitPack | BestFitPack, elements: Iterable[Element]) -> Iterator[Element]:
     """Yields the rows of one set of bins after the other."""
     lengths, most = operation.length_struct, operation.max_sequences_per_bin
 
+    alignments = operation.rows.alignments
+
     def used(row: list[Element], name: str) -> int:
-        return sum(len(document[name]) for _, _, document in row)
+        multiple = alignments.get(name, 1)
+        return sum(math.ceil(len(document[name]) / multiple) * multiple for _, _, document in row)
 
     def fits(row: list[Element], document: dict[str, Any]) -> bool:
         has_room = all(used(row, name) + len(document[name]) <= length for name, length in lengths.items())
@@ -77,11 +98,11 @@ def bin_packed(operation: FirstFitPack | BestFitPack, elements: Iterable[Element
     def given_out(bins: list[list[Element]]) -> Iterator[Element]:
         rows = [row for row in bins if row]
         if operation.shuffle_bins and rows:
-            position, index, _ = first
-            order = generator(operation.seed, position, index, OF_GROUPS).permutation(len(rows))
-            rows = [rows[number] for number in order]
+            rows = bins_in_order(operation, rows, Identity(*first[:2]))
         for row in rows:
-            yield row[0][0], row[0][1], laid_out(lengths, [document for _, _, document in row])
+            documents = [document for _, _, document in row]
+            lists = {name: [document[name] for document in documents] for name in operation.rows.carried}
+            yield row[0][0], row[0][1], laid_out(lengths, documents, alignments) | lists
 
     bins: list[list[Element]] = [[] for _ in range(operation.num_packing_bins)]
     for element in (piece for whole in elements for piece in within_rows(operation, whole)):

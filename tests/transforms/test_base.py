@@ -279,7 +279,8 @@ def test_a_function_stands_in_place_of_the_method(kind: Callable[[Any], Any], me
 
 def test_flat_map_keeps_its_limit() -> None:
     """A FlatMap made from a function holds max_fan_out as a plain int, however given, also after pickling."""
-    for operation in (FlatMap(list, 3), FlatMap(list, max_fan_out=np.int64(3))):
+    operations: list[FlatMap[str, str]] = [FlatMap(list, 3), FlatMap(list, max_fan_out=np.int64(3))]
+    for operation in operations:
         assert type(operation.max_fan_out) is int
         assert pickle.loads(pickle.dumps(operation)).max_fan_out == 3
 

@@ -1,0 +1,84 @@
+"""What the iterator of a chain shows of itself: as a loader does, without the steps that are there for its own sake."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.loader.execution import Execution
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.profile import Profile
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.profiler import Profiler
+
+if TYPE_CHECKING:
+    from millstream.loader.showing.facts import LoaderFacts
+    from millstream.loader.showing.summary import Summary
+    from millstream.loader.tracing import Trace
+
+
+class ShownIterator(DatasetIterator[Any]):
+    """An iterator that says where its time goes, and what would make it faster."""
+
+    _execution: Execution
+    _options: tuple[MultiprocessingOptions, ReadOptions]
+
+    def profile(self) -> Profile:
+        """Returns where the time of this iterator has gone so far: a dict of seconds by stage; printed, a table.
+
+        The stages are those of `DataLoader.profile()`. Where another part of the chain runs elsewhere (what is below an
+        `mp_prefetch` that has operations after it, or below a mixture), its time is within `read`.
+        """
+        shown, seconds = shown_labels(self._execution.pipeline), self._execution.profiler.read()
+        return Profile({label: spent for label, spent in seconds.items() if label in shown})
+
+    def summary(self) -> "Summary":
+        """Returns a table of where the time has gone so far, and advice in sentences: printed, a page to read."""
+        from millstream.loader.showing.summary import Summary  # noqa: PLC0415  (for those who look)
+
+        return Summary(shown_facts(self._execution.plan, self._execution.profiler, self._options, {}))
+
+    def trace(self) -> "Trace":
+        """Returns the types, shapes and dtypes of what flows between the operations, found by making one element.
+
+        The element is the first of the dataset, made in this thread; the iterator stays where it is. Printed, it has a
+        line for each leaf; in a notebook, it is a picture.
+
+        Raises:
+            NotImplementedError: the operations come after a stream (a mixture, a dataset of your own), whose first
+                element has been drawn: look at the iterators of its parts.
+            Exception: what the chain raises, with notes of where.
+        """
+        raise NotImplementedError(
+            f"A {type(self).__name__} cannot be traced: its operations come after a stream, which is read in order. "
+            "Trace the datasets that it draws from."
+        )
+
+
+def traced_chain(pipeline: Pipeline, options: tuple[MultiprocessingOptions, ReadOptions]) -> "Trace":
+    """Returns what flows between the operations of a pipeline, found by making one element."""
+    from millstream.loader.tracing import Trace, traced  # noqa: PLC0415  (for those who look)
+
+    structures, shown = traced(pipeline), shown_labels(pipeline)
+    facts = shown_facts(Plan(pipeline), Profiler(pipeline.labels), options, structures)
+    return Trace({label: lines for label, lines in structures.items() if label in shown}, facts)
+
+
+def shown_facts(
+    plan: Plan,
+    profiler: Profiler,
+    options: tuple[MultiprocessingOptions, ReadOptions],
+    structures: Mapping[str, tuple[str, ...]],
+) -> "LoaderFacts":
+    """Returns what is known of a chain, as `facts_of` does of a loader."""
+    from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
+
+    facts, shown = facts_of(plan, profiler, *options, structures), shown_labels(plan.pipeline)
+    return dataclasses.replace(facts, stages=tuple(stage for stage in facts.stages if stage.label in shown))
+
+
+def shown_labels(pipeline: Pipeline) -> set[str]:
+    """Returns the labels of the parts of the work, without steps that the chain puts between the operations."""
+    operations = zip(pipeline.labels, pipeline.operations, strict=True)
+    return {*Profiler(()).read(), *(label for label, operation in operations if not operation.is_between)}

@@ -1,0 +1,76 @@
+"""Parquet files of a file system that the user gives, such as that of the Hugging Face Hub."""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from millstream.errors import DataSourceError
+from millstream.sources.arrow_library import filesystems
+from millstream.sources.parquet import ParquetDataSource
+from millstream.sources.parquet_file import ParquetFile
+from millstream.sources.paths import FileIdentity, FilePart
+
+
+@final
+class FilesystemParquetDataSource(ParquetDataSource):
+    """The rows of Parquet files of any file system; all else is as in `ParquetDataSource`.
+
+    A file is opened anew for each row group, as file systems over a network have connections of their own for each
+    open file. That it stays as it is while it is read is taken on trust.
+
+    Args:
+        paths: one path or a sequence of them, as the file system takes them: no patterns, and no ranges.
+        filesystem: a `pyarrow.fs.FileSystem`, or one of fsspec, such as `huggingface_hub.HfFileSystem()`. For worker
+            processes, it must be possible to pickle it.
+        options: `columns` and `cache_bytes`.
+
+    Raises:
+        TypeError: the file system is none; otherwise as `ParquetDataSource`.
+    """
+
+    def __init__(self, paths: Any, filesystem: Any, **options: Any) -> None:
+        self._filesystem = filesystem
+        _arrow_filesystem(filesystem)
+        super().__init__(paths, **options)
+
+    def _resolved(self, paths: Any) -> list[FilePart]:
+        given: Sequence[Any] = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        if not given:
+            raise ValueError("paths must name at least one file, got an empty sequence.")
+        return [FilePart(os.fspath(path)) for path in given]
+
+    def _identify(self, path: str) -> FileIdentity:
+        fs = filesystems()
+        found = _arrow_filesystem(self._filesystem).get_file_info(path)
+        if found.type == fs.FileType.NotFound:
+            raise FileNotFoundError(errno.ENOENT, "No such Parquet file", path)
+        if found.type == fs.FileType.Directory:
+            raise IsADirectoryError(errno.EISDIR, "Parquet sources read files, not directories", path)
+        if found.size is None:
+            raise DataSourceError(f"The file system does not say how large {path!r} is: copy it to a file.")
+        return FileIdentity.of_object(found.size, repr((found.size, found.mtime_ns)).encode())
+
+    def _identity_now(self, path: str) -> FileIdentity:
+        return self._identities[path]
+
+    def _open(self, path: str, place: str) -> ParquetFile:
+        del place  # There are no copies.
+        return ParquetFile(path, self._identities[path], self._opener(path))
+
+    def _opener(self, path: str) -> Callable[[], Any]:
+        return lambda: _arrow_filesystem(self._filesystem).open_input_file(path)
+
+    @property
+    def _is_far(self) -> bool:
+        return True
+
+
+def _arrow_filesystem(given: Any) -> Any:
+    """Returns a file system as one of Arrow's."""
+    fs = filesystems()
+    if isinstance(given, fs.FileSystem):
+        return given
+    if not all(callable(getattr(given, name, None)) for name in ("info", "isfile", "open")):
+        raise TypeError(f"filesystem must be one of pyarrow.fs or of fsspec, got {type(given).__name__}.")
+    return fs.PyFileSystem(fs.FSSpecHandler(given))

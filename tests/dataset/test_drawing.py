@@ -1,0 +1,99 @@
+"""A chain shows itself as text and as a picture, and reads nothing for it."""
+
+from typing import Any
+
+import hypothesis
+from html_pages import Page
+from hypothesis import strategies
+
+from millstream import IterDataset, MapDataset
+from millstream.dataset.drawing import SHOWN_PARENTS, Drawn, picture_of, text_of
+from millstream.experimental import LimitIterDataset, ZipIterDataset
+
+
+class Unread:
+    """A source that must not be read."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, key: int) -> int:
+        raise AssertionError(key)
+
+
+def mixture() -> IterDataset[Any]:
+    """Returns two streams mixed three to one, in batches by two workers."""
+    web = MapDataset.source(Unread()).shuffle(seed=1).to_iter_dataset()
+    books = LimitIterDataset(MapDataset.range(50).to_iter_dataset().map(abs), 20)
+    return IterDataset.mix({"web": web, "books": books}, {"web": 3, "books": 1}).batch(4).mp_prefetch(2)
+
+
+def test_a_stream_is_shown_line_by_line() -> None:
+    """What is joined stands as a list, and what follows one dataset under it."""
+    assert repr(mixture()).splitlines() == [
+        "IterDataset",
+        "  mix(weights={'web': 3, 'books': 1})",
+        "  - source(Unread of 10 records)",
+        "    .shuffle(seed=1)",
+        "    .to_iter_dataset()",
+        "  - source(range(0, 50))",
+        "    .to_iter_dataset()",
+        "    .apply(Map(abs))",
+        "    LimitIterDataset(count=20)",
+        "  .apply(Batch(batch_size=4))",
+        "  .mp_prefetch(num_workers=2)",
+    ]
+
+
+def test_a_picture_goes_from_the_sources_down() -> None:
+    """Each node is in it, after those that it draws from, with the shares of a mixture."""
+    text = Page(mixture()._repr_html_()).text
+    words = ["IterDataset", "source(Unread", ".shuffle(", "source(range", "web 75.0%", "books 25.0%", "mix(", "Batch("]
+    assert sorted(words, key=text.index) == words
+    mixed = MapDataset.mix([MapDataset.range(10), MapDataset.range(5)], [1, 4]).filter(bool)
+    text = Page(mixed._repr_html_()).text
+    words = ["MapDataset", "of 6 elements, of which some may be absent", "range(0, 10)", "1 80.0%", "mix(", ".filter("]
+    assert sorted(words, key=text.index) == words
+
+
+def test_of_many_parents_the_first_are_shown() -> None:
+    """A picture of a mixture of hundreds stays small, and says how many there are."""
+    many = ZipIterDataset([MapDataset.range(3).to_iter_dataset()] * 100)
+    assert repr(many).splitlines()[-1] == f"  - and {100 - SHOWN_PARENTS} more"
+    page = many._repr_html_()
+    assert page.count("range(0, 3)") == SHOWN_PARENTS
+    assert f"and {100 - SHOWN_PARENTS} more" in Page(page).text
+
+
+class FromNowhere(IterDataset[int]):
+    """A stream over something that is no dataset."""
+
+
+def test_parents_of_any_kind_are_named() -> None:
+    """An own stream may draw from anything."""
+    assert repr(FromNowhere({"url": 1})) == "IterDataset\n  {'url': 1}\n  FromNowhere"
+
+
+CHAINS = strategies.recursive(
+    strategies.builds(Drawn, strategies.text()),
+    lambda chains: strategies.builds(
+        lambda text, above: Drawn(text, tuple(above), tuple((parent.text, 1.0) for parent in above)),
+        strategies.text(),
+        strategies.lists(chains, min_size=1, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@hypothesis.given(CHAINS)
+def test_any_text_is_shown_as_it_is(chain: Drawn) -> None:
+    """Whatever nodes are called, each is in the text and in the picture once, and the page stays whole."""
+
+    def texts(node: Drawn) -> list[str]:
+        return [node.text, *(text for parent in node.above for text in texts(parent))]
+
+    page = Page(picture_of("MapDataset of 1 element", chain))
+    assert page.tags.count("code") == len(texts(chain)) + 1
+    assert all(text.strip() in page.text for text in texts(chain) if text.isalnum())
+    if all(text.isalnum() for text in texts(chain)):
+        assert len(text_of("", chain).splitlines()) == len(texts(chain)) + 1

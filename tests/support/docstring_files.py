@@ -1,0 +1,53 @@
+"""The files that the examples in docstrings read."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from array_record.python.array_record_module import ArrayRecordWriter
+from PIL import Image
+from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
+
+import millstream
+
+WORDS = [b"one", b"two", b"three"]
+
+
+def write_docstring_files(folder: Path) -> None:
+    """Writes them into a folder: small, the same in each run."""
+    writer = ArrayRecordWriter(str(folder / "train-0.array_record"), "group_size:1")
+    for word in WORDS:
+        writer.write(word)
+    writer.close()
+    (folder / "people.csv").write_text("name,age\nAda,36\nAlan,41\n")
+    (folder / "poem.txt").write_text("first line\nsecond line\n")
+    (folder / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    (folder / "damaged.jsonl").write_text('{"text": "one"}\n{"text": "tw\n')
+    write_bagz(folder / "train.bagz", WORDS)
+    write_tfrecord(folder / "train.tfrecord", [millstream.encode_example({"label": label}) for label in range(8)])
+    write_tar(folder / "train-0.tar", [("000/17.txt", b"a cat"), ("000/17.cls", b"0"), ("000/18.txt", b"a dog")])
+    write_megatron(folder / "corpus_text_document", [np.arange(length, dtype=np.uint16) for length in (3, 4)])
+    rows = {"tokens": [[number] * 8 for number in range(1000)], "label": [number % 10 for number in range(1000)]}
+    pq.write_table(pa.table(rows), folder / "train-0.parquet", row_group_size=100)
+    for name in ("cat/1.png", "cat/2.png", "dog/1.png"):
+        path = folder / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
+    write_prepared_dataset(folder / "tensorflow_datasets" / "digits" / "1.0.0")
+
+
+def write_prepared_dataset(folder: Path) -> None:
+    """Writes ten records with a label each, as TensorFlow Datasets leaves them on a disk."""
+    folder.mkdir(parents=True)
+    records = [millstream.encode_example({"label": number}) for number in range(10)]
+    write_tfrecord(folder / "digits-train.tfrecord-00000-of-00001", records)
+    template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+    split = {"name": "train", "filepathTemplate": template, "shardLengths": ["10"]}
+    info = {"name": "digits", "version": "1.0.0", "fileFormat": "tfrecord", "splits": [split]}
+    features = "tensorflow_datasets.core.features."
+    label = {"pythonClassName": f"{features}class_label_feature.ClassLabel", "classLabel": {"numClasses": "10"}}
+    both = {"pythonClassName": f"{features}features_dict.FeaturesDict", "featuresDict": {"features": {"label": label}}}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    (folder / "features.json").write_text(json.dumps(both))

@@ -1,0 +1,75 @@
+"""The examples in docstrings: each public name has one, and each gives what is shown beneath it."""
+
+import doctest
+import importlib
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from docstring_files import write_docstring_files
+
+import millstream
+
+MODULES = ["", ".checkpoint", ".dataset", ".experimental", ".loader", ".samplers", ".sources", ".tools", ".transforms"]
+GIVEN = {"millstream": millstream, "np": np}
+"""What the examples take for granted."""
+SKIPPED = {"FileCache": "reads a bucket"}
+"""Whose example has a line that is compiled, and not run, and why."""
+
+
+def public_names() -> Iterator[tuple[str, Any]]:
+    """Yields each public class and function once, by the shortest of its names."""
+    seen: set[int] = set()
+    for part in MODULES:
+        module = importlib.import_module(f"millstream{part}")
+        for name in module.__all__:
+            value = getattr(module, name)
+            if callable(value) and not isinstance(value, types.ModuleType) and id(value) not in seen:
+                seen.add(id(value))
+                yield f"millstream{part}.{name}", value
+
+
+NAMES = dict(public_names())
+
+
+def examples_of(name: str) -> list[doctest.DocTest]:
+    """Returns the examples of a public name: those of its own docstring first, then those of its methods."""
+    value = NAMES[name]
+    found = doctest.DocTestFinder(exclude_empty=False).find(value, name, module=False, globs=dict(GIVEN))
+    return sorted(found, key=lambda some: some.name != name)
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_has_an_example_that_is_true(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The docstring has an example; in a folder with some files, it gives what is shown."""
+    write_docstring_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = examples_of(name)
+    shown: list[str] = []
+    for some in found:
+        doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(some, out=shown.append)
+
+    assert found[0].name == name
+    assert found[0].examples
+    assert shown == []
+
+
+def test_what_is_not_run_is_listed() -> None:
+    """No example is skipped without a reason, and what is skipped is Python all the same."""
+    skipped = [
+        (name.rsplit(".", 1)[1], one.source)
+        for name in NAMES
+        for some in examples_of(name)
+        for one in some.examples
+        if one.options.get(doctest.SKIP)
+    ]
+    for name, source in skipped:
+        compile(source, name, "single")
+
+    assert {name for name, _ in skipped} == set(SKIPPED)
