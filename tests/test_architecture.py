@@ -36,6 +36,7 @@ FACADE = {
 }
 
 IMPORTERS = {
+    "apache_beam": {"millstream.tools.beam_conversion"},
     "array_record": {"millstream.sources.array_record", "millstream.tools.record_writers"},
     # What is quicker or nicer where it is installed.
     "google_crc32c": {"millstream.sources.crc32c"},
@@ -53,7 +54,18 @@ IMPORTERS = {
 """The modules that may import each third party; numpy is everywhere."""
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
-LATE_IMPORTS = {"array_record", "google_crc32c", "jax", "orjson", "pyarrow", "ray", "tensorstore", "tqdm", "zstandard"}
+LATE_IMPORTS = {
+    "apache_beam",
+    "array_record",
+    "google_crc32c",
+    "jax",
+    "orjson",
+    "pyarrow",
+    "ray",
+    "tensorstore",
+    "tqdm",
+    "zstandard",
+}
 """What is imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
 """What type checkers bring themselves: imported for their eyes only, it is not a dependency."""

@@ -1,12 +1,12 @@
 """Hours of random pipelines, random faults and random resumes, each compared with the oracle: `make soak`.
 
     python tests/support/soak.py --minutes=60      an hour; a line a minute
-    python tests/support/soak.py --seed=123        the trial of a seed, again and again until it fails, ten times at most
+    python tests/support/soak.py --seed=123        the trial of a seed until it fails, ten times at most
 
 A trial is a stream (`soak_courses`) that one trainer after the other reads (`soak_life`), each in a process of its own,
-all but the last killed on their way, with a fault at a time (`soak_faults`). It fails if a batch is not the oracle's, if
-anything is left of a life or of a part of it, if memory grows, or if a life takes longer than its limit. Its data lie
-on a small disk in memory where this user may mount one. The exit status is 1 if a trial failed.
+all but the last killed on their way, with a fault at a time (`soak_faults`). It fails if a batch is not the oracle's,
+if anything is left of a life or of a part of it, if memory grows, or if a life takes longer than its limit. Its data
+lie on a small disk in memory where this user may mount one. The exit status is 1 if a trial failed.
 """
 
 import argparse
@@ -205,9 +205,11 @@ def main() -> int:
     start = time.monotonic()
     seed, failures, minute = given.first_seed if given.first_seed is not None else random.randrange(10**9), 0, 1
     say(f"from seed {seed} on")
-    while (minutes := (time.monotonic() - start) / 60) < given.minutes:
+    minutes = -1.0
+    while minutes < given.minutes:
         failures += failed(soak, seed)
         seed += 1
+        minutes = (time.monotonic() - start) / 60
         if minutes >= minute:
             minute = int(minutes) + 1
             say(f"minute {int(minutes)}: failed {failures}, {soak.line()}")

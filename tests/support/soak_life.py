@@ -26,9 +26,8 @@ from typing import Any
 
 import psutil
 from faults import hang
-from soak_courses import Course
-from soak_faults import FAULTS, Fault, FullDisk
-from streams import comparable
+from soak_courses import Course, mark
+from soak_faults import FAULTS, Fault, FewDescriptors, FullDisk
 
 import millstream
 from millstream.transforms import Map, Transformation
@@ -79,7 +78,7 @@ class Life:
         self.folder = Path(orders.folder)
         self.seen: collections.Counter[str] = collections.Counter()
         self.most: collections.Counter[str] = collections.Counter()
-        self.expected: dict[tuple[int, int], list[Any]] = {}
+        self.expected: dict[tuple[int, int], list[bytes]] = {}
         self.is_interruptible = False
         self.leaked: list[int] = []
         signal.signal(signal.SIGINT, self._interrupt)
@@ -93,7 +92,9 @@ class Life:
         """Reads to the end."""
         if not self.orders.is_last:
             delay = self.chance.uniform(0.1, 4.0)
-            killed = threading.Timer(delay, os.kill, [os.getpid(), self.chance.choice([signal.SIGKILL, signal.SIGTERM])])
+            killed = threading.Timer(
+                delay, os.kill, [os.getpid(), self.chance.choice([signal.SIGKILL, signal.SIGTERM])]
+            )
             killed.daemon = True
             killed.start()
         # One that was killed may have left the disk full.
@@ -112,13 +113,9 @@ class Life:
 
     def _leg(self) -> bool:
         """Reads some batches with one loader, and says whether the stream is over."""
-        count = self.chance.choice(self.course.shard_counts)
-        # Hosts whose stream is not dealt anew stay who they are.
-        index = self.orders.seed % count if len(self.course.shard_counts) == 1 else self.chance.randrange(count)
+        index, count = self._shard()
         workers = self.chance.choice([0, 1, 2, 2, 3])
-        fault = self.chance.choice([kind for kind in FAULTS if workers or not kind.needs_workers])(
-            self.chance, self.folder
-        )
+        fault = self.chance.choice(self._faults(workers))(self.chance, self.folder)
         self.seen["legs"] += 1
         limit = self.chance.choice([5, 30, 100, 1 << 40])
         told: BaseException | None = None
@@ -141,7 +138,28 @@ class Life:
         self.seen[fault.name] += fault.count
         return is_over
 
-    def _stream(self, index: int, count: int) -> list[Any]:
+    def _faults(self, workers: int) -> list[type[Fault]]:
+        """Returns what can go wrong."""
+        faults = [kind for kind in FAULTS if workers or not kind.needs_workers]
+        # TensorStore aborts the process that it is in when no descriptor is left for a connection.
+        return [kind for kind in faults if kind is not FewDescriptors or self.course.place != "store"]
+
+    def _saved(self) -> dict[str, Any] | None:
+        """Returns what was saved last; None if nothing was."""
+        file = self.folder / "state"
+        return json.loads(file.read_bytes()) if file.exists() else None
+
+    def _shard(self) -> tuple[int, int]:
+        """Returns which host to be now: any one whose stream can be resumed from what was saved."""
+        if saved := self._saved():
+            if saved["host"] is not None:
+                return saved["host"][0], saved["host"][1]
+        elif len(self.course.shard_counts) == 1:
+            return self.orders.seed % self.course.shard_counts[0], self.course.shard_counts[0]
+        count = self.chance.choice(self.course.shard_counts)
+        return self.chance.randrange(count), count
+
+    def _stream(self, index: int, count: int) -> list[bytes]:
         if (index, count) not in self.expected:
             self.expected[index, count] = self.course.expected(index, count)
         return self.expected[index, count]
@@ -161,7 +179,7 @@ class Life:
             stall_timeout=60.0,
         )
 
-    def _read(self, loader: millstream.DataLoader, fault: Fault, stream: list[Any], limit: int) -> bool:
+    def _read(self, loader: millstream.DataLoader, fault: Fault, stream: list[bytes], limit: int) -> bool:
         with iter(loader) as iterator:
             self._restore(iterator)
             step = iterator.step
@@ -169,7 +187,7 @@ class Life:
             for _ in range(limit):
                 fault.act(iterator)
                 if self.chance.random() < 0.05:
-                    self._save(iterator, fault)
+                    self._save(iterator, loader, fault)
                 try:
                     self.is_interruptible = True
                     batch = next(iterator, None)
@@ -182,24 +200,47 @@ class Life:
                     assert step == len(stream), f"the stream ends at step {step} of {len(stream)}"
                     return True
                 assert step < len(stream), f"step {step} comes after the end of the stream"
-                assert comparable(batch) == stream[step], f"another batch at step {step}"
+                assert mark(batch) == stream[step], f"another batch at step {step}"
                 step += 1
                 assert iterator.step == step
                 self.seen["batches"] += 1
                 if step % 16 == 0:
                     self._watch()
-            self._save(iterator, fault)
+            self._save(iterator, loader, fault)
         return False
 
     def _restore(self, iterator: millstream.DataLoaderIterator) -> None:
-        file = self.folder / "state"
-        if file.exists():
-            saved = json.loads(file.read_bytes())
-            iterator.set_state(saved["state"].encode())
+        if saved := self._saved():
+            states = [state.encode() for state in saved["states"]]
+            iterator.set_state(*states) if len(states) == 1 else iterator.set_states(states)
             assert iterator.step == saved["step"], f"saved at step {saved['step']}, resumed at {iterator.step}"
 
-    def _save(self, iterator: millstream.DataLoaderIterator, fault: Fault) -> None:
-        content = json.dumps({"step": iterator.step, "state": iterator.get_state().decode()}).encode()
+    def _states(self, iterator: millstream.DataLoaderIterator, loader: millstream.DataLoader) -> dict[str, Any]:
+        """Returns the states that hosts have saved at this step, and which host it was if it was one alone.
+
+        The state of one says it all where each record becomes one element. Where logical shards are dealt to several
+        hosts, these resume from the states of all of them: the others are brought to this step here.
+        """
+        states, shard = [iterator.get_state().decode()], loader.shard_options
+        host: tuple[int, int] | None = (shard.shard_index, shard.shard_count)
+        if self.course.is_one_to_one:
+            host = None
+        elif self.course.logical_shards is not None and self.chance.random() < 0.3:
+            others = set(range(shard.shard_count)) - {shard.shard_index}
+            # At its end, a stream that drops elements may be over on some hosts, and not on others.
+            with contextlib.suppress(IndexError):
+                more = [self._state_of(loader, index, iterator.step) for index in sorted(others)]
+                return {"host": None, "states": states + more}
+        return {"host": host, "states": states}
+
+    def _state_of(self, loader: millstream.DataLoader, index: int, step: int) -> str:
+        other = self._loader(loader.data_source, index, loader.shard_options.shard_count, 0)
+        with contextlib.closing(other), iter(other) as iterator:
+            iterator.seek(step)
+            return iterator.get_state().decode()
+
+    def _save(self, iterator: millstream.DataLoaderIterator, loader: millstream.DataLoader, fault: Fault) -> None:
+        content = json.dumps({"step": iterator.step, **self._states(iterator, loader)}).encode()
         unfinished = self.folder / "state.new"
         try:
             with fault.while_saving() if isinstance(fault, FullDisk) else contextlib.nullcontext():
