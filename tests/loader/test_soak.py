@@ -25,7 +25,7 @@ def soaked(*arguments: str) -> tuple[int, str]:
     ("broken", "words"),
     [
         ("stream", "another batch at step 0"),
-        ("leak", "a leg has left behind: 1 descriptors"),
+        ("leak", "has left behind: 1 descriptors"),
         ("hang", "took more than 8 s"),
     ],
 )

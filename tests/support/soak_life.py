@@ -80,6 +80,7 @@ class Life:
         self.most: collections.Counter[str] = collections.Counter()
         self.expected: dict[tuple[int, int], list[bytes]] = {}
         self.is_interruptible = False
+        self.fault = ""
         self.leaked: list[int] = []
         signal.signal(signal.SIGINT, self._interrupt)
 
@@ -117,6 +118,7 @@ class Life:
         workers = self.chance.choice([0, 1, 2, 2, 3])
         fault = self.chance.choice(self._faults(workers))(self.chance, self.folder)
         self.seen["legs"] += 1
+        self.fault = fault.name
         limit = self.chance.choice([5, 30, 100, 1 << 40])
         told: BaseException | None = None
         is_over = False
@@ -268,13 +270,13 @@ class Life:
             self.leaked.append(os.open("/dev/null", os.O_RDONLY))
         deadline = time.monotonic() + _LEFT_SECONDS
         while left := self._left(descriptors):
-            assert time.monotonic() < deadline, f"a leg has left behind: {', '.join(left)}"
+            assert time.monotonic() < deadline, f"a leg with {self.fault} has left behind: {', '.join(left)}"
             time.sleep(0.02)
 
     def _left(self, descriptors: int) -> list[str]:
         gc.collect()
         threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("millstream")]
-        processes = [f"process {process.pid}" for process in psutil.Process().children(recursive=True)]
+        processes = [described(process) for process in psutil.Process().children(recursive=True)]
         more = self._descriptors() - descriptors
         mapped = Path("/proc/self/maps").read_text().count("memfd:millstream")
         return [*threads, *processes, *[f"{more} descriptors"] * (more > 0), *[f"{mapped} arenas"] * (mapped > 0)]
@@ -286,6 +288,15 @@ class Life:
             with contextlib.suppress(OSError):  # That of the listing.
                 names.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
         return sum(self.course.place != "store" or name.startswith("/") for name in names)
+
+
+def described(process: psutil.Process) -> str:
+    """Returns which process it is, what it is doing, and since when."""
+    try:
+        words = " ".join(process.cmdline())[-100:]
+        return f"process {process.pid}, {process.status()}, {time.time() - process.create_time():.0f} s old, {words!r}"
+    except psutil.Error:
+        return f"process {process.pid}, gone by now"
 
 
 if __name__ == "__main__":
