@@ -98,7 +98,7 @@ def _order(measured: dict[str, Any]) -> list[str]:
         (
             f"Building the mixture of {measured['components']:,} components, up to its first key, takes "
             f"{measured['mixture_seconds'] * 1e3:,.0f} ms. A call costs something for each component that has a turn "
-            "in it: many components are cheap in large batches, and dear in small ones."
+            "in it, so with many components a position costs about in proportion to their number."
         ),
         "",
     ]

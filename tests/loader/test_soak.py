@@ -24,7 +24,7 @@ def soaked(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        ("stream", "another batch at step 0"),
+        ("stream", "another batch at step"),
         ("leak", "has left behind: 1 descriptors"),
         ("hang", "took more than 8 s"),
     ],

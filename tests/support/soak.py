@@ -69,7 +69,8 @@ class Soak:
 
             def failure(request: Request) -> str | int | None:
                 fate = random.Random(f"request {seed} {request.number}")
-                return fate.choice([503, 429, "reset", "short"]) if fate.random() < failing else None
+                failures: list[str | int] = [503, 429, "reset", "short"]
+                return fate.choice(failures) if fate.random() < failing else None
 
             server.failure = failure
             (disk / "numbers.bag").write_bytes(server.objects["bucket/numbers.bag"])

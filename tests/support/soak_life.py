@@ -64,8 +64,8 @@ class Stuck(Map):
 
     def map(self, element: Any) -> Any:
         """Waits."""
+        del element
         hang()
-        return element
 
 
 class Life:
