@@ -295,6 +295,8 @@ def described(process: psutil.Process) -> str:
     try:
         words = " ".join(process.cmdline())[-100:]
         return f"process {process.pid}, {process.status()}, {time.time() - process.create_time():.0f} s old, {words!r}"
+    except psutil.ZombieProcess:
+        return f"process {process.pid}, which has ended and was not waited for"
     except psutil.Error:
         return f"process {process.pid}, gone by now"
 
