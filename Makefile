@@ -6,7 +6,7 @@ VENV := .venv$(if $(filter command,$(firstword $(origin PYTHON))),-$(shell $(PYT
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'dataset/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'tools/*.py' 'transforms/*.py')
 
-.PHONY: demo test soak check docs dist bench format clean
+.PHONY: demo test soak kills check docs dist bench format clean
 
 demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
@@ -14,7 +14,11 @@ demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the
 test: $(VENV)/.installed ## Run all tests, on as many cores as there are, up to four.
 	$(BIN)/pytest -n logical --maxprocesses=4 --dist=worksteal
 
-soak: $(VENV)/.installed ## Kill a thousand workers while they work.
+MINUTES ?= 60
+soak: $(VENV)/.installed ## Random pipelines, faults and resumes for an hour: MINUTES=5 for less, SEED=… to repeat one.
+	$(BIN)/python tests/support/soak.py $(if $(SEED),--seed=$(SEED),--minutes=$(MINUTES))
+
+kills: $(VENV)/.installed ## Kill a thousand workers while they work.
 	MILLSTREAM_SOAK_KILLS=1000 $(BIN)/pytest tests/loader/processes/test_pool_soak.py
 
 # From inside .venv, mypy sees the installed package, and not the root folder that happens to have its name. pyright runs

@@ -98,6 +98,17 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--compression", metavar="none|zstd[:LEVEL]", help="of each record (none, which reads most quickly)"
     )
+    convert.add_argument(
+        "--runner", metavar="NAME", help="write with Apache Beam instead: DirectRunner, FlinkRunner, SparkRunner, ..."
+    )
+    convert.add_argument(
+        "--runner-option",
+        action="append",
+        default=[],
+        dest="runner_options",
+        metavar="NAME=VALUE",
+        help="an option of Beam, such as flink_master=localhost:8081; again for each",
+    )
     convert.add_argument("--overwrite", action="store_true", help="replace files that are there")
     top = _command(commands, "top", _top, "show what the pipelines of a running trainer do, live")
     top.add_argument(

@@ -19,10 +19,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
-
-import numpy as np
 
 from millstream.loader import DataLoader, ReadOptions
 from millstream.samplers import SequentialSampler
@@ -30,18 +28,13 @@ from millstream.sharding import NoSharding
 from millstream.sources.new_files import new_file
 from millstream.sources.paths import FileIdentity
 from millstream.tools.conversion_progress import RecordCounts, shown_progress
-from millstream.tools.kept_lengths import forget_lengths, store_lengths
-from millstream.tools.record_encoding import encoded
+from millstream.tools.conversion_units import write_unit
+from millstream.tools.kept_lengths import forget_lengths
 from millstream.tools.record_sizes import sizes_mark
-from millstream.tools.record_writers import compression_level, new_writer
+from millstream.tools.record_writers import compression_level
 from millstream.transforms import Map
 
-_BLOCK_BYTES = 4 << 20
-_BLOCK_RECORDS = 1024
-_FIRST_RECORDS = 16
-"""How much is read at once: bytes and records at most, and records at first."""
-
-_LAYOUT = 1
+_LAYOUT = 2
 """The version of a plan."""
 
 _LAST_WRITERS_SECONDS = 20.0
@@ -121,12 +114,16 @@ class Conversion:
         }
 
 
-def convert(conversion: Conversion, jobs: int, *, overwrite: bool) -> None:
+Writers = Callable[[Conversion, RecordCounts, Sequence[int]], None]
+"""What writes the files of some numbers, in any order."""
+
+
+def convert(conversion: Conversion, writers: Writers, *, overwrite: bool) -> None:
     """Writes the files that are not there yet.
 
     Args:
         conversion: what to do.
-        jobs: how many processes write at the same time; with 1, it is this one.
+        writers: what writes them: `ProcessWriters`, or the workers of an engine.
         overwrite: whether files of these names, and what another conversion has begun, are removed first.
 
     Raises:
@@ -143,8 +140,7 @@ def convert(conversion: Conversion, jobs: int, *, overwrite: bool) -> None:
         try:
             _begin_or_resume(conversion, overwrite=overwrite)
             todo = [number for number, target in enumerate(conversion.targets) if not os.path.exists(target)]  # noqa: PTH110
-            if todo:
-                _write(conversion, todo, min(jobs, len(todo)))
+            _write(conversion, todo, writers)
         except FileExistsError:
             shutil.rmtree(folder)
             raise
@@ -183,71 +179,57 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
         file.write(json.dumps(plan).encode())
 
 
-def _write(conversion: Conversion, todo: list[int], jobs: int) -> None:
-    """Writes some of the files, in any order."""
+def _write(conversion: Conversion, todo: list[int], writers: Writers) -> None:
+    """Has some of the files written, and shows how far that is."""
     counts = RecordCounts.new(os.path.join(conversion.folder, "counts"), conversion.num_shards)  # noqa: PTH118
     for shard in set(range(conversion.num_shards)) - set(todo):
         counts.set(shard, len(conversion.range_of(shard)))
-    loader = DataLoader(
-        data_source=todo,
-        sampler=SequentialSampler(len(todo)),
-        operations=[_WriteShard(conversion, counts)],
-        worker_count=jobs if jobs > 1 else 0,
-        shard_options=NoSharding(),
-        read_options=ReadOptions(num_threads=0),
-        stall_timeout=float("inf"),
-    )
-    with shown_progress(counts, f"Writing {conversion.destination!r}", len(conversion.source)), loader:
-        for _ in loader:
-            pass
+    with shown_progress(counts, f"Writing {conversion.destination!r}", len(conversion.source)):
+        writers(conversion, counts, todo)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ProcessWriters:
+    """Writes files in worker processes.
+
+    Attributes:
+        jobs: how many write at the same time; with 1, it is this process.
+    """
+
+    jobs: int
+
+    def __call__(self, conversion: Conversion, counts: RecordCounts, todo: Sequence[int]) -> None:
+        """Writes them."""
+        if not todo:
+            return
+        jobs = min(self.jobs, len(todo))
+        loader = DataLoader(
+            data_source=todo,
+            sampler=SequentialSampler(len(todo)),
+            operations=[_WriteShard(conversion, counts)],
+            worker_count=jobs if jobs > 1 else 0,
+            shard_options=NoSharding(),
+            read_options=ReadOptions(num_threads=0),
+            stall_timeout=float("inf"),
+        )
+        with loader:
+            for _ in loader:
+                pass
 
 
 @final
 class _WriteShard(Map[int, int]):
-    """Writes the file of a number, and returns how many records it has."""
+    """Writes the file of a number, and returns the number."""
 
     def __init__(self, conversion: Conversion, counts: RecordCounts) -> None:
         self._conversion = conversion
         self._counts = counts
 
     def map(self, shard: int, /) -> int:
-        """Writes one file from its beginning, whatever is left of an earlier attempt."""
-        with open(self._conversion.writers, "rb") as lock:  # noqa: PTH123
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            return self._write(shard)
-
-    def _write(self, shard: int) -> int:
-        conversion = self._conversion
-        keys = conversion.range_of(shard)
-        unfinished = os.path.join(conversion.folder, f"{shard}{conversion.extension}")  # noqa: PTH118
-        writer = new_writer(unfinished, conversion.extension, conversion.compression)
-        try:
-            for some, done in _blocks(conversion, keys):
-                writer.write(some)
-                self._counts.set(shard, done)
-            sizes = writer.finish()
-        except BaseException:
-            writer.abandon()
-            with contextlib.suppress(FileNotFoundError):  # Where it could not even be begun.
-                os.unlink(unfinished)  # noqa: PTH108
-            raise
-        target = conversion.targets[shard]
-        os.replace(unfinished, target)  # noqa: PTH105
-        if conversion.extension == ".array_record":  # The others say it themselves.
-            store_lengths(target, sizes_mark(FileIdentity.of(target)), sizes)
-        return len(keys)
-
-
-def _blocks(conversion: Conversion, keys: range) -> Iterator[tuple[list[bytes], int]]:
-    """Yields the records of some keys, in order, as bytes, with how many there have been by then."""
-    done, step = 0, _FIRST_RECORDS
-    while done < len(keys):
-        some = keys[done : done + step]
-        records = encoded(conversion.source.__getitems__(some), some, conversion.encoding)
-        done += len(some)
-        yield records, done
-        mean = max(1, int(np.mean(list(map(len, records)))))
-        step = max(1, min(_BLOCK_RECORDS, _BLOCK_BYTES // mean))
+        """Writes one file."""
+        write_unit(self._conversion, self._counts, shard)
+        return shard
 
 
 def _wait_for_writers(conversion: Conversion) -> None:

@@ -8,7 +8,8 @@ from millstream.loader.threads.options import available_cores
 from millstream.sources.compression import HEAD_BYTES, compression_of, is_zlib
 from millstream.sources.formats import FileFormat
 from millstream.sources.json_lines import JsonTexts
-from millstream.tools.conversion import Conversion, convert
+from millstream.tools.beam_conversion import BeamWriters
+from millstream.tools.conversion import Conversion, ProcessWriters, Writers, convert
 from millstream.tools.given_files import given_files
 from millstream.tools.record_encoding import encoded, encoding_for
 from millstream.tools.record_sizes import in_bytes
@@ -26,6 +27,8 @@ def converted(
     encode: str,
     compression: str | None,
     overwrite: bool,
+    runner: str | None = None,
+    runner_options: Sequence[str] = (),
 ) -> str:
     """Converts or unpacks, and returns what was done in a line.
 
@@ -33,6 +36,8 @@ def converted(
         OSError, ValueError, ImportError: as `convert` and `unpack`; files of several formats, a destination of none.
     """
     destination = os.path.join(os.getcwd(), os.path.expanduser(destination))  # noqa: PTH109, PTH111, PTH118
+    if runner_options and runner is None:
+        raise ValueError(f"--runner-option={runner_options[0]} is for a runner of Beam: pass --runner=NAME, too.")
     if not destination.endswith(EXTENSIONS):
         return _unpacked(sources, destination, overwrite=overwrite)
     found = given_files(sources, format)
@@ -42,13 +47,16 @@ def converted(
             "one, or say which one they all have, --format=..."
         )
     ((kind, paths),) = found.values()
+    writers: Writers = ProcessWriters(jobs or available_cores())
+    if runner is not None:
+        writers = BeamWriters(runner, runner_options, jobs or available_cores())
     with _opened(kind, paths, encode) as source:
         encoding = encoding_for(source[0]) if encode == "auto" else encode
         if isinstance(source, JsonTexts):
             encoding = "raw"  # They are JSON already.
         encoded([source[0]], [0], encoding)  # Before anything is removed.
         conversion = Conversion(source, destination, encoding, compression, shards)
-        convert(conversion, jobs or available_cores(), overwrite=overwrite)
+        convert(conversion, writers, overwrite=overwrite)
         size = sum(map(os.path.getsize, conversion.targets))
         return (
             f"{conversion.targets[0]}{f' and {shards - 1:,} more' if shards > 1 else ''}: {len(source):,} records, "

@@ -1,6 +1,6 @@
 """Workers are killed again and again: the stream is the oracle's, and nothing is left of the dead.
 
-`make soak` kills a thousand.
+`make kills` kills a thousand.
 """
 
 import dataclasses

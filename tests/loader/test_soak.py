@@ -1,0 +1,46 @@
+"""The soak finds what is broken: it would be worth nothing if it could not fail."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import soak
+from faults import WAIT_SECONDS
+
+
+def soaked(*arguments: str) -> tuple[int, str]:
+    """Returns the exit status of a soak, and what it prints."""
+    done = subprocess.run(
+        [sys.executable, soak.__file__, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=2 * WAIT_SECONDS,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ("stream", "another batch at step"),
+        ("leak", "has left behind: 1 descriptors"),
+        ("hang", "took more than 8 s"),
+    ],
+)
+def test_what_is_broken_is_found_and_its_seed_repeats_it(broken: str, words: str) -> None:
+    """A wrong batch, a leak and a hang each fail a trial, and the command that is printed fails in the same way."""
+    how = [f"--broken={broken}", "--limit=8" if broken == "hang" else "--limit=60"]
+    status, told = soaked("--minutes=0.0001", "--first-seed=11", *how)
+    assert (status, words in told) == (1, True), told
+    seed = re.search(r"make soak SEED=(\d+)", told)
+    assert seed is not None
+    status, told = soaked(f"--seed={seed[1]}", *how)
+    assert (status, words in told) == (1, True), told
+
+
+def test_a_stream_that_is_not_broken_passes() -> None:
+    """One trial of two lives, the first of them killed."""
+    status, told = soaked("--minutes=0.0001", "--first-seed=17", "--limit=60")
+    assert (status, "failed 0" in told) == (0, True), told

@@ -1,0 +1,178 @@
+"""What a trial of the soak reads: a random pipeline, in a form that other shards and workers can resume.
+
+Lives of a trial import this, and so do their worker processes: it needs neither pytest nor hypothesis.
+"""
+
+import dataclasses
+import hashlib
+import marshal
+import random
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from oracle import oracle
+from streams import comparable
+
+import millstream
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation, WindowShuffle
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+_POSITIONS = 2_000
+"""About how many positions a stream has."""
+
+
+class Decode(Map):
+    """Takes a record of a file for a number."""
+
+    def map(self, element: Any) -> Any:
+        """Returns the number."""
+        return struct.unpack("<q", element)[0] if isinstance(element, bytes) else element
+
+
+class Jitter(RandomMap):
+    """Adds a random number."""
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns the element plus a draw."""
+        return element + int(rng.integers(1 << 20))
+
+
+class AddIndex(MapWithIndex):
+    """Adds the index."""
+
+    def map_with_index(self, index: int, element: Any) -> Any:
+        """Returns the element plus its index."""
+        return element + index
+
+
+@dataclasses.dataclass(frozen=True)
+class Widen(Map):
+    """Makes an array of a number."""
+
+    width: int
+
+    def map(self, element: Any) -> Any:
+        """Returns the array."""
+        return np.full(self.width, element, np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class DropMultiples(Filter):
+    """Drops what is divisible."""
+
+    of: int
+
+    def filter(self, element: Any) -> bool:
+        """Says whether the element is not a multiple."""
+        return int(element) % self.of != 0
+
+
+class Repeat(FlatMap):
+    """Makes up to two elements of one."""
+
+    max_fan_out = 2
+
+    def flat_map(self, element: Any) -> Sequence[Any]:
+        """Returns the element as often as it says."""
+        return [element + child for child in range(int(element) % 3)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+    """Everything that decides the stream of a trial, whatever hosts and workers there are.
+
+    Attributes:
+        place: where the records are: `memory`, `file` or `store`.
+        size: how many there are.
+        sampler: their order.
+        before: the operations before the Batch.
+        batch: the elements of a global batch; 0 for none.
+        drop_remainder: as the Batch takes it.
+        after: the operations after the Batch.
+        logical_shards: into how many parts the stream is dealt; None to deal it to the hosts there are.
+        shard_counts: the numbers of hosts that can have this stream.
+    """
+
+    place: str
+    size: int
+    sampler: millstream.IndexSampler
+    before: tuple[Transformation, ...]
+    batch: int
+    drop_remainder: bool
+    after: tuple[Transformation, ...]
+    logical_shards: int | None
+    shard_counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, seed: int) -> "Course":
+        """Returns the course of a seed."""
+        chance = random.Random(f"course {seed}")
+        size = chance.choice([1, 7, 40, 150, 400])
+        sampler = millstream.IndexSampler(
+            size, shuffle=chance.random() < 0.8, num_epochs=-(-_POSITIONS // size), seed=chance.getrandbits(64)
+        )
+        kind = chance.choice(["one to one", "one to one", "logical shards", "fixed", "fixed"])
+        before: list[Transformation] = [Decode()]
+        before += chance.choices([Jitter(), AddIndex()], k=chance.randrange(3))
+        if kind != "one to one":
+            before += chance.sample([DropMultiples(3), DropMultiples(2), Repeat()], k=chance.randrange(1, 3))
+        if kind == "fixed" and chance.random() < 0.4:
+            before.append(WindowShuffle(chance.choice([2, 10, 50]), chance.getrandbits(32)))
+        before += chance.choices([[], [Widen(1)], [Widen(512)], [Widen(1 << 15)]], [3, 3, 3, 1])[0]
+        logical = chance.choice([2, 4]) if kind == "logical shards" else None
+        batch = chance.choice([4, 8, 12, 24]) if kind != "fixed" or chance.random() < 0.8 else 0
+        after: list[Transformation] = chance.choices([Jitter(), AddIndex()], k=chance.randrange(2)) if batch else []
+        one_host_count = chance.choice([1, 1, 2, 3])
+        counts = {
+            "one to one": tuple(count for count in (1, 2, 3, 4) if batch and batch % count == 0),
+            "logical shards": tuple(count for count in (1, 2, 4) if logical and logical % count == 0),
+            "fixed": (one_host_count,),
+        }[kind]
+        batch *= one_host_count if kind == "fixed" else 1
+        drop = chance.random() < 0.5
+        place = chance.choice(["memory", "memory", "file", "store"])
+        return cls(place, size, sampler, tuple(before), batch, drop, tuple(after), logical, counts)
+
+    @property
+    def records(self) -> list[bytes]:
+        """The content of the files."""
+        return [struct.pack("<q", number) for number in range(self.size)]
+
+    @property
+    def is_one_to_one(self) -> bool:
+        """Whether each record becomes one element, where it stands."""
+        return all(operation.keeps_count and not operation.regroups for operation in self.before)
+
+    def source(self, folder: Path, url: str) -> Any:
+        """Returns the records, where they lie in a folder or at a URL."""
+        if self.place == "memory":
+            return range(self.size)
+        if self.place == "store":
+            return millstream.BagzDataSource(f"{url}/bucket/numbers.bag")
+        return millstream.BagzDataSource(folder / "numbers.bag")
+
+    def operations(self, shard_count: int) -> tuple[Transformation, ...]:
+        """Returns the operations of one of this many hosts."""
+        batch = (Batch(self.batch // shard_count, self.drop_remainder),) if self.batch else ()
+        return (*self.before, *batch, *self.after)
+
+    def shard(self, index: int, count: int) -> millstream.ShardOptions:
+        """Returns one host's part."""
+        return millstream.ShardOptions(index, count, logical_shards=self.logical_shards)
+
+    def expected(self, index: int, count: int) -> list[bytes]:
+        """Returns the stream of one host, as the oracle says it: the mark of each element."""
+        stream = oracle(range(self.size), self.sampler, self.operations(count), self.shard(index, count))
+        return [mark(element) for element in stream]
+
+
+def mark(element: Any) -> bytes:
+    """Returns what two elements share only if they agree to the last byte; streams of large ones are not kept."""
+    # Version 2 writes equal values alike; later ones also say which of them are one object.
+    return hashlib.blake2b(marshal.dumps(comparable(element), 2), digest_size=16).digest()

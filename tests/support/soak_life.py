@@ -1,0 +1,307 @@
+"""One life of a trainer in the soak: it resumes where the last one saved, and reads to the end, or is killed before.
+
+    python soak_life.py '{"seed": 7, "life": 0, "folder": "…", "url": "…", "is_last": true, "broken": ""}'
+
+It reads the stream in legs. Each has other workers, threads and, where the stream can be dealt to others, another
+shard, and its fault. Every batch is compared with the oracle's. After each leg nothing may be left of it. A failed
+assertion, and any error that its fault does not excuse, ends it with a traceback; else it prints what it saw, as JSON.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import faulthandler
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+from faults import hang
+from soak_courses import Course, mark
+from soak_faults import FAULTS, Fault, FewDescriptors, FullDisk
+
+import millstream
+from millstream.transforms import Map, Transformation
+
+_LEFT_SECONDS = 10.0
+"""How long what belongs to a leg may take to be gone: seconds, on a busy machine."""
+
+_GROWTH_BYTES = 96 << 20
+"""How much more memory a life may have after its last leg than after its second."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Orders:
+    """What a life is to do."""
+
+    seed: int
+    life: int
+    folder: str
+    url: str
+    is_last: bool
+    broken: str
+
+
+class Spoil(Map):
+    """Makes some elements wrong."""
+
+    def map(self, element: Any) -> Any:
+        """Returns the element, or the next one."""
+        return element + 1 if int(element) % 5 == 0 else element
+
+
+class Stuck(Map):
+    """Never returns."""
+
+    def map(self, element: Any) -> Any:
+        """Waits."""
+        del element
+        hang()
+
+
+class Life:
+    """A trainer from its start to its end."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
+        self.chance = random.Random(f"life {orders.seed} {orders.life}")
+        self.course = Course.of(orders.seed)
+        self.folder = Path(orders.folder)
+        self.seen: collections.Counter[str] = collections.Counter()
+        self.most: collections.Counter[str] = collections.Counter()
+        self.expected: dict[tuple[int, int], list[bytes]] = {}
+        self.is_interruptible = False
+        self.fault = ""
+        self.leaked: list[int] = []
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self.is_interruptible:
+            self.is_interruptible = False
+            raise KeyboardInterrupt
+
+    def run(self) -> None:
+        """Reads to the end."""
+        if not self.orders.is_last:
+            delay = self.chance.uniform(0.1, 4.0)
+            killed = threading.Timer(
+                delay, os.kill, [os.getpid(), self.chance.choice([signal.SIGKILL, signal.SIGTERM])]
+            )
+            killed.daemon = True
+            killed.start()
+        # One that was killed may have left the disk full.
+        for name in ("filler", "state.new"):
+            (self.folder / name).unlink(missing_ok=True)
+        memory: list[int] = []
+        is_over = False
+        descriptors = self._descriptors()
+        while not is_over:
+            is_over = self._leg()
+            self._check_nothing_is_left(descriptors)
+            memory.append(psutil.Process().memory_info().rss)
+            if len(memory) > 2:
+                assert memory[-1] - memory[1] < _GROWTH_BYTES, f"memory grows: {memory}"
+        print(json.dumps({"seen": self.seen, "most": self.most}))  # noqa: T201  (this is its answer)
+
+    def _leg(self) -> bool:
+        """Reads some batches with one loader, and says whether the stream is over."""
+        index, count = self._shard()
+        workers = self.chance.choice([0, 1, 2, 2, 3])
+        fault = self.chance.choice(self._faults(workers))(self.chance, self.folder)
+        self.seen["legs"] += 1
+        self.fault = fault.name
+        limit = self.chance.choice([5, 30, 100, 1 << 40])
+        told: BaseException | None = None
+        is_over = False
+        with fault:
+            try:
+                source = self.course.source(self.folder, self.orders.url)
+                loader = self._loader(source, index, count, workers)
+            except fault.told as error:
+                told = error
+            else:
+                with contextlib.closing(loader):
+                    try:
+                        is_over = self._read(loader, fault, self._stream(index, count), limit)
+                    except fault.told as error:
+                        told = error
+        if told is not None:
+            assert str(told), f"an error without a message: {told!r}"
+            self.seen["errors"] += 1
+        self.seen[fault.name] += fault.count
+        return is_over
+
+    def _faults(self, workers: int) -> list[type[Fault]]:
+        """Returns what can go wrong."""
+        faults = [kind for kind in FAULTS if workers or not kind.needs_workers]
+        # TensorStore aborts the process that it is in when no descriptor is left for a connection.
+        return [kind for kind in faults if kind is not FewDescriptors or self.course.place != "store"]
+
+    def _saved(self) -> dict[str, Any] | None:
+        """Returns what was saved last; None if nothing was."""
+        file = self.folder / "state"
+        return json.loads(file.read_bytes()) if file.exists() else None
+
+    def _shard(self) -> tuple[int, int]:
+        """Returns which host to be now: any one whose stream can be resumed from what was saved."""
+        if saved := self._saved():
+            if saved["host"] is not None:
+                return saved["host"][0], saved["host"][1]
+        elif len(self.course.shard_counts) == 1:
+            return self.orders.seed % self.course.shard_counts[0], self.course.shard_counts[0]
+        count = self.chance.choice(self.course.shard_counts)
+        return self.chance.randrange(count), count
+
+    def _stream(self, index: int, count: int) -> list[bytes]:
+        if (index, count) not in self.expected:
+            self.expected[index, count] = self.course.expected(index, count)
+        return self.expected[index, count]
+
+    def _loader(self, source: Any, index: int, count: int, workers: int) -> millstream.DataLoader:
+        operations: tuple[Transformation, ...] = self.course.operations(count)
+        if broken := {"stream": Spoil, "hang": Stuck}.get(self.orders.broken):
+            operations = (operations[0], broken(), *operations[1:])
+        return millstream.DataLoader(
+            data_source=source,
+            sampler=self.course.sampler,
+            operations=operations,
+            shard_options=self.course.shard(index, count),
+            worker_count=workers,
+            worker_buffer_size=self.chance.choice([1, 2, 5]),
+            read_options=millstream.ReadOptions(self.chance.choice([0, 1, 2, 16])),
+            stall_timeout=60.0,
+        )
+
+    def _read(self, loader: millstream.DataLoader, fault: Fault, stream: list[bytes], limit: int) -> bool:
+        with iter(loader) as iterator:
+            self._restore(iterator)
+            step = iterator.step
+            fault.begin(iterator)
+            for _ in range(limit):
+                fault.act(iterator)
+                if self.chance.random() < 0.05:
+                    self._save(iterator, loader, fault)
+                try:
+                    self.is_interruptible = True
+                    batch = next(iterator, None)
+                    self.is_interruptible = False
+                except KeyboardInterrupt:
+                    assert step <= iterator.step <= step + 1
+                    step = iterator.step
+                    continue
+                if batch is None:
+                    assert step == len(stream), f"the stream ends at step {step} of {len(stream)}"
+                    return True
+                assert step < len(stream), f"step {step} comes after the end of the stream"
+                assert mark(batch) == stream[step], f"another batch at step {step}"
+                step += 1
+                assert iterator.step == step
+                self.seen["batches"] += 1
+                if step % 16 == 0:
+                    self._watch()
+            self._save(iterator, loader, fault)
+        return False
+
+    def _restore(self, iterator: millstream.DataLoaderIterator) -> None:
+        if saved := self._saved():
+            states = [state.encode() for state in saved["states"]]
+            iterator.set_state(*states) if len(states) == 1 else iterator.set_states(states)
+            assert iterator.step == saved["step"], f"saved at step {saved['step']}, resumed at {iterator.step}"
+
+    def _states(self, iterator: millstream.DataLoaderIterator, loader: millstream.DataLoader) -> dict[str, Any]:
+        """Returns the states that hosts have saved at this step, and which host it was if it was one alone.
+
+        The state of one says it all where each record becomes one element. Where logical shards are dealt to several
+        hosts, these resume from the states of all of them: the others are brought to this step here.
+        """
+        states, shard = [iterator.get_state().decode()], loader.shard_options
+        host: tuple[int, int] | None = (shard.shard_index, shard.shard_count)
+        if self.course.is_one_to_one:
+            host = None
+        elif self.course.logical_shards is not None and self.chance.random() < 0.3:
+            others = set(range(shard.shard_count)) - {shard.shard_index}
+            # At its end, a stream that drops elements may be over on some hosts, and not on others.
+            with contextlib.suppress(IndexError):
+                more = [self._state_of(loader, index, iterator.step) for index in sorted(others)]
+                return {"host": None, "states": states + more}
+        return {"host": host, "states": states}
+
+    def _state_of(self, loader: millstream.DataLoader, index: int, step: int) -> str:
+        other = self._loader(loader.data_source, index, loader.shard_options.shard_count, 0)
+        with contextlib.closing(other), iter(other) as iterator:
+            iterator.seek(step)
+            return iterator.get_state().decode()
+
+    def _save(self, iterator: millstream.DataLoaderIterator, loader: millstream.DataLoader, fault: Fault) -> None:
+        content = json.dumps({"step": iterator.step, **self._states(iterator, loader)}).encode()
+        unfinished = self.folder / "state.new"
+        try:
+            with fault.while_saving() if isinstance(fault, FullDisk) else contextlib.nullcontext():
+                unfinished.write_bytes(content)
+                unfinished.replace(self.folder / "state")
+        except OSError:
+            if not fault.told:
+                raise
+            unfinished.unlink(missing_ok=True)
+            self.seen["states not saved"] += 1
+
+    def _watch(self) -> None:
+        process = psutil.Process()
+        now = {
+            "MB": process.memory_info().rss >> 20,
+            "descriptors": process.num_fds(),
+            "threads": threading.active_count(),
+            "processes": 1 + len(process.children(recursive=True)),
+        }
+        self.most = collections.Counter(dict(collections.Counter(now) | self.most))
+
+    def _check_nothing_is_left(self, descriptors: int) -> None:
+        """Fails where a leg has left threads, processes, descriptors or memory that is shared."""
+        if self.orders.broken == "leak":
+            self.leaked.append(os.open("/dev/null", os.O_RDONLY))
+        deadline = time.monotonic() + _LEFT_SECONDS
+        while left := self._left(descriptors):
+            assert time.monotonic() < deadline, f"a leg with {self.fault} has left behind: {', '.join(left)}"
+            time.sleep(0.02)
+
+    def _left(self, descriptors: int) -> list[str]:
+        gc.collect()
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("millstream")]
+        processes = [described(process) for process in psutil.Process().children(recursive=True)]
+        more = self._descriptors() - descriptors
+        mapped = Path("/proc/self/maps").read_text().count("memfd:millstream")
+        return [*threads, *processes, *[f"{more} descriptors"] * (more > 0), *[f"{mapped} arenas"] * (mapped > 0)]
+
+    def _descriptors(self) -> int:
+        """Returns how many files are open; TensorStore keeps its connections to a store."""
+        names = []
+        for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  (no paths are wanted)
+            with contextlib.suppress(OSError):  # That of the listing.
+                names.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+        return sum(self.course.place != "store" or name.startswith("/") for name in names)
+
+
+def described(process: psutil.Process) -> str:
+    """Returns which process it is, what it is doing, and since when."""
+    try:
+        words = " ".join(process.cmdline())[-100:]
+        return f"process {process.pid}, {process.status()}, {time.time() - process.create_time():.0f} s old, {words!r}"
+    except psutil.ZombieProcess:
+        return f"process {process.pid}, which has ended and was not waited for"
+    except psutil.Error:
+        return f"process {process.pid}, gone by now"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    faulthandler.dump_traceback_later(float(os.environ["SOAK_LIMIT_SECONDS"]) * 0.9)
+    Life(Orders(**json.loads(sys.argv[1]))).run()
