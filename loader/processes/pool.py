@@ -7,6 +7,8 @@ Guarantees:
       still counts. The pool reports deaths and forks replacements; what is done about lost calls is the executor's.
     * `stop()` takes at most CLOSE_SECONDS, and so does the end of the pool's life; nothing is left then. Another thread
       may call it: one lock guards the list of the workers and all that passes descriptors, so each is closed once.
+    * Processes are started, and descriptors opened, in threads made for it, which Ctrl-C and other signals' handlers do
+      not interrupt: there is none without an owner.
     * A stall is time that the consumer has waited, a look at a time: what lasted longer was no waiting, but a system
       that had suspended all of us.
 
@@ -14,6 +16,7 @@ The pool costs three descriptors a worker (channel, process handle, last words) 
 """
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -24,7 +27,7 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -52,8 +55,9 @@ from millstream.loader.processes.messages import (
 from millstream.loader.processes.process_control import kill_session
 from millstream.loader.threads.memory_budget import memory_budget
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
-from millstream.loader.transport.pipeline_file import write_pipeline
+from millstream.loader.transport.pipeline_file import pack_pipeline, write_pieces
 
 CLOSE_SECONDS = 2.0
 """How long stopping may take: the fork server gives workers a quarter of it to leave, then kills them."""
@@ -162,11 +166,11 @@ class Pool:
         try:
             with explained_limits(self._options.num_workers):
                 # First, since nothing takes as long: it starts while the pipeline is pickled.
-                self._state.start_fork_server()
-                file, self._pipeline_file, self.classes = write_pipeline(pipeline)
-                self._state.keep_pipeline(file)
+                in_fresh_thread(self._state.start_fork_server)
+                pieces, self._pipeline_file, self.classes = pack_pipeline(pipeline)
+                in_fresh_thread(functools.partial(self._state.keep_pipeline, pieces))
                 self._arena_bytes = arena_size(memory_budget(), workers.num_workers)
-                self._fork_all()
+                in_fresh_thread(self._fork_all)
         except BaseException:
             self.stop()
             raise
@@ -190,15 +194,15 @@ class Pool:
         """Starts a new fork server and all workers; what is left of the old ones goes."""
         self._state.stop()
         with explained_limits(self._options.num_workers):
-            self._state.start_fork_server()
-            self._fork_all()
+            in_fresh_thread(self._state.start_fork_server)
+            in_fresh_thread(self._fork_all)
 
     def replace(self, worker: Worker) -> None:
         """Forks a worker to replace a dead one, or of one to be killed."""
         self.kill(worker)
         self._state.dismiss(worker)
         with explained_limits(self._options.num_workers):
-            self._fork()
+            in_fresh_thread(self._fork)
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Event]]:
         """Yields what has happened, having waited for something to happen for at most this many seconds.
@@ -380,9 +384,11 @@ class _Resources:
         """The descriptor of the pipeline's file."""
         return self._unclosed[0]
 
-    def keep_pipeline(self, file: int) -> None:
-        """Takes over the pipeline's file."""
-        self._unclosed.append(file)
+    def keep_pipeline(self, pieces: Sequence[memoryview]) -> None:
+        """Writes the pipeline's file."""
+        with self.lock:
+            if not self._ended:
+                self._unclosed.append(write_pieces(pieces))
 
     def start_fork_server(self) -> None:
         with self.lock:

@@ -6,7 +6,7 @@ import io
 import mmap
 import os
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -77,8 +77,8 @@ def unpickle_pipeline(pickled: Any, buffers: Iterable[Any]) -> tuple[Pipeline, C
     return pipeline, ClassTable(classes)
 
 
-def write_pipeline(pipeline: Pipeline) -> tuple[int, PipelineFile, ClassTable]:
-    """Returns an anonymous file with the pipeline, where things are in it, and the classes in it by value.
+def pack_pipeline(pipeline: Pipeline) -> tuple[list[memoryview], PipelineFile, ClassTable]:
+    """Returns what the file of a pipeline is to hold, piece by piece, where things are in it, and classes by value.
 
     Raises:
         TypeError: something in it cannot be pickled; the text names the operation and the attribute.
@@ -90,15 +90,19 @@ def write_pipeline(pipeline: Pipeline) -> tuple[int, PipelineFile, ClassTable]:
         pieces += [memoryview(bytes(start - end)), raw]
         buffers.append((start, raw.nbytes))
         end = start + raw.nbytes
-    num_bytes = len(pieces[0])
-    descriptor = create_arena_file(end)
+    return pieces, PipelineFile(len(pickled), tuple(buffers), end), classes
+
+
+def write_pieces(pieces: Sequence[memoryview]) -> int:
+    """Returns the descriptor of an anonymous file that holds these bytes."""
+    descriptor = create_arena_file(sum(piece.nbytes for piece in pieces))
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, descriptor)
         with os.fdopen(descriptor, "wb", closefd=False) as target:
             for piece in pieces:
                 target.write(piece)
         undo.pop_all()
-    return descriptor, PipelineFile(num_bytes, tuple(buffers), end), classes
+    return descriptor
 
 
 def read_pipeline(descriptor: int, file: PipelineFile) -> tuple[Pipeline, ClassTable]:
