@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from millstream.loader.short_way import load
     from millstream.loader.shown_loader import prometheus_text
     from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+    from millstream.loader.tuning import tune
 else:
     # A worker process imports rooms of this folder, and none of these.
     __getattr__, __dir__ = late_names.hooks(
@@ -32,6 +33,7 @@ else:
             "load": "millstream.loader.short_way",
             "prometheus_text": "millstream.loader.shown_loader",
             "surviving_keys": "millstream.loader.filter_ahead",
+            "tune": "millstream.loader.tuning",
         },
     )
 
@@ -46,4 +48,5 @@ __all__ = [
     "load",
     "prometheus_text",
     "surviving_keys",
+    "tune",
 ]

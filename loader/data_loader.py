@@ -219,6 +219,18 @@ class DataLoader(ShownLoader):
             return origins.record_key[is_used]
         return origins.record_key.copy()
 
+    def _equal_with(self, worker_count: int, worker_buffer_size: int, read_options: ReadOptions) -> "DataLoader":
+        """Returns a loader of the same stream that runs in another way, without a timeline."""
+        # Described before any of the operations runs, for both.
+        _ = self._stream
+        workers = dataclasses.replace(
+            self._workers, num_workers=worker_count, per_worker_buffer_size=worker_buffer_size
+        )
+        settings = {"_workers": workers, "_read_options": read_options, "_records_timeline": False}
+        equal = DataLoader.__new__(DataLoader)
+        equal.__setstate__(self.__getstate__() | settings)
+        return equal
+
     @functools.cached_property
     def _stream(self) -> Stream:
         """Which stream this is, in words.

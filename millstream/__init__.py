@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         load,
         prometheus_text,
         surviving_keys,
+        tune,
     )
     from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
     from millstream.sources import (
@@ -185,6 +186,7 @@ __all__ = [
     "sources",
     "surviving_keys",
     "transforms",
+    "tune",
 ]
 
 if not TYPE_CHECKING:
