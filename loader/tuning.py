@@ -279,6 +279,9 @@ class _Tuner:
             )
         return cheapest_of({one: self._runs[one] for one in fitting})
 
+    def _rate(self, settings: Settings) -> float:
+        return max(run.batches_per_second for run in self._runs[settings].values())
+
     def _measurement(self, settings: Settings) -> Measurement:
         best = max(self._runs[settings].values())
         return Measurement(
