@@ -77,7 +77,7 @@ def write_records(path: Path, records: Iterable[bytes]) -> None:
 
 
 class Step(NamedTuple):
-    """What a run reports about one step: the loss, and checksums of the record keys and of the augmented pixels."""
+    """What a run reports about one step: the loss, and checksums of the record keys and of the contents."""
 
     number: int
     loss: float
@@ -174,20 +174,19 @@ def _same(step: Step, expected: Step | None, tolerance: float) -> bool:
     return math.isclose(step.loss, expected.loss, rel_tol=tolerance)
 
 
-def conclude(whole: Steps, killed: Steps, resumed: Steps, tolerance: float = 0) -> None:
+def conclude(whole: Steps, killed: Steps, resumed: Steps, tolerance: float = 0, contents: str = "pixels") -> None:
     """Prints that the interrupted training equals the undisturbed one, or exits with an error that says where not."""
     if found := differences(whole, killed, resumed, tolerance=tolerance):
         sys.exit("\n".join(["\nFAILED: B and C together are not the same as A.", *found]))
     apart = max(abs(step.loss - whole[step.number].loss) for run in (killed, resumed) for step in run.values())
     losses = f"losses within {apart:.1g}" if apart else "losses to the last bit"
-    print(f"\nAll {len(whole)} steps of B and C are those of A: the same records, pixels, and {losses}.")
+    print(f"\nAll {len(whole)} steps of B and C are those of A: the same records, {contents}, and {losses}.")
 
 
-def show(whole: Steps, killed: Steps, resumed: Steps, batch_size: int, num_records: int) -> None:
+def show(whole: Steps, killed: Steps, resumed: Steps, killed_where: str = "", contents: str = "pixels") -> None:
     """Prints the steps around the checkpoint, around the kill and at the end, side by side."""
     first, last = min(resumed, default=len(whole)), max(killed)
-    epoch, offset = divmod((last + 1) * batch_size, num_records)
-    print("\n  step   loss of A      loss of B      loss of C      records  pixels")
+    print(f"\n  step   loss of A      loss of B      loss of C      records  {contents}")
     shown = [number for number in whole if min(abs(number - first), abs(number - last)) <= 2 or number == max(whole)]
     for previous, number in itertools.pairwise([shown[0] - 1, *shown]):
         if number > previous + 1:
@@ -196,8 +195,14 @@ def show(whole: Steps, killed: Steps, resumed: Steps, batch_size: int, num_recor
         losses = "  ".join(f"{step.loss:<13.9g}" if step else " " * 13 for step in steps)
         same = ["same" if len({step[i] for step in steps if step}) == 1 else "DIFFER" for i in (2, 3)]
         event = "<- C resumes from the checkpoint  " if number == first else ""
-        event += f"<- B is killed, {offset} images into epoch {epoch}" if number == last else ""
+        event += f"<- B is killed{killed_where}" if number == last else ""
         print(f"  {number:4}   {losses}  {same[0]:7}  {same[1]:6}  {event}".rstrip())
+
+
+def killed_where(killed: Steps, batch_size: int, num_records: int) -> str:
+    """Returns in words how far the killed run has come."""
+    epoch, offset = divmod((max(killed) + 1) * batch_size, num_records)
+    return f", {offset} images into epoch {epoch}"
 
 
 def plot_runs(path: Path, title: str, whole: Steps, killed: Steps, resumed: Steps) -> None:
