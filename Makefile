@@ -4,9 +4,9 @@
 PYTHON ?= python3
 VENV := .venv$(if $(filter command,$(firstword $(origin PYTHON))),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
-SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'tools/*.py' 'transforms/*.py')
+SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'dataset/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'tools/*.py' 'transforms/*.py')
 
-.PHONY: demo test soak check bench format clean
+.PHONY: demo test soak check docs dist bench format clean
 
 demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
@@ -22,7 +22,20 @@ check: $(VENV)/.installed ## Check format, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	cd $(VENV) && bin/mypy --config-file ../pyproject.toml -p millstream
-	cd $(VENV) && bin/mypy --config-file ../pyproject.toml ../tests ../examples ../benchmarks
+	cd $(VENV) && bin/mypy --config-file ../pyproject.toml ../tests ../examples ../benchmarks ../docs
+
+docs: $(VENV)/.installed ## Build the documentation as a site, in build/site: index.html is its first page.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+dist: $(VENV)/.installed ## Build what is uploaded, in dist, and try the wheel in an environment of its own.
+	rm -rf dist build/tried
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[dist]'
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m venv build/tried
+	build/tried/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build/tried && bin/python -c 'import millstream; print(next(iter(millstream.load(range(8), batch_size=8, worker_count=1))))'
+	build/tried/bin/millstream --help > /dev/null
 
 # With SCALE=quick it takes minutes instead of hours, and writes results/quick.* instead of results/latest.*.
 SCALE ?= full
@@ -34,7 +47,7 @@ format: $(VENV)/.installed ## Put the code into its format.
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove everything that the other targets made.
-	rm -rf .venv .venv-* build examples/output
+	rm -rf .venv .venv-* build dist examples/output
 
 # A normal install, not an editable one: what is checked and tested is what users get.
 $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES) setup.cfg

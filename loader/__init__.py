@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from millstream import late_names
 
 if TYPE_CHECKING:
+    from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.data_loader import DataLoader
     from millstream.loader.device_iterator import DeviceIterator, device_put
     from millstream.loader.filter_ahead import surviving_keys
     from millstream.loader.iterator import DataLoaderIterator
     from millstream.loader.short_way import load
+    from millstream.loader.shown_loader import prometheus_text
     from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 else:
     # A worker process imports rooms of this folder, and none of these.
@@ -24,9 +26,11 @@ else:
             "DataLoaderIterator": "millstream.loader.iterator",
             "DeviceIterator": "millstream.loader.device_iterator",
             "MultiprocessingOptions": "millstream.loader.threads.options",
+            "RayWorkers": "millstream.loader.cluster.options",
             "ReadOptions": "millstream.loader.threads.options",
             "device_put": "millstream.loader.device_iterator",
             "load": "millstream.loader.short_way",
+            "prometheus_text": "millstream.loader.shown_loader",
             "surviving_keys": "millstream.loader.filter_ahead",
         },
     )
@@ -36,8 +40,10 @@ __all__ = [
     "DataLoaderIterator",
     "DeviceIterator",
     "MultiprocessingOptions",
+    "RayWorkers",
     "ReadOptions",
     "device_put",
     "load",
+    "prometheus_text",
     "surviving_keys",
 ]

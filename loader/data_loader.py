@@ -1,5 +1,6 @@
 """The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
 
+import dataclasses
 import functools
 import weakref
 from typing import TYPE_CHECKING, Any, final
@@ -7,23 +8,21 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, named_arguments
-from millstream.closing import Closing
-from millstream.descriptions import described
+from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.loader.checkpoints.state import Stream
+from millstream.loader.cluster.options import RayWorkers
+from millstream.loader.execution import Execution
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.pipeline.arguments import Operations, check_kind, source_name
-from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs
-from millstream.loader.profile import Profile
+from millstream.loader.pipeline.stages import Watch
+from millstream.loader.shown_loader import ShownLoader
 from millstream.loader.state_of_plan import stream_of
-from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import Profiler
-from millstream.loader.threads.thread_executor import ThreadExecutor
+from millstream.loader.threads.recorder import Recorder
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
@@ -31,14 +30,11 @@ from millstream.sources import DataSource
 from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
-    from millstream.loader.processes import warm_pools as warm
-
-REPR_LENGTH = 200
-"""A loader that takes more characters to show is shown on several lines."""
+    from collections.abc import Mapping
 
 
 @final
-class DataLoader(Closing):
+class DataLoader(ShownLoader):
     """An iterable over the batches of a pipeline: the same batches every time, on any machine.
 
     The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and
@@ -53,9 +49,15 @@ class DataLoader(Closing):
         worker_buffer_size: how many finished batches each worker keeps ready.
         shard_options: which part of every global batch to read; by default the sampler's, which is all of it.
         read_options: the threads that read ahead, in this process or in each worker.
+        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes.
         stall_timeout: how many seconds the consumer waits for a worker that is busy with one batch before that is an
             error.
-        enable_profiling: accepted for Grain's sake, and without effect: `profile()` always knows.
+        enable_profiling: whether to keep who worked on which batch in the last seconds, for the timeline of `report`.
+            What `profile()` and `summary()` say is always known.
+        debug: whether to make everything in this thread, without workers and threads whatever `worker_count`,
+            `workers` and `read_options` say, so that a debugger stops in operations; and to warn of operations that are
+            not pure, that draw from global generators, that change or give out the source's memory, or whose elements
+            cannot be pickled. The batches are the same; they take more than twice the time.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
@@ -74,15 +76,29 @@ class DataLoader(Closing):
         read_options: ReadOptions | None = None,
         stall_timeout: float = 600.0,
         enable_profiling: bool = False,
+        debug: bool = False,
+        workers: RayWorkers | None = None,
     ) -> None:
-        del enable_profiling
         self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options)
         if read_options is not None:
             check_kind(read_options, "read_options", ReadOptions)
-        self._read_options = read_options or ReadOptions()
+        self._is_debugging = as_flag(debug, "debug")
+        self._read_options = ReadOptions(num_threads=0) if self._is_debugging else read_options or ReadOptions()
         num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)
+        num_workers = 0 if self._is_debugging else num_workers
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
         self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
+        self._records_timeline = as_flag(enable_profiling, "enable_profiling")
+        self._ray_workers = workers
+        if workers is not None:
+            check_kind(workers, "workers", RayWorkers)
+            if num_workers:
+                raise ValueError(
+                    f"worker_count is the number of worker processes, got {num_workers}, but workers={workers} asks "
+                    "for actors instead: leave worker_count out."
+                )
+        if self._is_debugging:
+            self._ray_workers = None
         self._begin()
 
     @property
@@ -112,14 +128,17 @@ class DataLoader(Closing):
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
-        """The worker processes."""
+        """The worker processes; with actors instead, how much each keeps ready, and when it stalls."""
         return self._workers
+
+    @property
+    def workers(self) -> RayWorkers | None:
+        """The actors that work instead of worker processes; None without, and in debug mode."""
+        return self._ray_workers
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
-        # Described before any of the user's operations has run: one that counts its calls is what it was built as.
-        stream = stream_of(self._plan)
-        iterator = DataLoaderIterator(self._plan, stream, self._profiler, self._make_executor, self._stop_idle_workers)
+        iterator = self._execution.begin(self._stream)
         self._iterators[id(iterator)] = iterator
         # After it can be found: another thread may close the loader.
         if self._closed:
@@ -137,12 +156,11 @@ class DataLoader(Closing):
         for reference in self._iterators.valuerefs():
             if (iterator := reference()) is not None:
                 iterator.close_with_loader()
-        if self._pools is not None:
-            self._pools.close()
+        self._execution.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_iterators", "_pools", "_plan", "_profiler"}
+        own = {"_closed", "_execution", "_iterators", "_plan", "_profiler", "_recorder", "_structures"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -181,80 +199,58 @@ class DataLoader(Closing):
             raise TypeError(
                 f"record_keys(step) is known for 1:1 pipelines only: {self._plan.deciding}, decides while reading."
             )
-        step = as_integer(step, "step")
-        if not self._plan.block_limit:
+        step, shard = as_integer(step, "step"), self._plan.shards[0]
+        if not shard.block_limit:
             raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
-        if not 0 <= step < self._plan.block_limit:
-            raise IndexError(f"step must be between 0 and {self._plan.block_limit - 1}, the last batch, got {step}.")
+        if not 0 <= step < shard.block_limit:
+            raise IndexError(f"step must be between 0 and {shard.block_limit - 1}, the last batch, got {step}.")
         # A sampler of the user's must not see the settings of this thread alone: its keys would be others.
         locate = functools.partial(self._plan.locate, step, step + 1)
         origins = locate() if ThreadSettings().are_neutral() else in_fresh_thread(locate)
-        if step == self._plan.partition.whole_blocks:
-            is_used = origins.position < self._plan.partition.tail.start + self._plan.tail_records
+        if step == shard.partition.whole_blocks:
+            is_used = origins.position < shard.partition.tail.start + shard.tail_records
             return origins.record_key[is_used]
         return origins.record_key.copy()
 
-    def profile(self) -> Profile:
-        """Returns where the time of this loader's iterators has gone so far: a dict of seconds by stage.
+    @functools.cached_property
+    def _stream(self) -> Stream:
+        """Which stream this is, in words.
 
-        Printed, it is a table. It is always on, and costs less than a microsecond for each stage of a batch.
-
-        `keys`, `read` and one stage for each operation (`operations[0], Map(decode)`) are what the pipeline itself
-        takes, added up over all threads and worker processes, waits included. `hand-over` is pickling and unpickling
-        between processes. `next` is the consumer's thread inside `next`: waiting, or working where there are no threads
-        and workers. `consumer` is the same thread between two calls of `next`. If `consumer` is much more than `next`,
-        a faster loader would not make training faster.
+        Described once, for the first iterator, before any of the user's operations has run: one that counts its calls
+        is what it was built as. A pickled loader takes it along.
         """
-        return Profile(self._profiler.read())
-
-    def __repr__(self) -> str:
-        pipeline = self._pipeline
-        arguments = [
-            f"data_source={source_name(pipeline.source)}",
-            f"sampler={described(pipeline.sampler, with_defaults=False)}",
-            f"operations=[{', '.join(pipeline.names)}]",
-            f"shard {pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
-            f"worker_count={self._workers.num_workers}",
-            f"read_threads={self._read_options.num_threads}",
-        ]
-        line = f"DataLoader({', '.join(arguments)})"
-        if len(line) <= REPR_LENGTH:
-            return line
-        if pipeline.names:
-            arguments[2] = "operations=[\n" + "".join(f"        {name},\n" for name in pipeline.names) + "    ]"
-        return "DataLoader(\n" + "".join(f"    {argument},\n" for argument in arguments) + ")"
+        return stream_of(self._plan)
 
     def _begin(self) -> None:
         """Makes what is of this process, and does not go to another with a pickled loader."""
         self._closed = False
         self._iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
-        self._pools: warm.WarmPools | None = None
-        if self._workers.num_workers:
-            # Now, not when it is needed: a trainer that changes its folder must not import what lies there.
-            from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415  (cloudpickle takes its time)
-            from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415
-            from millstream.loader.processes.warm_pools import WarmPools  # noqa: PLC0415
+        self._structures: Mapping[str, tuple[str, ...]] = {}
+        self._recorder = Recorder() if self._records_timeline else None
+        self._profiler = Profiler(self._pipeline.labels, self._recorder)
+        self._execution = Execution(
+            self._pipeline,
+            self._worker_options,
+            self._read_options,
+            profiler=self._profiler,
+            watch=self._watch(),
+            ray_workers=self._ray_workers,
+        )
+        self._plan = self._execution.plan
 
-            self._pools = WarmPools(surroundings())
-        self._profiler = Profiler(self._pipeline.labels)
-        self._plan = Plan(self._pipeline, self._profiler.timed)
+    @property
+    def _worker_options(self) -> MultiprocessingOptions:
+        """What holds for the workers, wherever they run."""
+        if self._ray_workers is None:
+            return self._workers
+        return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
 
-    def _make_executor(self, cursor: Cursor) -> Executor:
-        if self._pools is not None:
-            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
+    def _watch(self) -> Watch:
+        """Returns what looks at each part of the work."""
+        timed = self._profiler.timed
+        if not self._is_debugging:
+            return timed
+        from millstream.loader.debugging import DebugChecks  # noqa: PLC0415  (for those who ask for it)
 
-            return PoolExecutor(
-                self._plan,
-                cursor,
-                profiler=self._profiler,
-                pools=self._pools,
-                workers=self._workers,
-                reading=self._read_options,
-            )
-        if not self._read_options.reads_ahead:
-            return InlineExecutor(self._plan, cursor)
-        return ThreadExecutor(self._plan, cursor, self._read_options)
-
-    def _stop_idle_workers(self) -> None:
-        if self._pools is not None:
-            self._pools.stop_idle()
+        checks = DebugChecks(self._pipeline)
+        return lambda label, function: timed(label, checks.watch(label, function))

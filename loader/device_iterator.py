@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, final
 
 from millstream.checks import as_integer
@@ -148,6 +148,13 @@ class DeviceIterator(ResumableIterator):
         The arguments and errors are those of `DataLoaderIterator.set_state`. Waits for the batch that is being made.
         """
         self._go(functools.partial(self._iterator.set_state, state, allow=allow, strict=strict))
+
+    def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in the states of all shards that saved together.
+
+        The arguments and errors are those of `DataLoaderIterator.set_states`. Waits for the batch that is being made.
+        """
+        self._go(functools.partial(self._iterator.set_states, list(states), allow=allow, strict=strict))
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches.

@@ -14,19 +14,21 @@ Guarantees:
 import enum
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, final
 
 from millstream.checks import as_integer
+from millstream.loader.checkpoints.combination import combined
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.resumable import ResumableIterator, check_unused
 from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Cursor, Outputs
+from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs, epoch_of
 from millstream.loader.state_of_plan import state_at
-from millstream.loader.threads.profiler import CONSUMER, NEXT, Profiler
+from millstream.loader.threads.profiler import Profiler
 
 
 class Lifecycle(enum.Enum):
@@ -58,7 +60,7 @@ class DataLoaderIterator(ResumableIterator):
         plan: Plan,
         stream: Stream,
         profiler: Profiler,
-        make_executor: Callable[[Cursor], Executor],
+        make_executor: Callable[[Position], Executor],
         stop_idle: Callable[[], None],
     ) -> None:
         self._plan = plan
@@ -73,7 +75,7 @@ class DataLoaderIterator(ResumableIterator):
         self._reason = "call iter(loader) for a new one"
         self._step = 0
         # The position is `_start`, or that after output `_row - 1` of `_outputs` where any of those were delivered.
-        self._start = Cursor(0, (0,) * len(plan.stages))
+        self._start = plan.beginning
         self._outputs: Outputs | None = None
         self._row = self._stop = 0
         # Whether the executor, if there is one, stands at the end of `_outputs`: not where it was interrupted.
@@ -93,7 +95,7 @@ class DataLoaderIterator(ResumableIterator):
         At the end of the stream it is the number of epochs. Where the pipeline is not 1:1, it is the epoch of the first
         record that is not used up.
         """
-        return epoch_of(self._plan, self._position().block)
+        return epoch_of(self._plan, self._position())
 
     def batches_after(self, step: int) -> int:
         """Returns how many batches follow the first `step` batches of the stream.
@@ -133,6 +135,26 @@ class DataLoaderIterator(ResumableIterator):
         outputs.values[row] = None
         return value
 
+    def take(self, most: int) -> Elements:
+        """Returns the next outputs, with their origins: as many as are there, at least one and `most` at most.
+
+        Raises:
+            StopIteration, ValueError, Exception: as `next`.
+        """
+        if self._row == self._stop:
+            self._check_open()
+            check_unused(self._in_use)
+            with self._in_use:
+                self._fetch()
+        outputs, row = self._outputs, self._row
+        if outputs is None:
+            raise AssertionError("fetched")
+        stop = min(row + most, self._stop)
+        values = outputs.values[row:stop]
+        outputs.values[row:stop] = [None] * len(values)
+        self._row, self._step = stop, self._step + len(values)
+        return Elements(values, outputs.origins.take(slice(row, stop)))
+
     def start_prefetch(self) -> None:
         """Begins to read ahead in the background and returns at once, for instance while a model is restored.
 
@@ -154,8 +176,10 @@ class DataLoaderIterator(ResumableIterator):
         """Moves to the position recorded in a state.
 
         The state may come from any iterator over the same stream, with other threads and workers, another number of
-        epochs, and, where the pipeline is 1:1, another number of shards at the same global batch. Code that has changed
-        since is a warning in the log of "millstream": it may well make the same batches.
+        epochs, and, where the pipeline is 1:1, another number of shards at the same global batch. In others, it is
+        that of this shard, or of one that ran all its logical shards: where the number of shards has changed, give
+        all states to `set_states`. Code that has changed since is a warning in the log of "millstream": it may well
+        make the same batches.
 
         Args:
             state: what `get_state` returned.
@@ -168,12 +192,26 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed, or `allow` has an unknown name.
         """
         self._check_open()
-        saved = LoaderState.decode(state)
-        found = resumption(saved, self._state(), allow, strict=strict)
-        step = min(found.block, self._plan.block_limit) if self._plan.one_to_one else saved.step
-        self._go(Cursor(found.block, found.skip, saved.is_final), step)
-        if found.changes:
-            warn_of_changes(found.changes)
+        self._resume(LoaderState.decode(state), allow, strict=strict)
+
+    def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in the states of all shards that saved together.
+
+        Any number of shards can resume from them that divides the number of logical shards; where the pipeline is 1:1,
+        any at the same global batch. `CheckpointRestore` does this by itself.
+
+        Args:
+            states: what `get_state` returned on each of the shards, at the same step, in any order.
+            allow: as in `set_state`.
+            strict: as in `set_state`.
+
+        Raises:
+            CheckpointError: a state is missing, unreadable, of another step or of another stream, or two are of the
+                same shard. The iterator is as it was.
+            ValueError: the iterator is closed, or `allow` has an unknown name.
+        """
+        self._check_open()
+        self._resume(combined([LoaderState.decode(state) for state in states]), allow, strict=strict)
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches.
@@ -188,14 +226,14 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed.
         """
         self._check_open()
-        step, last = as_integer(step, "step"), self._plan.block_limit
+        step, last = as_integer(step, "step"), self._plan.shards[0].block_limit
         if step < 0 and not self._plan.one_to_one:
             raise IndexError(f"step must be at least 0, got {step}.")
         if self._plan.one_to_one and not 0 <= step <= last:
-            what = "the number of batches" if self._plan.num_blocks == last else "where positions reach 2**63"
+            what = "the number of batches" if self._plan.shards[0].num_blocks == last else "where positions reach 2**63"
             raise IndexError(f"step must be between 0 and {last}, {what}, got {step}.")
         if self._plan.one_to_one:
-            self._go(Cursor(step, (0,)), step)
+            self._go((Cursor(step, (0,)),), step)
         else:
             self._seek_by_counting(step)
 
@@ -218,7 +256,7 @@ class DataLoaderIterator(ResumableIterator):
         self.close()
 
     def __repr__(self) -> str:
-        shard = self._plan.partition.shard
+        shard = self._plan.pipeline.shard
         return (
             f"<DataLoaderIterator at step {self._step}, {self._lifecycle.name.lower()}, "
             f"shard {shard.shard_index} of {shard.shard_count}>"
@@ -226,14 +264,14 @@ class DataLoaderIterator(ResumableIterator):
 
     def _advance(self) -> bool:
         """Moves on to the next outputs; returns False at the end of the stream."""
-        start = time.perf_counter()
-        if self._left_at is not None:
-            self._profiler.add(CONSUMER, start - self._left_at)
+        start, is_first, before = time.perf_counter(), self._executor is None, self._outputs
+        self._profiler.returned(self._left_at, start)
         try:
             return self._take_outputs()
         finally:
             self._left_at = time.perf_counter()
-            self._profiler.add(NEXT, self._left_at - start)
+            outputs = None if self._outputs is before else self._outputs
+            self._profiler.waited(start, self._left_at, outputs, is_first=is_first)
 
     def _take_outputs(self) -> bool:
         if self._outputs is not None and self._outputs.error is not None:
@@ -279,11 +317,11 @@ class DataLoaderIterator(ResumableIterator):
             return executor
         return self._executor
 
-    def _position(self) -> Cursor:
+    def _position(self) -> Position:
         outputs, row = self._outputs, self._row  # Another thread that closes the iterator may look here at any moment.
         if outputs is None or row <= outputs.first:
             return self._start
-        return outputs.after(row - 1)
+        return outputs.position_after(row - 1)
 
     def _settle(self) -> None:
         """Remembers the position and leaves the executor; what it has that can serve another one stays ready."""
@@ -308,32 +346,41 @@ class DataLoaderIterator(ResumableIterator):
             self._lifecycle = Lifecycle.IDLE
         return executor
 
-    def _go(self, cursor: Cursor, step: int) -> None:
+    def _resume(self, saved: LoaderState, allow: Collection[str], *, strict: bool) -> None:
+        """Goes to the position of a state."""
+        found = resumption(saved, self._state(), allow, strict=strict)
+        position = tuple(Cursor(*place) for place in found.places)
+        shard = self._plan.shards[0]
+        self._go(position, min(position[0].block, shard.block_limit) if self._plan.one_to_one else saved.step)
+        if found.changes:
+            warn_of_changes(found.changes)
+
+    def _go(self, position: Position, step: int) -> None:
         check_unused(self._in_use)
         with self._in_use:
-            self._move(cursor, step)
+            self._move(position, step)
 
-    def _move(self, cursor: Cursor, step: int) -> None:
+    def _move(self, position: Position, step: int) -> None:
         """Goes to a position, while the iterator is marked as in use."""
         self._settle()
-        self._start, self._step = cursor, step
+        self._start, self._step = position, step
 
     def _seek_by_counting(self, step: int) -> None:
         check_unused(self._in_use)
         with self._in_use:
-            cursor, old_step = self._position(), self._step
+            position, old_step = self._position(), self._step
             if step < self._step:
-                self._move(Cursor(0, (0,) * len(self._plan.stages)), 0)
+                self._move(self._plan.beginning, 0)
             try:
                 while self._step < step:
                     self._fetch()
                     self.__next__()
             except StopIteration:
                 there = self._step
-                self._move(cursor, old_step)
+                self._move(position, old_step)
                 raise IndexError(f"step must be at most {there}, the number of batches, got {step}.") from None
             except BaseException:
-                self._move(cursor, old_step)
+                self._move(position, old_step)
                 raise
 
     def _check_open(self) -> None:

@@ -33,6 +33,8 @@ def load(
     batch_fn: Callable[[list[Any]], Any] | None = None,
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
+    enable_profiling: bool = False,
+    debug: bool = False,
 ) -> DataLoader:
     """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
 
@@ -54,6 +56,8 @@ def load(
         batch_fn: makes a batch from the list of its elements; None stacks them.
         worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
         read_options: the threads that read ahead.
+        enable_profiling: whether to keep who worked on which batch, for the timeline of `report`.
+        debug: whether to make everything in this thread, and to warn of what is wrong with operations.
 
     Raises:
         TypeError, ValueError: as `DataLoader`.
@@ -81,6 +85,8 @@ def load(
         worker_count=worker_count,
         shard_options=shard_options,
         read_options=read_options,
+        enable_profiling=enable_profiling,
+        debug=debug,
     )
 
 

@@ -1,40 +1,57 @@
 """What a state says: the stream of a plan, and a position in it."""
 
-from millstream.loader.checkpoints.state import LoaderState, Stream
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
+from millstream.loader.checkpoints.state import LoaderState, Place, Stream
+from millstream.loader.pipeline.arguments import first_deciding, joining_batch
+from millstream.loader.pipeline.outputs import Cursor, Position
+from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 
 
 def stream_of(plan: Plan) -> Stream:
-    """Returns which stream a plan makes."""
-    partition = plan.partition
+    """Returns which stream a plan makes, described as its source, sampler and operations are now."""
+    partition, shard = plan.partition, plan.pipeline.shard
     return Stream(
-        shard_index=partition.shard.shard_index,
-        shard_count=partition.shard.shard_count,
-        drop_remainder=partition.shard.drop_remainder,
+        shard_index=shard.shard_index,
+        shard_count=shard.shard_count,
+        logical_shards=partition.shard.shard_count,
+        drop_remainder=shard.drop_remainder,
         global_batch=partition.global_block,
         one_to_one=plan.one_to_one,
         length=partition.length,
-        fingerprint=plan.pipeline.fingerprint,
+        fingerprint=_fingerprint(plan.pipeline),
     )
 
 
-def state_at(cursor: Cursor, step: int, plan: Plan, stream: Stream) -> LoaderState:
+def _fingerprint(pipeline: Pipeline) -> Fingerprint:
+    if first_deciding(pipeline.operations) is None:
+        return fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations)
+    sizes = {}
+    if (joining := joining_batch(pipeline.operations)) is not None:
+        # Each shard has a part of it, and how large that is may change with their number.
+        number, batch = joining
+        sizes[number] = f"{batch.batch_size * pipeline.shard.shard_count} over all shards"
+    return fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations, sizes)
+
+
+def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> LoaderState:
     """Returns the state of an iterator.
 
     Args:
-        cursor: where it is.
+        position: where it is.
         step: how many batches it has delivered.
         plan: what it runs.
         stream: what `stream_of` said of the plan.
     """
-    position = cursor.block * stream.global_batch
-    whole_blocks = plan.partition.whole_blocks
-    return LoaderState(
-        step=step,
+    return LoaderState(step, tuple(_place_at(cursor, plan) for cursor in position), stream)
+
+
+def _place_at(cursor: Cursor, plan: Plan) -> Place:
+    partition = plan.partition
+    position, whole_blocks = cursor.block * partition.global_block, partition.whole_blocks
+    return Place(
         # After a short or padded batch, the end of the order: the rest of its block holds no records.
-        position=position if stream.length is None else min(position, stream.length),
+        position=position if partition.length is None else min(position, partition.length),
         skip=cursor.skip,
         is_final=whole_blocks is not None and cursor.block > whole_blocks if plan.one_to_one else cursor.is_final,
-        stream=stream,
     )

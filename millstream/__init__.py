@@ -6,8 +6,9 @@
     for batch in loader:
         ...
 
-The names follow Grain's, so `import millstream as grain` runs DataLoader code written for it. The parts have their
-own short names: `millstream.transforms.Map` is `millstream.MapTransform`.
+The names follow Grain's, so `import millstream as grain` runs code written for it; `millstream.python` has the names
+of `grain.python`, and `millstream.experimental` those of `grain.experimental`. The parts have their own short names:
+`millstream.transforms.Map` is `millstream.MapTransform`.
 
 Most of it is imported when it is first asked for: `DataLoader`, which worker processes do without, the formats, the
 rarer orders, and `millstream.checkpoint`, which needs Orbax (it and JAX take seconds to import).
@@ -32,7 +33,7 @@ from millstream.errors import (
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
-from millstream.sources import InMemoryDataSource, RangeDataSource
+from millstream.sources import InMemoryDataSource, RandomAccessDataSource, RangeDataSource
 from millstream.transforms import (
     Batch,
     FilterTransform,
@@ -47,14 +48,21 @@ from millstream.transforms import (
 
 if TYPE_CHECKING:
     from millstream import checkpoint as checkpoint
+    from millstream import constants as constants
+    from millstream import experimental as experimental
+    from millstream import multiprocessing as multiprocessing
+    from millstream import python as python
+    from millstream.dataset import DatasetIterator, IterDataset, MapDataset
     from millstream.loader import (
         DataLoader,
         DataLoaderIterator,
         DeviceIterator,
         MultiprocessingOptions,
+        RayWorkers,
         ReadOptions,
         device_put,
         load,
+        prometheus_text,
         surviving_keys,
     )
     from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
@@ -80,6 +88,7 @@ if TYPE_CHECKING:
         BOSHandling,
         BucketBatch,
         ConcatThenSplit,
+        DatasetSelectionMap,
         FirstFitPack,
         FixedLengthFeature,
         PadTo,
@@ -108,6 +117,8 @@ __all__ = [
     "DataLoader",
     "DataLoaderIterator",
     "DataSourceError",
+    "DatasetIterator",
+    "DatasetSelectionMap",
     "DeviceIterator",
     "FileCache",
     "FilterTransform",
@@ -119,7 +130,9 @@ __all__ = [
     "ImageFolderDataSource",
     "InMemoryDataSource",
     "IndexSampler",
+    "IterDataset",
     "JsonLinesDataSource",
+    "MapDataset",
     "MapTransform",
     "MapWithIndexTransform",
     "MegatronDataSource",
@@ -133,8 +146,10 @@ __all__ = [
     "PaddedBatch",
     "ParquetDataSource",
     "RaggedColumn",
+    "RandomAccessDataSource",
     "RandomMapTransform",
     "RangeDataSource",
+    "RayWorkers",
     "ReadOptions",
     "Rebatch",
     "RecordMetadata",
@@ -154,11 +169,16 @@ __all__ = [
     "WorkerStalledError",
     "__version__",
     "checkpoint",
+    "constants",
     "decode_examples",
     "device_put",
     "encode_example",
+    "experimental",
     "lengths_of",
     "load",
+    "multiprocessing",
+    "prometheus_text",
+    "python",
     "samplers",
     "shard_by_jax_process",
     "sharding",
@@ -176,12 +196,13 @@ if not TYPE_CHECKING:
             for name in part.__all__
             if name in __all__
         }
+        | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset"), "millstream.dataset")
         | {"lengths_of": "millstream.tools"},
     )
 
     def __getattr__(name: str) -> object:
-        if name == "checkpoint":
+        if name in ("checkpoint", "constants", "experimental", "multiprocessing", "python"):
             from importlib import import_module  # noqa: PLC0415  (as late as what it imports)
 
-            return import_module("millstream.checkpoint")
+            return import_module(f"millstream.{name}")
         return _late_name(name)

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import final
 
-from millstream.checks import as_flag, as_integer, named_arguments, named_fields
+from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arguments, named_fields
 from millstream.warn import warn
 
 LAUNCHER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -25,11 +25,17 @@ class ShardOptions:
         shard_count: how many shards there are, at least 1.
         drop_remainder: whether the last, incomplete global batch is trimmed so that every shard gets equally many
             records of it (at most shard_count - 1 records are left out). Without it, the first shards get one more.
+        logical_shards: to how many parts a pipeline with a Filter, a FlatMap or packing as documents come is dealt, a
+            multiple of shard_count; None for as many as there are shards. Each shard runs logical_shards / shard_count
+            of them, and its batch is theirs laid end to end: so the global batches depend on this number alone, and a
+            checkpoint can be resumed on every number of shards that divides it. It decides the stream: keep it for the
+            whole run. A pipeline that makes one element of each record needs none, and nothing changes there.
     """
 
     shard_index: int
     shard_count: int
     drop_remainder: bool = False
+    logical_shards: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shard_index", as_integer(self.shard_index, "shard_index"))
@@ -38,6 +44,12 @@ class ShardOptions:
         if not 0 <= self.shard_index < self.shard_count:
             raise ValueError(
                 f"shard_index must be between 0 and shard_count - 1 = {self.shard_count - 1}, got {self.shard_index}."
+            )
+        object.__setattr__(self, "logical_shards", as_integer_or_none(self.logical_shards, "logical_shards"))
+        if self.logical_shards is not None and self.logical_shards % self.shard_count:
+            raise ValueError(
+                f"logical_shards must be a multiple of shard_count = {self.shard_count}, got {self.logical_shards}: "
+                "each shard runs equally many of them. Use a number of shards that divides it."
             )
 
     def local_batch_size(self, global_batch_size: int) -> int:
@@ -78,20 +90,22 @@ class ShardByJaxProcess(ShardOptions):
 
     Args:
         drop_remainder: as in `ShardOptions`.
+        logical_shards: as in `ShardOptions`; a multiple of the number of processes.
 
     Raises:
         RuntimeError: several processes were started, as their environment shows, but JAX was not told so.
+        ValueError: logical_shards is not such a multiple.
     """
 
     @named_arguments()
-    def __init__(self, drop_remainder: bool = False) -> None:
+    def __init__(self, drop_remainder: bool = False, logical_shards: int | None = None) -> None:
         _check_initialised()
-        super().__init__(*jax_process(), drop_remainder)
+        super().__init__(*jax_process(), drop_remainder, logical_shards)
 
 
-def shard_by_jax_process(drop_remainder: bool = False) -> ShardOptions:
-    """Returns the shard of this JAX process, the same as `ShardByJaxProcess(drop_remainder)`."""
-    return ShardByJaxProcess(drop_remainder)
+def shard_by_jax_process(drop_remainder: bool = False, logical_shards: int | None = None) -> ShardOptions:
+    """Returns the shard of this JAX process, the same as `ShardByJaxProcess(drop_remainder, logical_shards)`."""
+    return ShardByJaxProcess(drop_remainder, logical_shards)
 
 
 def jax_process() -> tuple[int, int]:

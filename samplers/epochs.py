@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
+from millstream.pictured import Pictured
 from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
 from millstream.sharding import NoSharding, ShardOptions
 
 
-class EpochSampler(abc.ABC):
+class EpochSampler(Pictured, abc.ABC):
     """An order of epochs of equally many positions: epoch, offset = divmod(position, num_records).
 
     Attributes:
@@ -24,6 +25,8 @@ class EpochSampler(abc.ABC):
         seed: what all randomness derives from; None where there is none.
         shard_options: which shard of every global batch this process reads.
     """
+
+    _picture_kind = "order"
 
     num_records: int
     num_epochs: int | None

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
+from millstream.pictured import Pictured
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range, largest_key
 from millstream.samplers.component_orders import ComponentOrders
@@ -43,7 +44,7 @@ class Located(NamedTuple):
 
 
 @final
-class MixtureSampler:
+class MixtureSampler(Pictured):
     """The records of several sources in the proportions that the weights say, each source in its own sampler's order.
 
     It goes with `ConcatenatedDataSource(sources)`, the sources in the same order or under the same names. Every prefix
@@ -86,6 +87,8 @@ class MixtureSampler:
             it is not known how many records its source has.
     """
 
+    _picture_kind = "order"
+
     seed: None = None
     """Each component has its own."""
     num_records: None = None
@@ -124,6 +127,9 @@ class MixtureSampler:
 
     def __repr__(self) -> str:
         return f"MixtureSampler({len(self.names)} components, {weight_words(self._changes[0][1])}, stop={self.stop!r})"
+
+    def _picture_parts(self) -> Sequence[tuple[str, float]]:
+        return [(str(name), weight) for name, weight in zip(self.names, self._changes[0][1], strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         # Not what is computed from these: it is as quickly computed again.

@@ -235,6 +235,13 @@ def mixed(words: Wide) -> Wide:
     return words
 
 
+def derived(seed: int, number: int) -> int:
+    """Returns another seed, which looks unrelated: a hash of the seed and a number, both below 2**64."""
+    first = mixed(np.array([seed], dtype=np.uint64))
+    second = mixed(np.array([number], dtype=np.uint64) ^ _GOLDEN_GAMMA)
+    return int(mixed(first + second)[0])
+
+
 def _draw_below(size: int, words: Words, scratch: Words) -> None:
     """Replaces each word by a pseudo-random number below size that it determines."""
     if words.dtype.itemsize == 4:

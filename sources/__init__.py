@@ -6,6 +6,8 @@ from millstream import late_names
 from millstream.sources.base import DataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
 
+RandomAccessDataSource = DataSource
+
 if TYPE_CHECKING:
     from millstream.sources.array_record import ArrayRecordDataSource
     from millstream.sources.bagz import BagzDataSource
@@ -55,6 +57,7 @@ __all__ = [
     "JsonLinesDataSource",
     "MegatronDataSource",
     "ParquetDataSource",
+    "RandomAccessDataSource",
     "RangeDataSource",
     "TFRecordDataSource",
     "TextLineDataSource",

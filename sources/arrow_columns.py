@@ -7,10 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, stack_objects, stack_texts
-from millstream.sources.arrow_memory import BYTES, Column, Places, Rows, address_of, bits_at, memory_of
-
-_MOST_BYTES = 1 << 62
-"""NumPy makes no array that would have more bytes, if its elements did not overlap."""
+from millstream.sources.arrow_memory import Column, Memory, Places, Rows
 
 
 @final
@@ -34,10 +31,10 @@ class Numbers(Column):
         """The slot after the last one of this column and of those within it."""
         return self.slot + 2
 
-    def describe(self, array: Any, slots: Places) -> None:
-        """Writes where the buffers of an Arrow array are."""
-        self._describe_validity(array, slots)
-        slots[self.slot + 1] = address_of(array.buffers()[1]) // self._stored.itemsize + array.offset
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
+        """Writes where in a memory the buffers of an Arrow array are."""
+        self._describe_validity(array, slots, memory)
+        slots[self.slot + 1] = memory.address_of(array.buffers()[1]) // self._stored.itemsize + array.offset
 
     def _values(self, rows: Rows) -> list[Any]:
         return list(self.batch(rows, np.empty))
@@ -47,25 +44,18 @@ class Numbers(Column):
         batch = allocate((len(rows),), self.dtype)
         places = rows.within + rows.slot(self.slot + 1)
         if self._stored == self.dtype:
-            memory_of(self._stored).take(places, out=batch, mode="clip")
+            rows.memory.take(places, self._stored, batch)
         else:
-            batch.view(np.int64)[...] = memory_of(self._stored).take(places)
+            batch.view(np.int64)[...] = rows.memory.take(places, self._stored)
         return batch
 
-    def rows_of(self, rows: Rows, starts: Places, length: int) -> NDArray[Any] | None:
-        """Returns lists of one length, given the rows of the lists: shape (n, length). None if there are nulls here."""
-        if not length or self._stored != self.dtype or rows.slot(self.slot).any():
+    def lists_of(self, rows: Rows, starts: Places, length: int, allocate: Allocate) -> NDArray[Any] | None:
+        """Returns lists of one length, at least 1, given their rows: shape (n, length). None if there are nulls."""
+        if self._stored != self.dtype or rows.has_any(self.slot):
             return None
-        places = starts + rows.slot(self.slot + 1)
-        first, last = int(places.min()), int(places.max())
-        row = np.dtype((np.void, length * self.dtype.itemsize))
-        if (last - first + 1) * row.itemsize >= _MOST_BYTES:
-            return None
-        # Element i of this array is as many numbers as a list has, from number i on: each list is one copy.
-        memory = memory_of(self.dtype)[first : last + length].data
-        windows = np.ndarray((last - first + 1,), row, memory, strides=(self.dtype.itemsize,))
-        values: NDArray[Any] = windows[places - first].view(self.dtype).reshape(len(starts), length)
-        return values
+        batch = allocate((len(starts), length), self.dtype)
+        rows.memory.take_runs(starts + rows.slot(self.slot + 1), batch)
+        return batch
 
 
 @final
@@ -79,11 +69,11 @@ class Flags(Column):
         """The slot after the last one of this column and of those within it."""
         return self.slot + 2
 
-    def describe(self, array: Any, slots: Places) -> None:
-        """Writes where the buffers of an Arrow array are."""
-        self._describe_validity(array, slots)
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
+        """Writes where in a memory the buffers of an Arrow array are."""
+        self._describe_validity(array, slots, memory)
         values = array.buffers()[1]
-        slots[self.slot + 1] = 0 if values is None else values.address * 8 + array.offset
+        slots[self.slot + 1] = memory.address_of(values) * 8 + array.offset
 
     def _values(self, rows: Rows) -> list[Any]:
         return list(self.batch(rows, np.empty))
@@ -91,7 +81,7 @@ class Flags(Column):
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         """Returns the values of rows, which are not null, stacked."""
         batch = allocate((len(rows),), np.dtype(np.bool_))
-        batch[...] = bits_at(rows.within + rows.slot(self.slot + 1))
+        batch[...] = rows.memory.bits(rows.within + rows.slot(self.slot + 1))
         return batch
 
 
@@ -102,17 +92,18 @@ class _Offsets(Column):
         super().__init__(slot)
         self._offset_dtype = np.dtype(offset_dtype)
 
-    def _describe_offsets(self, array: Any, slots: Places) -> None:
-        self._describe_validity(array, slots)
-        slots[self.slot + 1] = address_of(array.buffers()[1]) // self._offset_dtype.itemsize + array.offset
+    def _describe_offsets(self, array: Any, slots: Places, memory: Memory) -> None:
+        self._describe_validity(array, slots, memory)
+        slots[self.slot + 1] = memory.address_of(array.buffers()[1]) // self._offset_dtype.itemsize + array.offset
 
     def _bounds(self, rows: Rows) -> tuple[Places, Places]:
         """Returns where the values of rows start, and their lengths."""
         if (known := rows.bounds.get(self.slot)) is not None:
             return known
         places = rows.within + rows.slot(self.slot + 1)
-        memory = memory_of(self._offset_dtype)
-        starts, stops = memory.take(places).astype(np.int64), memory.take(places + 1).astype(np.int64)
+        starts, stops = (
+            rows.memory.take(at, self._offset_dtype).astype(np.int64, copy=False) for at in (places, places + 1)
+        )
         if ((starts < 0) | (starts > stops) | (stops > rows.slot(self.slot + 2))).any():
             raise ValueError(f"An offset in a column of {self.words} is beyond its values: the data are damaged.")
         rows.bounds[self.slot] = starts, stops - starts
@@ -133,16 +124,15 @@ class Strings(_Offsets):
         """The slot after the last one of this column and of those within it."""
         return self.slot + 4
 
-    def describe(self, array: Any, slots: Places) -> None:
-        """Writes where the buffers of an Arrow array are."""
-        self._describe_offsets(array, slots)
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
+        """Writes where in a memory the buffers of an Arrow array are."""
+        self._describe_offsets(array, slots, memory)
         data = array.buffers()[2]
-        slots[self.slot + 2 : self.slot + 4] = 0 if data is None else data.size, address_of(data)
+        slots[self.slot + 2 : self.slot + 4] = 0 if data is None else data.size, memory.address_of(data)
 
     def _values(self, rows: Rows) -> list[Any]:
         starts, lengths = self._bounds(rows)
-        starts = starts + rows.slot(self.slot + 3)
-        return _strings(starts, starts + lengths, self._is_text)
+        return _strings(rows.memory.pieces(starts + rows.slot(self.slot + 3), lengths), self._is_text)
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         """Returns the values of rows, which are not null, stacked."""
@@ -164,26 +154,22 @@ class FixedBytes(Column):
         """The slot after the last one of this column and of those within it."""
         return self.slot + 2
 
-    def describe(self, array: Any, slots: Places) -> None:
-        """Writes where the buffers of an Arrow array are."""
-        self._describe_validity(array, slots)
-        slots[self.slot + 1] = address_of(array.buffers()[1]) + array.offset * self._width
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
+        """Writes where in a memory the buffers of an Arrow array are."""
+        self._describe_validity(array, slots, memory)
+        slots[self.slot + 1] = memory.address_of(array.buffers()[1]) + array.offset * self._width
 
     def _values(self, rows: Rows) -> list[Any]:
         starts = rows.slot(self.slot + 1) + rows.within * self._width
-        return _strings(starts, starts + self._width, is_text=False)
+        return _strings(rows.memory.pieces(starts, np.full(len(rows), self._width)), is_text=False)
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:  # noqa: ARG002  (objects have their own memory)
         """Returns the values of rows, which are not null, stacked."""
         return stack_objects(self._values(rows))
 
 
-def _strings(starts: Places, stops: Places, is_text: bool) -> list[Any]:
-    view = memory_of(BYTES).data
-    pairs = zip(starts.tolist(), stops.tolist(), strict=True)
-    if is_text:
-        return [str(view[start:stop], "utf-8") for start, stop in pairs]
-    return [view[start:stop].tobytes() for start, stop in pairs]
+def _strings(pieces: list[memoryview], is_text: bool) -> list[Any]:
+    return [str(piece, "utf-8") for piece in pieces] if is_text else list(map(bytes, pieces))
 
 
 class Lists(_Offsets):
@@ -191,7 +177,7 @@ class Lists(_Offsets):
 
     def __init__(self, slot: int, offset_dtype: Any, make_child: Callable[[int], Column]) -> None:
         super().__init__(slot, offset_dtype)
-        self.child = make_child(slot + 3)
+        self.child = make_child(slot + 5)
         self.words = f"list<{self.child.words}>"
 
     @property
@@ -199,20 +185,49 @@ class Lists(_Offsets):
         """The slot after the last one of this column and of those within it."""
         return self.child.end_slot
 
-    def describe(self, array: Any, slots: Places) -> None:
-        """Writes where the buffers of an Arrow array are."""
-        self._describe_offsets(array, slots)
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
+        """Writes where in a memory the buffers of an Arrow array are."""
+        self._describe_offsets(array, slots, memory)
         slots[self.slot + 2] = len(array.values)
-        self.child.describe(array.values, slots)
+        slots[self.slot + 3 : self.slot + 5] = self._all_alike(array) or (-1, 0)
+        self.child.describe(array.values, slots, memory)
+
+    def _all_alike(self, array: Any) -> tuple[int, int] | None:
+        """Returns the length of all lists of an array, and where the first one starts, if they are equally long."""
+        offsets = array.buffers()[1]
+        if offsets is None or not len(array):
+            return None
+        place = array.offset * self._offset_dtype.itemsize
+        starts = np.frombuffer(offsets, self._offset_dtype, len(array) + 1, place)
+        first, length = int(starts[0]), int(starts[1]) - int(starts[0])
+        is_within = first >= 0 <= length and int(starts[-1]) <= len(array.values)
+        return (length, first) if is_within and (np.diff(starts) == length).all() else None
 
     def bounds(self, rows: Rows) -> tuple[Places, Places]:
         """Returns where the values of rows that are not null start in the child, and how many they are."""
-        return self._bounds(rows)
+        length = self._length_of_all(rows)
+        if length < 0:
+            return self._bounds(rows)
+        return rows.within * length + rows.slot(self.slot + 4), np.full(len(rows), length)
+
+    def _length_of_all(self, rows: Rows) -> int:
+        """Returns how long all lists in the chunks of the rows are; -1 if that differs, or is not known."""
+        lengths = rows.slot(self.slot + 3)
+        if isinstance(lengths, int):
+            return lengths
+        return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else -1
+
+    def _equal_length(self, rows: Rows) -> int:
+        """Returns how long the lists of the rows are; -1 if that differs, or there are none."""
+        if not len(rows) or (length := self._length_of_all(rows)) >= 0:
+            return length if len(rows) else -1
+        _, lengths = self.bounds(rows)
+        return int(lengths[0]) if (lengths == lengths[0]).all() else -1
 
     def _values(self, rows: Rows) -> list[Any]:
-        starts, lengths = self.bounds(rows)
-        if (table := self._table(rows, starts, lengths)) is not None:
+        if (table := self._table(rows, np.empty)) is not None:
             return list(table)
+        starts, lengths = self.bounds(rows)
         inner = rows.expanded(starts, lengths)
         ends = np.cumsum(lengths)
         slices = list(map(slice, (ends - lengths).tolist(), ends.tolist()))
@@ -230,26 +245,25 @@ class Lists(_Offsets):
     def _stacks(self, rows: Rows) -> bool:
         if not isinstance(self.child, Numbers | Flags):
             return False
-        starts, lengths = self.bounds(rows)
-        if len(lengths) and (lengths != lengths[0]).any():
+        if len(rows) and self._equal_length(rows) < 0:
             return False
-        return not rows.slot(self.child.slot).any() or self.child.nulls(rows.expanded(starts, lengths)) is None
+        return not rows.has_any(self.child.slot) or self.child.nulls(rows.expanded(*self.bounds(rows))) is None
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         """Returns the lists, which are equally long: shape (n, length)."""
-        starts, lengths = self.bounds(rows)
-        values = self._table(rows, starts, lengths)
-        if values is None:
+        batch = self._table(rows, allocate)
+        if batch is None:
+            starts, lengths = self.bounds(rows)
             values = self.child.batch(rows.expanded(starts, lengths), np.empty).reshape(len(rows), int(lengths[0]))
-        batch = allocate(values.shape, values.dtype)
-        batch[...] = values
+            batch = allocate(values.shape, values.dtype)
+            batch[...] = values
         return batch
 
-    def _table(self, rows: Rows, starts: Places, lengths: Places) -> NDArray[Any] | None:
+    def _table(self, rows: Rows, allocate: Allocate) -> NDArray[Any] | None:
         """Returns lists of numbers, if they are equally long and there are no nulls near them: shape (n, length)."""
-        if not isinstance(self.child, Numbers) or not len(lengths) or (lengths != lengths[0]).any():
+        if not isinstance(self.child, Numbers) or (length := self._equal_length(rows)) <= 0:
             return None
-        return self.child.rows_of(rows, starts, int(lengths[0]))
+        return self.child.lists_of(rows, self.bounds(rows)[0], length, allocate)
 
 
 @final
@@ -260,13 +274,16 @@ class FixedLists(Lists):
         super().__init__(slot, np.int64, make_child)
         self._size = size
 
-    def describe(self, array: Any, slots: Places) -> None:
-        """Writes where the buffers of an Arrow array are."""
-        self._describe_validity(array, slots)
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
+        """Writes where in a memory the buffers of an Arrow array are."""
+        self._describe_validity(array, slots, memory)
         slots[self.slot + 1] = array.offset
-        self.child.describe(array.values, slots)
+        self.child.describe(array.values, slots, memory)
 
     def bounds(self, rows: Rows) -> tuple[Places, Places]:
         """Returns where the values of rows start in the child, and their number."""
         starts = (rows.within + rows.slot(self.slot + 1)) * self._size
         return starts, np.full(len(rows), self._size)
+
+    def _length_of_all(self, rows: Rows) -> int:  # noqa: ARG002
+        return self._size

@@ -1,6 +1,6 @@
-"""What is asked of pyarrow: the types of columns, and the row groups of Parquet files.
+"""What is asked of pyarrow of any table: the types of columns, and where the buffers of chunks are.
 
-This is the one module that imports it, when it is needed.
+It is imported when it is needed.
 """
 
 import functools
@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.errors import DataSourceError
 from millstream.sources.arrow_columns import FixedBytes, FixedLists, Flags, Lists, Numbers, Strings
-from millstream.sources.arrow_memory import Column, Places
+from millstream.sources.arrow_memory import Column, Memory, Places
 from millstream.sources.arrow_structures import Objects, Structs, Tensors
 
 _ALIGNED = 8
@@ -20,7 +19,7 @@ _ALIGNED = 8
 
 
 @functools.cache
-def _arrow() -> ModuleType:
+def arrow() -> ModuleType:
     """Returns pyarrow."""
     try:
         import pyarrow as pa  # noqa: PLC0415
@@ -47,11 +46,11 @@ def num_slots(columns: Mapping[str, Column]) -> int:
     return max((column.end_slot for column in columns.values()), default=0)
 
 
-def described(columns: Mapping[str, Column], chunk: Any) -> Places:
-    """Returns where the buffers of a chunk are: a row of the table, of shape (slots,)."""
+def described(columns: Mapping[str, Column], chunk: Any, memory: Memory) -> Places:
+    """Returns where in a memory the buffers of a chunk are: a row of the table, of shape (slots,)."""
     slots = np.zeros(num_slots(columns), np.int64)
     for column, array in zip(columns.values(), chunk.columns, strict=True):
-        column.describe(array, slots)
+        column.describe(array, slots, memory)
     return slots
 
 
@@ -63,11 +62,11 @@ def plain_types(schema: Any, names: Iterable[str]) -> list[Any]:
 def normalised(chunk: Any, names: Sequence[str], types: Sequence[Any]) -> Any:
     """Returns some columns of a record batch with plain types, and numbers at multiples of 8 in memory."""
     columns = [_normalised(chunk.column(name), kind) for name, kind in zip(names, types, strict=True)]
-    return _arrow().RecordBatch.from_arrays(columns, names=list(names))
+    return arrow().RecordBatch.from_arrays(columns, names=list(names))
 
 
 def _normalised(array: Any, plain: Any) -> Any:
-    pa = _arrow()
+    pa = arrow()
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
@@ -81,7 +80,7 @@ def _normalised(array: Any, plain: Any) -> Any:
 
 def _plain_type(kind: Any) -> Any:
     """Returns the type that a column has once it is normalised."""
-    pa = _arrow()
+    pa = arrow()
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if pa.types.is_dictionary(kind):
@@ -109,7 +108,7 @@ def _tensors(shape: tuple[int, ...], make_lists: Callable[[int], Column], slot: 
 
 def _maker(kind: Any) -> Callable[[int], Column] | None:
     """Returns what makes the column of a type that is within others or plain; None where Python objects are needed."""
-    pa = _arrow()
+    pa = arrow()
     types = pa.types
     if types.is_boolean(kind):
         return Flags
@@ -131,7 +130,7 @@ def _maker(kind: Any) -> Callable[[int], Column] | None:
 
 
 def _temporal_maker(kind: Any) -> Callable[[int], Column] | None:
-    types = _arrow().types
+    types = arrow().types
     if types.is_timestamp(kind):
         return functools.partial(Numbers, dtype=f"datetime64[{kind.unit}]")
     if types.is_duration(kind):
@@ -145,7 +144,7 @@ def _temporal_maker(kind: Any) -> Callable[[int], Column] | None:
 
 
 def _nested_maker(kind: Any) -> Callable[[int], Column] | None:
-    types = _arrow().types
+    types = arrow().types
     if types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
         makers = {field.name: maker for field in fields if (maker := _maker(field.type)) is not None}
@@ -161,63 +160,10 @@ def _nested_maker(kind: Any) -> Callable[[int], Column] | None:
     return functools.partial(Lists, offset_dtype=np.int64 if is_large else np.int32, make_child=make_child)
 
 
-class ParquetFile:
-    """An open Parquet file, which any number of threads may read.
-
-    Args:
-        path: where it is.
-
-    Raises:
-        OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
-    """
-
-    def __init__(self, path: str) -> None:
-        import pyarrow.parquet as pq  # noqa: PLC0415
-
-        self.path = path
-        self._file = _arrow().OSFile(path)
-        try:
-            reader = pq.ParquetFile(self._file, page_checksum_verification=True)
-            self._metadata = reader.metadata
-            self.schema = reader.schema_arrow
-            self.group_sizes = [self._metadata.row_group(n).num_rows for n in range(self._metadata.num_row_groups)]
-            if min(self.group_sizes, default=0) < 0 or sum(self.group_sizes) != self._metadata.num_rows:
-                raise ValueError("its row groups have other numbers of rows than the file")  # noqa: TRY301
-        except Exception as error:
-            self._file.close()
-            raise DataSourceError(
-                f"{path!r} is not a Parquet file, or is damaged, or was cut short: {_words(error)}. Restore the file."
-            ) from error
-
-    @property
-    def num_records(self) -> int:
-        """How many rows it has."""
-        return int(sum(self.group_sizes))
-
-    def close(self) -> None:
-        """Closes it. It is not being read."""
-        self._file.close()
-
-    def read_group(self, group: int, names: Sequence[str], types: Sequence[Any]) -> list[Any]:
-        """Returns the rows of a row group: record batches of some columns, normalised to these types.
-
-        Raises:
-            ValueError: the row group cannot be read; the message has the library's words.
-        """
-        import pyarrow.parquet as pq  # noqa: PLC0415
-
-        try:
-            # A reader of its own for each call: one is not made for several threads.
-            reader = pq.ParquetFile(self._file, metadata=self._metadata, page_checksum_verification=True)
-            # Threads of the library would not come along to a forked process, and are no faster here.
-            table = reader.read_row_group(group, columns=list(names), use_threads=False)
-            table.validate()
-            chunks = [normalised(chunk, names, types) for chunk in table.to_batches() if len(chunk)]
-        except Exception as error:
-            raise ValueError(_words(error)) from error
-        if (count := sum(map(len, chunks))) != self.group_sizes[group]:
-            raise ValueError(f"it has {count} rows, and should have {self.group_sizes[group]}")
-        return chunks
+def laid_end_to_end(chunks: Sequence[Any]) -> list[Any]:
+    """Returns the rows of some record batches in one, copied; in several where a column has more than 2 GB."""
+    table = arrow().Table.from_batches(chunks).combine_chunks()
+    return [chunk for chunk in table.to_batches() if len(chunk)]
 
 
 def has_valid_text(chunks: Iterable[Any]) -> bool:
@@ -225,11 +171,6 @@ def has_valid_text(chunks: Iterable[Any]) -> bool:
     try:
         for chunk in chunks:
             chunk.validate(full=True)
-    except _arrow().ArrowInvalid:
+    except arrow().ArrowInvalid:
         return False
     return True
-
-
-def _words(error: BaseException) -> str:
-    """Returns the library's words in one line."""
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__

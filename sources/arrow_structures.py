@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.arrow_columns import Lists
-from millstream.sources.arrow_memory import Column, Places, Rows
+from millstream.sources.arrow_memory import Column, Memory, Places, Rows
 
 
 @final
@@ -30,11 +30,11 @@ class Structs(Column):
         """The slot after the last one of this column and of those within it."""
         return self._end_slot
 
-    def describe(self, array: Any, slots: Places) -> None:
-        """Writes where the buffers of an Arrow array are."""
-        self._describe_validity(array, slots)
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
+        """Writes where in a memory the buffers of an Arrow array are."""
+        self._describe_validity(array, slots, memory)
         for number, member in enumerate(self._members.values()):
-            member.describe(array.field(number), slots)
+            member.describe(array.field(number), slots, memory)
 
     def _values(self, rows: Rows) -> list[Any]:
         return dicts(self._members, rows)
@@ -68,9 +68,9 @@ class Tensors(Column):
         """The slot after the last one of this column and of those within it."""
         return self._lists.end_slot
 
-    def describe(self, array: Any, slots: Places) -> None:
-        """Writes where the buffers of an Arrow array are."""
-        self._lists.describe(array, slots)
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
+        """Writes where in a memory the buffers of an Arrow array are."""
+        self._lists.describe(array, slots, memory)
 
     def _values(self, rows: Rows) -> list[Any]:
         return [array.copy() for array in self.batch(rows, np.empty)]
@@ -110,7 +110,7 @@ class Objects(Column):
         """The slot after the last one of this column and of those within it."""
         return self.slot
 
-    def describe(self, array: Any, slots: Places) -> None:
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
         """Writes nothing: Arrow itself is asked for the values."""
 
     def nulls(self, rows: Rows) -> None:
@@ -152,9 +152,9 @@ class Decoded(Column):
         """The slot after the last one of this column and of those within it."""
         return self._column.end_slot
 
-    def describe(self, array: Any, slots: Places) -> None:
-        """Writes where the buffers of an Arrow array are."""
-        self._column.describe(array, slots)
+    def describe(self, array: Any, slots: Places, memory: Memory) -> None:
+        """Writes where in a memory the buffers of an Arrow array are."""
+        self._column.describe(array, slots, memory)
 
     def nulls(self, rows: Rows) -> None:
         """Returns None: nulls are among the values."""

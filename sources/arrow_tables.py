@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.sources.arrow_library import columns_of, described, normalised, num_slots, plain_types
-from millstream.sources.arrow_memory import Column, Rows
+from millstream.sources.arrow_memory import Column, Memory, Rows
 
 
 @final
@@ -34,7 +34,7 @@ class ArrowTable:
         self._starts = self._ends - lengths
         self._table = np.zeros((len(lengths), num_slots(self.columns)), np.int64)
         self._is_known = np.zeros(len(lengths), np.bool_)
-        self._kept: list[Any] = []
+        self._memory = Memory()
 
     def rows(self, keys: NDArray[np.int64]) -> Rows:
         """Returns the rows of some keys, numbers from 0."""
@@ -42,12 +42,11 @@ class ArrowTable:
         if not self._is_known[chunk].all():
             for number in np.unique(chunk[~self._is_known[chunk]]).tolist():
                 self._look_at(number)
-        return Rows(self._chunks, self._table, chunk, keys - self._starts[chunk])
+        return Rows(self._memory, self._chunks, self._table, chunk, keys - self._starts[chunk])
 
     def _look_at(self, number: int) -> None:
         chunk = normalised(self._chunks[number], self._names, self._types)
-        # Two threads may do this for the same chunk. Either's buffers will do, so both are kept.
-        self._kept.append(chunk)
+        # Two threads may do this for the same chunk. Either's buffers will do: the memory keeps both.
         self._chunks[number] = chunk
-        self._table[number] = described(self.columns, chunk)
+        self._table[number] = described(self.columns, chunk, self._memory)
         self._is_known[number] = True

@@ -1,8 +1,8 @@
 """Records of Bagz files, found by number.
 
 A Bagz file (github.com/google-deepmind/bagz) is its records, laid end to end, and after them, for each record, where it
-ends: a uint64, little-endian. So the last eight bytes say where these limits begin. In a `.bagz` file, each record that
-is not empty is a frame of Zstandard.
+ends: a uint64, little-endian. So the last eight bytes say where these limits begin. Or the limits of NAME are in a file
+of their own beside it, `limits.NAME`. In a `.bagz` file, each record that is not empty is a frame of Zstandard.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import BLOCK_BYTES, Scan
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
-from millstream.sources.stored_files import exists
+from millstream.sources.stored_files import exists, identify, open_stored
 from millstream.sources.urls import without_query
 
 _LIMIT_BYTES = 8
@@ -43,7 +43,7 @@ class BagzDataSource(SpanRecords[bytes]):
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
         IsADirectoryError: a directory in place of a file.
-        DataSourceError: a file is not a Bagz file, is damaged, was cut short, or has its limits in another file.
+        DataSourceError: a file is not a Bagz file, is damaged, or was cut short.
         ImportError: a `.bagz` file, and no `zstandard`.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.
@@ -70,13 +70,18 @@ class _BagzFormat(SpanFormat[bytes]):
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         yield np.array([0])
+        if (place := _limits_path(scan.path)) is not None:
+            limits = _separate_limits(place)
+            if limits is not None and limits[-1] == scan.size and (np.diff(limits) >= 0).all() and limits[0] >= 0:
+                yield limits
+                return
+            import logging  # noqa: PLC0415  (takes long to import)
+
+            logging.getLogger("millstream").info(
+                "millstream: %r does not say where the records of %r end, and is not used.", place, scan.path
+            )
         if not scan.size:
             return
-        folder, name = os.path.split(without_query(scan.path))
-        if exists(os.path.join(folder, f"limits.{name}")):  # noqa: PTH118
-            raise DataSourceError(
-                f"{scan.path!r} has its limits in a file of their own, which cannot be read. Write them into the file."
-            )
         begin = int.from_bytes(scan.read(max(0, scan.size - _LIMIT_BYTES), _LIMIT_BYTES), "little")
         if begin > scan.size - _LIMIT_BYTES or (scan.size - begin) % _LIMIT_BYTES:
             raise _damaged(scan)
@@ -108,6 +113,30 @@ class _BagzFormat(SpanFormat[bytes]):
                 raise places.error(place, "it is not one frame of Zstandard. Restore the file.")
             records.append(record)
         return records
+
+
+def _limits_path(path: str) -> str | None:
+    """Returns the file beside a Bagz file that its limits are in, if there is one."""
+    folder, name = os.path.split(without_query(path))
+    place = os.path.join(folder, f"limits.{name}")  # noqa: PTH118
+    return place if exists(place) else None
+
+
+def _separate_limits(place: str) -> NDArray[np.int64] | None:
+    """Returns the limits in a file of their own, or None if there are none in it."""
+    identity = identify(place, "Bagz limits")
+    if not identity.size or identity.size % _LIMIT_BYTES:
+        return None
+    file = open_stored(place, identity)
+    try:
+        blocks: list[bytes] = []
+        done = 0
+        while done < identity.size and (block := file.read(done, BLOCK_BYTES)):
+            blocks.append(block)
+            done += len(block)
+    finally:
+        file.close()
+    return None if done < identity.size else np.frombuffer(b"".join(blocks), "<u8").view(np.int64)
 
 
 def _is_compressed(path: str) -> bool:

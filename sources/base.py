@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, SupportsIndex, TypeVar
+from typing import Any, Generic, Protocol, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ class _Items(Protocol[T_co]):
     def __getitem__(self, key: int, /) -> T_co: ...
 
 
+@runtime_checkable
 class DataSource(Protocol[T_co]):
     """Records found by number: `len(source)` and `source[record_key]` are all that is needed, so a list is a source.
 

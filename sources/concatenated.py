@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from millstream.checks import named_arguments
 from millstream.closing import Closing
 from millstream.columnar import ColumnarRecords
+from millstream.pictured import Pictured
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, put_back
 from millstream.sources.columnar_parts import ColumnarParts
 from millstream.sources.lookalikes import batched_read_of, check_source
@@ -21,7 +22,7 @@ _KEY_LIMIT = 1 << 63
 
 
 @final
-class ConcatenatedDataSource(Closing):
+class ConcatenatedDataSource(Pictured, Closing):
     """The records of several sources, laid end to end: first all of the first one, then those of the second, and so on.
 
     A batch costs one read of each source that it touches: its `__getitems__` is used where it has one. `locate` says
@@ -39,6 +40,8 @@ class ConcatenatedDataSource(Closing):
         TypeError: something is not a source.
         ValueError: there is no source, or one without records.
     """
+
+    _picture_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
 
@@ -94,6 +97,9 @@ class ConcatenatedDataSource(Closing):
         kinds = dict.fromkeys(type(source).__name__ for source in self.parts.values())
         named = ", ".join(list(kinds)[:4]) + (", …" if len(kinds) > 4 else "")
         return f"ConcatenatedDataSource({self._num_records:,} records in {len(self.parts)} sources: {named})"
+
+    def _picture_parts(self) -> Sequence[tuple[str, float]]:
+        return [(str(name), len(part)) for name, part in self.parts.items()]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in {"_held", "_readers"}}

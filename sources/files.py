@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from millstream.closing import Closing
 from millstream.errors import DataSourceError
+from millstream.pictured import Pictured
 from millstream.sources.base import checked_record_key
 from millstream.sources.file_cache import FileCache
 from millstream.sources.open_files import OpenFiles, descriptor_share
@@ -46,7 +47,7 @@ IDENTIFYING_THREADS = 64
 """How many objects of stores it asks for at the same time: each is some ten round trips of 20 to 100 ms."""
 
 
-class Files(Closing, Generic[FileT]):
+class Files(Pictured, Closing, Generic[FileT]):
     """The records of files laid end to end: the base of all sources that read files, whatever reading one takes.
 
     Args:
@@ -63,6 +64,8 @@ class Files(Closing, Generic[FileT]):
     Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
     truncated, removed or changed, or has fewer records than a range of it asks for.
     """
+
+    _picture_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
     kind: ClassVar[str]

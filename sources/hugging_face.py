@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
 
 import numpy as np
 
+from millstream.pictured import Pictured
 from millstream.sources.arrow_memory import Column, Rows
 from millstream.sources.arrow_structures import Decoded, dicts, records_of
 from millstream.sources.arrow_tables import ArrowTable
@@ -15,7 +16,7 @@ from millstream.sources.memory import FINGERPRINT_RECORDS, updated_crc
 
 
 @final
-class HuggingFaceDataSource:
+class HuggingFaceDataSource(Pictured):
     """The records of a `datasets.Dataset`, as dicts, taken from its Arrow tables.
 
         dataset = datasets.load_dataset("mnist", split="train")
@@ -40,6 +41,8 @@ class HuggingFaceDataSource:
         TypeError: something else, such as a `DatasetDict`, an `IterableDataset`, or a dataset with `with_transform`.
         ValueError: there are no records, or no columns.
     """
+
+    _picture_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, SupportsIndex, final
 import numpy as np
 
 from millstream.errors import DataSourceError
+from millstream.pictured import Pictured
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.files import INSPECTION_THREADS
 from millstream.sources.open_files import descriptor_share
@@ -26,7 +27,7 @@ _SLOW_READ_SECONDS = 100e-6
 
 
 @final
-class ImageFolderDataSource:
+class ImageFolderDataSource(Pictured):
     """The images in folders, each of which has the name of a class: `{"image": bytes, "label": int}`.
 
         source = millstream.ImageFolderDataSource("imagenet/train")
@@ -58,6 +59,8 @@ class ImageFolderDataSource:
     Each reading member raises DataSourceError, with the file and the record, for a file that was removed, cannot be
     read, is empty, or is not a regular file.
     """
+
+    _picture_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
 

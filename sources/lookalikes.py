@@ -84,6 +84,13 @@ def check_source(source: Any, name: str) -> None:
         source: what should be one.
         name: what to call it in errors.
     """
+    check_readable(source, name)
+    if len(source) == 0:
+        raise ValueError(f"{name} must have at least one record, got an empty {type(source).__name__}.")
+
+
+def check_readable(source: Any, name: str) -> None:
+    """Refuses what is not a source; one without records is one. The arguments are those of `check_source`."""
     if advice := advice_for(source):
         raise TypeError(f"{name} must be a source of records, got {type(source).__name__}: {advice}")
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
@@ -91,5 +98,3 @@ def check_source(source: Any, name: str) -> None:
             f"{name} must have len(source) and source[key], got {type(source).__name__}. "
             "A list of records is a source; so is any class with __len__ and __getitem__."
         )
-    if len(source) == 0:
-        raise ValueError(f"{name} must have at least one record, got an empty {type(source).__name__}.")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords
+from millstream.pictured import Pictured
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
 from millstream.sources.lookalikes import advice_for, batched_read_of, is_numbered
 
@@ -31,7 +32,7 @@ class _SizedIndexable(Protocol):
 
 
 @final
-class RangeDataSource:
+class RangeDataSource(Pictured):
     """The integers of `range(start, stop, step)`, as Python ints.
 
     Args:
@@ -42,6 +43,8 @@ class RangeDataSource:
     Raises:
         ValueError: the step is 0, or the range is empty.
     """
+
+    _picture_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
 
@@ -75,7 +78,7 @@ class RangeDataSource:
 
 
 @final
-class InMemoryDataSource:
+class InMemoryDataSource(Pictured):
     """Records in memory, one by one or as columns.
 
     Columns are equally long NumPy arrays: one array, a tuple (or named tuple) of nothing but arrays, a dict or a
@@ -96,6 +99,8 @@ class InMemoryDataSource:
         TypeError: columns that are not NumPy arrays, text, or something without `len()` and `[]`.
         ValueError: there is no record, an array is 0-dimensional, or arrays differ in length.
     """
+
+    _picture_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
 

@@ -20,7 +20,7 @@ from typing import Any, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.redirects import Redirects
-from millstream.sources.urls import Url
+from millstream.sources.urls import Url, without_secrets
 
 REQUESTS_AT_ONCE = 128
 """How many requests of this process are on their way at one time, for each kind of store."""
@@ -126,7 +126,8 @@ class RangeRequests:
                     self._has_followed = True
                     self._ask()
                     continue
-                raise _error(self._url, str(error)) from error
+                # Not from TensorStore's own, which shows the query.
+                raise _error(self._url, without_secrets(str(error))) from None
             if answer.state == "missing":
                 raise FileNotFoundError(errno.ENOENT, "The store has no such object", self._url)
             version = answer.stamp.generation
@@ -185,15 +186,15 @@ def size_of(url: str) -> int:
         places = sorted({least + (most - least) * part // 8 for part in range(8)})
 
 
-def keys_within(url: str) -> list[str]:
-    """Returns the names of all objects of a bucket that begin as the URL's does.
+def keys_within(beginning: Url) -> list[str]:
+    """Returns the names of all objects of a bucket that begin as this one does, whose key may be empty.
 
     Raises:
         OSError: the store does not list them.
     """
-    parsed = Url.of(url)
-    store = _store_of(url, parsed)
-    prefix = parsed.key.encode("utf-8", "surrogateescape")
+    url = f"{beginning.scheme}://{beginning.root}/{beginning.key}"
+    store = _store_of(url, beginning)
+    prefix = beginning.key.encode("utf-8", "surrogateescape")
     key_range = _tensorstore().KvStore.KeyRange(prefix, _after_all_with(prefix))
     try:
         keys = store.list(key_range).result(timeout=STALL_SECONDS * STALLS)
@@ -202,7 +203,7 @@ def keys_within(url: str) -> list[str]:
             f"The objects that begin with {url!r} were not listed within {STALL_SECONDS * STALLS:.0f} seconds."
         ) from None
     except (ValueError, KeyError, RuntimeError) as error:
-        raise _error(url, str(error)) from error
+        raise _error(url, without_secrets(str(error))) from None
     return [key.decode("utf-8", "surrogateescape") for key in keys]
 
 

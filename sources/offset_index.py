@@ -18,13 +18,14 @@ Guarantees:
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.new_files import new_file
 from millstream.sources.paths import FileIdentity
 from millstream.sources.urls import is_url, without_query
 
@@ -95,35 +96,36 @@ def store_offsets(path: str, kind: str, version: int, identity: FileIdentity, ch
         identity: which file it is the index of.
         chunks: the offsets, in order, in arrays. They are never in memory all at once.
     """
-    place, file = _new_file(_places(path, kind, identity.version))
-    try:
-        with file:
-            count = _write(file, chunks) - 1
-            _write_head(file, [*_head(version, identity, count)])
-            if place is None:
-                file.seek(_NPY_HEADER_BYTES + 8 * _HEAD)
-                return np.fromfile(file, np.int64)
-            os.fsync(file.fileno())
-        if (offsets := _publish(file.name, place, lambda: find_offsets(path, kind, version, identity))) is not None:
-            return offsets
-    finally:
-        if place is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(file.name)  # noqa: PTH108
+    with contextlib.ExitStack() as stack:
+        place, file = _opened(stack, path, kind, version, identity)
+        count = _write(file, chunks) - 1
+        _write_head(file, _head(version, identity, count))
+        if place is None:
+            file.seek(_NPY_HEADER_BYTES + 8 * _HEAD)
+            return np.fromfile(file, np.int64)
+    if (offsets := find_offsets(path, kind, version, identity)) is not None:
+        return offsets
     raise DataSourceError(f"The index of {path!r} was written to {place!r} and is not to be found there.")
 
 
-def _publish(temporary: str, place: str, find: Callable[[], Offsets | None]) -> Offsets | None:
-    """Gives a file that is written the name that it is looked for under, unless one that fits has it by now."""
-    try:
-        os.link(temporary, place)
-    except FileExistsError:
-        if (offsets := find()) is not None:
-            return offsets
-        os.replace(temporary, place)  # noqa: PTH105
-    except OSError:  # Not all file systems have links.
-        os.replace(temporary, place)  # noqa: PTH105
-    return find()
+def _opened(
+    stack: contextlib.ExitStack, path: str, kind: str, version: int, identity: FileIdentity
+) -> tuple[str | None, BinaryIO]:
+    """Returns the first place whose folder takes a new file, with that file; None with one that has no name."""
+    for place in _places(path, kind, identity.version):
+        folder = os.path.dirname(place)  # noqa: PTH120
+        with contextlib.suppress(OSError):
+            if folder == cache_folder():
+                os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
+            fits = functools.partial(_fits, path, kind, version, identity)
+            return place, stack.enter_context(new_file(place, fits))
+    import tempfile  # noqa: PLC0415  (takes its time)
+
+    return None, stack.enter_context(tempfile.TemporaryFile())
+
+
+def _fits(path: str, kind: str, version: int, identity: FileIdentity) -> bool:
+    return find_offsets(path, kind, version, identity) is not None
 
 
 def _places(path: str, kind: str, version: bytes) -> list[str]:
@@ -160,24 +162,6 @@ def cache_folder() -> str:
     if not os.path.isabs(base):  # noqa: PTH117
         base = os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
     return os.path.join(base, "millstream")  # noqa: PTH118
-
-
-def _new_file(places: list[str]) -> tuple[str | None, Any]:
-    """Returns the first place whose folder takes a new file, with that file, which has another name until it is whole.
-
-    The place is None where no folder takes one: the file has no name then.
-    """
-    for place in places:
-        folder, name = os.path.split(place)
-        temporary = os.path.join(folder, f".{name.lstrip('.')}.{os.urandom(6).hex()}.part")  # noqa: PTH118
-        with contextlib.suppress(OSError):
-            if folder == cache_folder():
-                os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
-            opener = functools.partial(os.open, mode=0o666)
-            return place, open(temporary, "xb", opener=opener)
-    import tempfile  # noqa: PLC0415  (takes its time)
-
-    return None, tempfile.TemporaryFile()
 
 
 def _write(file: BinaryIO, chunks: Iterable[Any]) -> int:

@@ -1,5 +1,6 @@
 """Rows of Parquet files, found by number, and read a row group at a time."""
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, final
 
@@ -8,20 +9,17 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.arrow_library import (
-    ParquetFile,
-    columns_of,
-    described,
-    has_valid_text,
-    plain_types,
-)
+from millstream.sources.arrow_library import columns_of, has_valid_text, plain_types
 from millstream.sources.arrow_memory import Rows
 from millstream.sources.arrow_structures import dicts, records_of
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.file_cache import FileCache
 from millstream.sources.files import Files, reading_error
+from millstream.sources.parquet_file import ParquetFile
 from millstream.sources.paths import FileIdentity
-from millstream.sources.row_groups import RowGroup, rows_in
-from millstream.sources.unit_cache import UnitCache
+from millstream.sources.row_groups import RowGroup, RowGroups
+from millstream.sources.stored_files import SpanReadError
+from millstream.sources.urls import is_url
 from millstream.warn import warn
 
 if TYPE_CHECKING:
@@ -33,14 +31,21 @@ _JUDGED_UNITS = 16
 _WASTE = 4
 """It was, if fewer than one in so many of their rows had been asked for."""
 
+_FETCHED_AT_ONCE = 16
+"""How many row groups of objects in stores are fetched at the same time for one batch."""
+
+_DECODED_AT_ONCE = 8
+"""How many of files are decoded at the same time, where there are as many cores: a new window needs many."""
+
 
 @final
 class ParquetDataSource(Files[ParquetFile]):
     """The rows of Parquet files laid end to end, as dicts, read a row group at a time. It needs pyarrow.
 
-    To read any row of a row group, all of the group must be decoded. So decoded row groups are kept, up to
-    `cache_bytes` of them in each process, and rows are best asked for in an order that stays among a few row groups for
-    a while. That is what `HierarchicalSampler` is for:
+    To read any row of a row group, all of the group must be decoded; of several that a batch needs, some at the same
+    time, by threads that end with the read. Decoded row groups are kept, up to `cache_bytes` of them in each process,
+    so rows are best asked for in an order that stays among a few row groups for a while. That is what
+    `HierarchicalSampler` is for:
 
         source = millstream.ParquetDataSource("train-*.parquet", columns=["tokens", "label"])
         sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=16, seed=0)
@@ -70,10 +75,13 @@ class ParquetDataSource(Files[ParquetFile]):
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
             such as `data/train-*.parquet` (its matches sorted by name), or a file with a range of its rows
-            `file.parquet[100:200]`. The order of the paths is that of the records.
+            `file.parquet[100:200]`. The order of the paths is that of the records. A `str` may be a URL of `gs://`,
+            `s3://`, `http://` or `https://`: of its row groups, only the wanted columns are fetched.
         columns: the names of the columns that are wanted, in the order of the dicts; None for all of them, in the order
             of the first file. Others are not read.
         cache_bytes: how much memory decoded row groups may take in each process, besides those that are being read.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before their row groups are read; None to
+            fetch just what is wanted.
 
     Attributes:
         unit_sizes: how many records there are in each row group, in the order of the records: an int64 array.
@@ -94,7 +102,14 @@ class ParquetDataSource(Files[ParquetFile]):
 
     kind: ClassVar[str] = "Parquet"
 
-    def __init__(self, paths: Any, *, columns: Sequence[str] | None = None, cache_bytes: int = 1 << 28) -> None:
+    def __init__(
+        self,
+        paths: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = 1 << 28,
+        cache: FileCache | None = None,
+    ) -> None:
         if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
             raise TypeError(f"columns must be a sequence of names, or None for all columns, got {columns!r}.")
         if columns is not None and not len(set(columns)) == len(columns) > 0:
@@ -105,7 +120,7 @@ class ParquetDataSource(Files[ParquetFile]):
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._group_sizes: dict[str, list[int]] = {}
         self._schemas: dict[str, Any] = {}
-        super().__init__(paths)
+        super().__init__(paths, cache)
         schema = self._schemas[self._paths[0]]
         self._names = tuple(schema.names) if self._wanted is None else self._wanted
         for path in self._paths:
@@ -128,24 +143,24 @@ class ParquetDataSource(Files[ParquetFile]):
         self._open_files.check_open()
         if not len(keys):
             return []
-        units = np.searchsorted(self._unit_ends, keys, side="right")
-        within = keys + self._unit_shifts[units]
-        needed, firsts, which = np.unique(units, return_index=True, return_inverse=True)
-        counts = np.bincount(which).tolist()
-        groups = [
-            self._group(unit, int(keys[first]), int(within[first]), count)
-            for unit, first, count in zip(needed.tolist(), firsts.tolist(), counts, strict=True)
-        ]
+        units = self._unit_ends.searchsorted(keys, side="right")
+        numbers, within = self._unit_groups[units], keys + self._unit_shifts[units]
+
+        def decoded(number: int) -> RowGroup:
+            first = int(np.argmax(numbers == number))
+            return self._decoded(number, int(keys[first]), int(within[first]))
+
+        layout, places = self._decoded_groups.laid_out(numbers, decoded)
         if not self._has_advised:
             self._advise()
-        rows = rows_in(groups, which, within)
-        if all(group.is_valid for group in groups):
+        rows = layout.rows(places, within)
+        if layout.is_valid:
             return records_of(self._columns, rows)
         return [self._checked_record(rows.take([place]), int(key)) for place, key in enumerate(keys)]
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        del state["_units"]
+        del state["_decoded_groups"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -160,7 +175,7 @@ class ParquetDataSource(Files[ParquetFile]):
     def close(self) -> None:
         """Closes all files, and drops what was decoded. Reading then raises ValueError. May be called again."""
         super().close()
-        self._units.clear()
+        self._decoded_groups.clear()
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the columns, and a digest of names, sizes, counts and ranges."""
@@ -176,18 +191,19 @@ class ParquetDataSource(Files[ParquetFile]):
         self._check_ranges()
 
     def _count(self, path: str) -> int:
-        file = ParquetFile(path)
+        file = ParquetFile(path, self._identities[path])
         file.close()
         self._group_sizes[path], self._schemas[path] = file.group_sizes, file.schema
         return file.num_records
 
     def _open(self, path: str, place: str) -> ParquetFile:
-        del place  # It is the path: there is no cache.
-        return ParquetFile(path)
+        del place  # It is the path: a copy is used for row groups only.
+        return ParquetFile(path, self._identities[path])
 
     def _begin(self) -> None:
         """Sets what belongs to this process."""
-        self._units = UnitCache[RowGroup](self._cache_bytes, _JUDGED_UNITS)
+        at_once = _FETCHED_AT_ONCE if any(map(is_url, self._paths)) else min(_DECODED_AT_ONCE, os.cpu_count() or 1)
+        self._decoded_groups = RowGroups(self._columns, self._cache_bytes, _JUDGED_UNITS, at_once)
         self._has_advised = False
 
     def _check_names(self, path: str) -> None:
@@ -240,18 +256,18 @@ class ParquetDataSource(Files[ParquetFile]):
         self._unit_ends = np.cumsum(table[:, 2] - table[:, 1])
         self._unit_shifts = table[:, 2] - self._unit_ends
 
-    def _group(self, unit: int, key: int, row: int, count: int) -> RowGroup:
-        """Returns the decoded row group of a unit, of which `count` records are wanted, the first one in this row."""
-        number = int(self._unit_groups[unit])
-        return self._units.get(number, count, lambda: self._decoded(number, key, row))
-
     def _decoded(self, number: int, key: int, row: int) -> RowGroup:
         path, group, start = self._groups[number]
         file = self._acquire(path, start + row, key)
         try:
-            chunks = file.read_group(group, self._names, self._types)
-            # What was decoded is what was in the file all the time.
-            self._check_unchanged(path, file.num_records, FileIdentity.of(path))
+            with self._at_hand(path) as place:
+                chunks = file.read_group(group, self._names, self._types, place)
+            if not is_url(path):  # What was decoded is what was in the file all the time.
+                self._check_unchanged(path, file.num_records, FileIdentity.of(path))
+        except SpanReadError as error:
+            raise DataSourceError(
+                f"Cannot read record {start + row} of {path!r} (record key {key}): {error}"
+            ) from error
         except OSError as error:
             raise reading_error(error, path, start + row, key) from error
         except ValueError as error:
@@ -261,9 +277,8 @@ class ParquetDataSource(Files[ParquetFile]):
             ) from error
         finally:
             self._open_files.release(path)
-        decoded = RowGroup(
-            path, start, chunks, np.stack([described(self._columns, chunk) for chunk in chunks]), has_valid_text(chunks)
-        )
+        num_bytes = int(sum(chunk.nbytes for chunk in chunks))
+        decoded = RowGroup(number, path, chunks, sum(map(len, chunks)), num_bytes, has_valid_text(chunks))
         if decoded.num_bytes > self._cache_bytes:
             self._warn_of_large_group(decoded, group)
         return decoded
@@ -295,7 +310,7 @@ class ParquetDataSource(Files[ParquetFile]):
 
     def _advise(self) -> None:
         """Warns once if most of what was decoded was dropped before it was asked for."""
-        uses = list(self._units.dropped)
+        uses = list(self._decoded_groups.units.dropped)
         served, records = sum(use.served for use in uses), sum(use.num_records for use in uses)
         if len(uses) < _JUDGED_UNITS or served * _WASTE >= records:
             return

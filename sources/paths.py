@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from millstream.errors import DataSourceError
 from millstream.sources import object_stores
-from millstream.sources.urls import Url, is_url, matching, without_query
+from millstream.sources.urls import SignedUrl, Url, is_url, matching, without_query
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _MAGIC = re.compile(r"[*?[]")
@@ -191,6 +191,7 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
     match = _RANGE.fullmatch(name)
     path, start, stop = (match[1], int(match[2]), int(match[3])) if match else (name, 0, None)
     url = Url.of(path)
+    path = SignedUrl(path) if path != without_query(path) else path
     if not _MAGIC.search(url.key):
         return [FilePart(path, start, stop)]
     if not url.can_list:
@@ -201,8 +202,7 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
             "that is part of a name is `%2A`.)"
         )
     root = f"{url.scheme}://{url.root}/"
-    fixed = _MAGIC.split(url.key)[0]
-    keys = object_stores.keys_within(root + fixed)
+    keys = object_stores.keys_within(dataclasses.replace(url, key=_MAGIC.split(url.key)[0]))
     if url.key in keys:
         return [FilePart(path, start, stop)]
     matches = matching(keys, url.key)

@@ -66,7 +66,7 @@ def tar_members(read: Callable[[int, int], bytes], stop: int, *, checks_headers:
             start = place
             continue
         is_ended = False
-        if len(header) < BLOCK_BYTES or (checks_headers and not _is_header(header)):
+        if len(header) < BLOCK_BYTES or (checks_headers and not is_header(header)):
             raise TarError(f"no header of a member is at byte {place:,}")
         member = _member(header, place, start, name, size)
         if member.stop > stop and member.data + member.size > stop:
@@ -87,7 +87,7 @@ def tar_members(read: Callable[[int, int], bytes], stop: int, *, checks_headers:
         raise TarError("the zeros at its end are missing")
 
 
-def _is_header(header: bytes) -> bool:
+def is_header(header: bytes) -> bool:
     """Returns whether the checksum of a header is that of its bytes, of which its own eight count as blanks."""
     try:
         stored = _number(header[148:156])

@@ -13,6 +13,7 @@ from millstream.closing import Closing
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.example_columns import decode_columns
+from millstream.pictured import Pictured
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.tfds_features import leaves_of
@@ -24,7 +25,7 @@ _SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataS
 
 
 @final
-class TfdsDataSource(Closing):
+class TfdsDataSource(Pictured, Closing):
     """The records of a dataset that TensorFlow Datasets has prepared, as dicts, at random: no TensorFlow is needed.
 
         source = millstream.TfdsDataSource("~/tensorflow_datasets/mnist/3.0.1", "train[:80%]")
@@ -58,6 +59,8 @@ class TfdsDataSource(Closing):
     Each reading member raises DataSourceError, with the file and the record, for a record that is damaged, and for a
     file that was truncated, removed or written to since the source was constructed.
     """
+
+    _picture_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
 

@@ -1,8 +1,8 @@
 """Decoded units of records, such as row groups, kept as long as there is room for them.
 
 Guarantees:
-    - A unit is decoded by the first thread that asks for it; others that ask for it meanwhile wait for that one.
-      Threads that ask for other units do not wait.
+    - A unit is decoded once; threads that ask for it meanwhile wait for that. Threads that ask for other units do not.
+    - Several that are missing are decoded by several threads, which are gone when they are.
     - The units that are kept have at most `max_bytes`, or are one. Those in use live on until nobody uses them.
     - A forked process begins without units: threads that it does not have may have been at them.
 """
@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 
@@ -31,6 +31,7 @@ class Unit(Protocol):
 
 
 UnitT = TypeVar("UnitT", bound=Unit)
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Use(NamedTuple):
@@ -73,7 +74,7 @@ def _all_caches() -> "weakref.WeakSet[UnitCache[Any]]":
 
 @final
 class UnitCache(Generic[UnitT]):
-    """Units by number, the least recently used of which are dropped.
+    """Units by their keys, such as numbers, the least recently used of which are dropped.
 
     Args:
         max_bytes: how much memory they may take.
@@ -87,21 +88,63 @@ class UnitCache(Generic[UnitT]):
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._lock = threading.RLock()
-        self._entries: OrderedDict[int, _Entry[UnitT]] = OrderedDict()  # The least recently used comes first.
+        self._entries: OrderedDict[Hashable, _Entry[UnitT]] = OrderedDict()  # The least recently used comes first.
         self._inherited: list[object] = []
         _all_caches().add(self)
 
-    def get(self, number: int, count: int, load: Callable[[], UnitT]) -> UnitT:
-        """Returns a unit, of which `count` records are wanted; `load` decodes it if it is not there."""
+    def get(self, key: KeyT, load: Callable[[KeyT], UnitT]) -> UnitT:
+        """Returns a unit, which `load` decodes if it is not there."""
+        (unit,) = self.get_all({key: 0}, load, 1)
+        return unit
+
+    def get_all(self, wanted: Mapping[KeyT, int], load: Callable[[KeyT], UnitT], max_threads: int) -> list[UnitT]:
+        """Returns some units; `load` decodes those that are not there.
+
+        Args:
+            wanted: how many records of each unit are wanted, by the keys of the units.
+            load: decodes one of them.
+            max_threads: how many may be decoded at the same time.
+        """
+        entries: dict[KeyT, _Entry[UnitT]] = {}
+        missing: list[KeyT] = []
         with self._lock:
-            entry = self._entries.get(number)
-            if entry is None:
-                entry = self._entries[number] = _Entry()
-            else:
-                self._entries.move_to_end(number)
-            entry.served += count
+            for key, count in wanted.items():
+                entry = self._entries.get(key)
+                if entry is None:
+                    entry = self._entries[key] = _Entry()
+                    missing.append(key)
+                else:
+                    self._entries.move_to_end(key)
+                entry.served += count
+                entries[key] = entry
+        if len(missing) > 1 < max_threads:
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (takes long to import)
+
+            with ThreadPoolExecutor(min(max_threads, len(missing)), "millstream-decode") as threads:
+                for _ in threads.map(lambda key: self._load(key, entries[key], load), missing):
+                    pass
         # Set once: reading it without the lock is safe.
-        return entry.unit if entry.unit is not None else self._load(number, entry, load)
+        return [entry.unit or self._load(key, entry, load) for key, entry in entries.items()]
+
+    def touch(self, counts: Iterable[tuple[Hashable, int]]) -> None:
+        """Notes that more records of some units were asked for, by the keys of those that are there."""
+        with self._lock:
+            for key, count in counts:
+                if count and (entry := self._entries.get(key)) is not None:
+                    entry.served += count
+                    self._entries.move_to_end(key)
+
+    def is_used_up(self, key: Hashable) -> bool:
+        """Returns whether all records of a unit have been asked for, or it is not there."""
+        entry = self._entries.get(key)
+        return entry is None or entry.unit is None or entry.served >= entry.unit.num_records
+
+    def replace(self, key: Hashable, unit: UnitT) -> None:
+        """Puts an equal unit into the place of one, if it is there."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and entry.unit is not None:
+                entry.unit = unit
 
     def clear(self) -> None:
         """Drops all units."""
@@ -117,30 +160,30 @@ class UnitCache(Generic[UnitT]):
         self._entries = OrderedDict()
         self._num_bytes = 0
 
-    def _load(self, number: int, entry: _Entry[UnitT], load: Callable[[], UnitT]) -> UnitT:
+    def _load(self, key: KeyT, entry: _Entry[UnitT], load: Callable[[KeyT], UnitT]) -> UnitT:
         try:
             with entry.loading:
                 if entry.unit is not None:
                     return entry.unit
-                unit = load()
+                unit = load(key)
                 with self._lock:
                     entry.unit = unit
-                    if self._entries.get(number) is entry:
+                    if self._entries.get(key) is entry:
                         self._num_bytes += unit.num_bytes
                         self._make_room()
                 return unit
         except BaseException:
             with self._lock:
-                if entry.unit is None and self._entries.get(number) is entry:
-                    del self._entries[number]
+                if entry.unit is None and self._entries.get(key) is entry:
+                    del self._entries[key]
             raise
 
     def _make_room(self) -> None:
         """Drops the units that were not used for the longest time, but for the last one. Needs the lock."""
-        for number, entry in list(self._entries.items())[:-1]:
+        for key, entry in list(self._entries.items())[:-1]:
             if self._num_bytes <= self._max_bytes:
                 return
             if entry.unit is not None:
-                del self._entries[number]
+                del self._entries[key]
                 self._num_bytes -= entry.unit.num_bytes
                 self.dropped.append(Use(entry.served, entry.unit.num_records, entry.unit.num_bytes))

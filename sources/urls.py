@@ -8,6 +8,7 @@ import fnmatch
 import re
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
 _LISTED = {"gs", "s3"}
 _SCHEMES = {"gs", "s3", "http", "https"}
 
@@ -65,6 +66,20 @@ def is_url(path: str) -> bool:
 def without_query(url: str) -> str:
     """Returns a URL without what signs it or says who asks, which may be another each time."""
     return url.partition("?")[0] if url.startswith(("http://", "https://")) else url
+
+
+class SignedUrl(str):
+    """A URL of HTTP with a query, which may be a secret: what errors and logs show of it, its `repr`, is without."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(f"{without_query(str(self))}?…")
+
+
+def without_secrets(words: str) -> str:
+    """Returns somebody else's words without the queries of the URLs in them."""
+    return _QUERY.sub(r"\1?…", words)
 
 
 def matching(keys: list[str], pattern: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Samples of WebDataset archives, found by number."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, final
@@ -9,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.energon_index import energon_offsets
 from millstream.sources.file_cache import FileCache
 from millstream.sources.scan import Scan, refuse_compressed
 from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
-from millstream.sources.tar_members import TarError, TarMember, tar_members
+from millstream.sources.tar_members import BLOCK_BYTES, TarError, TarMember, is_header, tar_members
 
 _NAME = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)", re.DOTALL)
 """The key and the extension: the file's name is parted at its first dot, those of folders do not count."""
@@ -32,7 +34,7 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
     To read a sample at random, its place must be known: the headers of the archives are gone through once, and the
     places are kept in `.NAME.webdataset-index.npy` beside each file NAME (8 bytes a sample), or in the cache folder
     where that cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is gone through
-    again.
+    again. Where Megatron Energon has left a `NAME.idx` that fits, the places are taken from that.
 
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
@@ -69,6 +71,9 @@ class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         refuse_compressed(scan)
+        if (offsets := energon_offsets(scan, functools.partial(_keys_within, scan))) is not None:
+            yield offsets
+            return
         starts: list[int] = []
         last_key, stop = None, 0
         try:
@@ -91,6 +96,20 @@ class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
 
     def decode(self, spans: list[bytes], places: SpanPlaces) -> list[dict[str, Any]]:
         return [_sample(span, place, places) for place, span in enumerate(spans)]
+
+
+def _keys_within(scan: Scan, start: int, stop: int) -> list[str]:
+    """Returns the keys of the samples between two places of an archive, in order; none where there is no member."""
+    if not is_header(scan.read(start, BLOCK_BYTES).ljust(BLOCK_BYTES)):
+        return []
+    keys: dict[str, None] = {}
+    try:
+        for member in tar_members(lambda at, length: scan.read(start + at, length), stop - start, checks_headers=False):
+            if (named := _key_and_extension(member)) is not None:
+                keys[named[0]] = None
+    except TarError:
+        return []
+    return list(keys)
 
 
 def _sample(span: bytes, place: int, places: SpanPlaces) -> dict[str, Any]:

@@ -30,8 +30,13 @@ LEAK_SECONDS = 2.0
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves one of our threads, processes, descriptors or pieces of shared memory behind."""
+    """Fails a test that leaves one of our threads, processes, descriptors or pieces of shared memory behind.
+
+    A test that is marked as one on a Ray cluster has the cluster's processes below this one, which its fixture ends. Of
+    these, actors of ours are what must not be left.
+    """
     keeps_own = request.node.get_closest_marker("third_party") is not None
+    has_cluster = request.node.get_closest_marker("ray_cluster") is not None
     descriptors, segments = open_descriptors(), shared_segments()
     yield
     gc.collect()
@@ -42,7 +47,12 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
             with contextlib.suppress(RuntimeError):
                 thread.join(LEAK_SECONDS)
     assert our_threads() == []
-    assert psutil.Process().children(recursive=True) == []
+    if has_cluster:
+        # Ray says that an actor has ended a moment before its process has, which on a busy machine may be long.
+        deadline = time.monotonic() + 10 * LEAK_SECONDS
+        while our_actors() and time.monotonic() < deadline:
+            psutil.wait_procs(our_actors(), timeout=0.1)
+    assert (our_actors() if has_cluster else psutil.Process().children(recursive=True)) == []
     assert shared_segments() - segments == set()
     assert keeps_own or len(open_descriptors()) <= len(descriptors), sorted(open_descriptors() - descriptors)
     # What is left, JAX and its like above all, need not be collected after the next test: it would take half of the
@@ -53,6 +63,18 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 def our_threads() -> list[threading.Thread]:
     """Returns the threads that the library has started and that still run."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+
+
+def our_actors() -> list[psutil.Process]:
+    """Returns the processes of the library's actors in Ray clusters that tests have started."""
+    return [process for process in psutil.Process().children(recursive=True) if is_our_actor(process)]
+
+
+def is_our_actor(process: psutil.Process) -> bool:
+    """Returns whether a process has the name that Ray gives one which is an actor of ours."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any("PipelineActor" in word for word in process.cmdline())
+    return False
 
 
 def open_descriptors() -> set[str]:

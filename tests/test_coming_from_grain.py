@@ -1,6 +1,7 @@
 """Every row of the tables in docs/coming-from-grain.md is true: code written for Grain shows what it says."""
 
 import dataclasses
+import functools
 import inspect
 import os
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 
 import jax
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from document_tables import RowTests, first_cells
@@ -24,10 +27,9 @@ pytestmark = pytest.mark.third_party
 DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from-grain.md"
 ROWS = RowTests()
 
-# The names of `grain.python` 0.2.18 that are not here; the document says what to write instead, or that nothing is.
+# The names of `grain.python` 0.2.18 that the façade has not; the document says what to write, or that nothing is.
 LEFT_OUT = {
     *("BatchOperation", "FilterOperation", "MapOperation", "Operation", "RandomMapOperation"),
-    *("DatasetIterator", "DatasetSelectionMap", "IterDataset", "MapDataset", "RandomAccessDataSource"),
     *("PyGrainCheckpointHandler", "PyGrainCheckpointRestore", "PyGrainCheckpointSave", "PyGrainDatasetIterator"),
     *(
         "META_FEATURES",
@@ -37,7 +39,6 @@ LEFT_OUT = {
         "Transformation",
         "Transformations",
         "config",
-        "experimental",
     ),
 }
 
@@ -119,7 +120,7 @@ def _() -> None:
 @ROWS.of("`sharding.`: `ShardOptions`, `NoSharding`, `ShardByJaxProcess`")
 def _() -> None:
     none, whole = grain.sharding.NoSharding(), grain.sharding.ShardOptions(shard_index=0, shard_count=1)
-    assert dataclasses.astuple(none) == dataclasses.astuple(whole) == (0, 1, False)
+    assert dataclasses.astuple(none) == dataclasses.astuple(whole) == (0, 1, False, None)
     by_process = grain.sharding.ShardByJaxProcess(drop_remainder=True)
     assert (by_process.shard_index, by_process.shard_count, by_process.drop_remainder) == (0, 1, True)
     assert grain.shard_by_jax_process(drop_remainder=True) == by_process
@@ -180,8 +181,16 @@ def _() -> None:
 
 @ROWS.of("`sources.RandomAccessDataSource`")
 def _() -> None:
+    class Letters(grain.RandomAccessDataSource[str]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, record_key: int, /) -> str:
+            return "ab"[record_key]
+
     source: grain.sources.DataSource[str] = ["a", "b"]
-    assert batches(source) == ["a", "b"]
+    assert batches(source) == batches(Letters()) == ["a", "b"]
+    assert isinstance(source, grain.sources.RandomAccessDataSource)
 
 
 @ROWS.of("`checkpoint.`: `CheckpointSave`, `CheckpointRestore`, `CheckpointHandler`")
@@ -222,15 +231,116 @@ def _() -> None:
     assert not hasattr(grain, "config")
 
 
-@ROWS.of("`Operation`, `Transformations`, `SharedMemoryArray`, `META_FEATURES` and the names in it")
+@ROWS.of("`Operation`, `SharedMemoryArray`")
 def _() -> None:
-    assert {"Operation", "Transformations", "SharedMemoryArray", "META_FEATURES"} <= LEFT_OUT
+    assert {"Operation", "SharedMemoryArray"} <= LEFT_OUT
+    assert not hasattr(grain.python, "Operation")
 
 
-@ROWS.of("`Record`, `TfRandomMap`, `DatasetSelectionMap`, `MapDataset`, `IterDataset` and what belongs to them")
+@ROWS.of("`MapDataset`, `IterDataset`, `DatasetIterator`")
+def _() -> None:
+    chain = grain.MapDataset.source(list("abcd")).shuffle(seed=0)[1::2].map(str.upper).repeat(2)
+    assert batches(chain) == [chain[position] for position in range(4)]
+    stream = grain.MapDataset.range(5).to_iter_dataset().batch(2)
+    assert isinstance(stream, grain.IterDataset)
+    assert isinstance(iter(stream), grain.DatasetIterator)
+
+
+@ROWS.of(
+    "`experimental.`: `FirstFitPackIterDataset`, `BestFitPackIterDataset`, "
+    "`ConcatThenSplitIterDataset`, `WindowShuffleIterDataset`, `RebatchIterDataset`, `batch_and_pad`"
+)
+def _() -> None:
+    e = grain.experimental
+    tokens = grain.MapDataset.range(1, 5).map(lambda n: {"tokens": np.full(n, n)}).to_iter_dataset()
+    for packed in (
+        e.FirstFitPackIterDataset(tokens, length_struct={"tokens": 5}, num_packing_bins=2, shuffle_bins=False),
+        e.BestFitPackIterDataset(tokens, length_struct={"tokens": 5}, num_packing_bins=2, shuffle_bins=False),
+        e.ConcatThenSplitIterDataset(tokens, length_struct={"tokens": 5}),
+    ):
+        rows = list(packed)
+        assert all(set(row) == {"tokens", "tokens_segment_ids", "tokens_positions"} for row in rows)
+        assert sum((row["tokens"] > 0).sum() for row in rows) == 10
+    numbers = grain.MapDataset.range(5).to_iter_dataset()
+    assert sorted(e.WindowShuffleIterDataset(numbers, window_size=5, seed=0)) == [0, 1, 2, 3, 4]
+    assert [len(batch) for batch in e.RebatchIterDataset(numbers.batch(3), batch_size=4)] == [4, 1]
+    pad = functools.partial(e.batch_and_pad, batch_size=3, pad_value=-1)
+    assert [batch.tolist() for batch in numbers.batch(3, batch_fn=pad)] == [[0, 1, 2], [3, 4, -1]]
+    with pytest.raises(ValueError, match="pack_alignment_struct"):
+        e.FirstFitPackIterDataset(
+            tokens, length_struct={"tokens": 5}, num_packing_bins=2, pack_alignment_struct={"tokens": 2}
+        )
+
+
+@ROWS.of("`experimental.`: `TFRecordIterDataset`, `ParquetIterDataset`, `InterleaveIterDataset`")
+def _() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in "ab":
+            pq.write_table(pa.table({"name": [name] * 2}), f"{folder}/{name}.parquet")
+        dataset = grain.experimental.ParquetIterDataset([f"{folder}/a.parquet", f"{folder}/b.parquet"])
+        assert [row["name"] for row in dataset] == ["a", "b", "a", "b"]
+    assert "path" in parameters(grain.experimental.TFRecordIterDataset)
+    assert {"datasets", "cycle_length"} <= parameters(grain.experimental.InterleaveIterDataset)
+
+
+@ROWS.of("`experimental.ElasticIterator`")
+def _() -> None:
+    dataset = grain.MapDataset.range(12)
+    iterator = grain.experimental.ElasticIterator(dataset, 6, grain.ShardOptions(0, 3))
+    next(iterator)
+    with grain.experimental.ElasticIterator(dataset, 6, grain.ShardOptions(0, 1)) as other, iterator:
+        other.set_state(iterator.get_state())
+        assert next(other).tolist() == [6, 7, 8, 9, 10, 11]
+
+
+@ROWS.of(
+    "`experimental.`: `pick_performance_config`, `DatasetOptions`, `WithOptionsIterDataset`, "
+    "`ThreadPrefetchIterDataset`, `multithread_prefetch`"
+)
+def _() -> None:
+    e, numbers = grain.experimental, grain.MapDataset.range(5).to_iter_dataset()
+    options = e.pick_performance_config(ds=numbers, ram_budget_mb=64, max_workers=None, max_buffer_size=None)
+    assert options.multiprocessing_options is not None
+    assert options.multiprocessing_options.num_workers >= 1
+    merged = e.DatasetOptions(min_shm_size=3).merge(e.DatasetOptions(filter_warn_threshold_ratio=0.5))
+    assert (merged.min_shm_size, merged.filter_warn_threshold_ratio) == (3, 0.5)
+    ahead = e.ThreadPrefetchIterDataset(e.WithOptionsIterDataset(numbers, merged), prefetch_buffer_size=3)
+    assert list(e.multithread_prefetch(ahead, num_threads=2, buffer_size=1)) == [0, 1, 2, 3, 4]
+
+
+@ROWS.of("`python.`, `constants.`, `multiprocessing.MultiprocessingOptions`")
+def _() -> None:
+    assert grain.python.MapTransform is grain.MapTransform
+    assert grain.python.experimental is grain.experimental
+    assert grain.python.RECORD_KEY == grain.constants.RECORD_KEY == "_record_key"
+    assert grain.multiprocessing.MultiprocessingOptions is grain.MultiprocessingOptions
+
+
+@ROWS.of("`transforms.DatasetSelectionMap`")
+def _() -> None:
+    class Backwards(grain.transforms.DatasetSelectionMap):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> tuple[int, int]:
+            return 0, 2 - index % 3
+
+    assert list(grain.MapDataset.select_from_datasets([grain.MapDataset.range(3)], Backwards())) == [2, 1, 0]
+
+
+@ROWS.of("`experimental.PackAndBatchOperation`")
+def _() -> None:
+    documents = [{"a": np.full(size, size)} for size in (2, 1, 3)]
+    operation = grain.experimental.PackAndBatchOperation(length_struct={"a": 3}, batch_size=2)
+    ((tokens, segments, positions),) = grain.load(documents, num_epochs=1, transformations=[operation])
+    assert tokens["a"].tolist() == [[2, 2, 1], [3, 3, 3]]
+    assert segments["a"].tolist() == [[1, 1, 2], [1, 1, 1]]
+    assert positions["a"].tolist() == [[0, 1, 0], [0, 1, 2]]
+
+
+@ROWS.of("`Record`, `TfRandomMap`")
 def _() -> None:
     assert not hasattr(grain, "Record")
-    assert not hasattr(grain, "MapDataset")
     assert not hasattr(grain.transforms, "TfRandomMap")
 
 

@@ -97,6 +97,11 @@ def _() -> None:
 
 @ROWS.of("`IterableDataset`")
 def _() -> None:
+    class Letters(grain.IterDataset[str]):
+        def __iter__(self) -> Any:
+            return iter("abc")
+
+    assert list(Letters().map(str.upper)) == ["A", "B", "C"]
     with pytest.raises(TypeError, match="cannot be read at random"):
         grain.load(iter("abc"))  # type: ignore[arg-type]  # the mistake
 

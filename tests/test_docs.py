@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ["millstream", "loader", "samplers", "sources", "tools", "transforms"]
+PARTS = ["millstream", "dataset", "loader", "samplers", "sources", "tools", "transforms"]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("loader/**/README.md")])
 WITH_CODE = [document for document in DOCUMENTS if "```python\n" in document.read_text()]
 

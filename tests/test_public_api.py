@@ -14,22 +14,27 @@ import pytest
 
 import millstream
 import millstream.loader
-from millstream import samplers, sources, tools, transforms
+from millstream import dataset, experimental, samplers, sources, tools, transforms
 
-PARTS = [millstream, millstream.loader, samplers, sources, tools, transforms]
+PARTS = [millstream, dataset, experimental, millstream.loader, samplers, sources, tools, transforms]
+LATE_MODULES = {"checkpoint", "constants", "experimental", "multiprocessing", "python"}
 GRAIN_NAMES = [
     "ArrayRecordDataSource",
     "Batch",
     "DataLoader",
     "DataLoaderIterator",
+    "DatasetIterator",
     "FilterTransform",
     "FlatMapTransform",
     "InMemoryDataSource",
     "IndexSampler",
+    "IterDataset",
+    "MapDataset",
     "MapTransform",
     "MapWithIndexTransform",
     "MultiprocessingOptions",
     "NoSharding",
+    "RandomAccessDataSource",
     "RandomMapTransform",
     "RangeDataSource",
     "ReadOptions",
@@ -38,7 +43,11 @@ GRAIN_NAMES = [
     "ShardByJaxProcess",
     "ShardOptions",
     "checkpoint",
+    "constants",
+    "experimental",
     "load",
+    "multiprocessing",
+    "python",
     "samplers",
     "shard_by_jax_process",
     "sharding",
@@ -89,7 +98,7 @@ def test_the_facade_has_the_parts_and_no_more_modules() -> None:
     """`millstream.samplers` and its like are public; the rest of the package's modules are not."""
     bound = {name for name in millstream.__all__ if isinstance(vars(millstream).get(name), types.ModuleType)}
 
-    assert bound | {"checkpoint"} == {"checkpoint", "samplers", "sharding", "sources", "transforms"}
+    assert bound | LATE_MODULES == LATE_MODULES | {"samplers", "sharding", "sources", "transforms"}
 
 
 @pytest.mark.parametrize("module", [*PARTS, millstream.sharding], ids=lambda module: module.__name__)
@@ -99,6 +108,25 @@ def test_every_public_name_is_documented(module: types.ModuleType) -> None:
 
     assert texts
     assert [name for name, text in texts.items() if not text.split("\n")[0].endswith((".", ":"))] == []
+
+
+@pytest.mark.third_party
+def test_the_older_names_are_the_same_objects() -> None:
+    """`millstream.python` has all that it names: what the façade has, and names of its own for the rest."""
+    old = millstream.python
+
+    assert [name for name in old.__all__ if not hasattr(old, name)] == []
+    assert [
+        name for name in old.__all__ if getattr(millstream, name, getattr(old, name)) is not getattr(old, name)
+    ] == []
+    assert old.PyGrainCheckpointHandler is millstream.checkpoint.CheckpointHandler
+    assert old.experimental is millstream.experimental
+    assert millstream.multiprocessing.MultiprocessingOptions is old.MultiprocessingOptions
+    assert {getattr(millstream.constants, name) for name in old.__all__ if name.isupper()} - {
+        old.META_FEATURES
+    } == old.META_FEATURES
+    with pytest.raises(AttributeError, match="has no attribute 'DataLoder'"):
+        _ = old.DataLoder  # type: ignore[attr-defined]
 
 
 @pytest.mark.third_party
@@ -117,7 +145,16 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["millstream", "millstream.loader", "millstream.samplers", "millstream.sources", "millstream.transforms"]
+    "part",
+    [
+        "millstream",
+        "millstream.dataset",
+        "millstream.experimental",
+        "millstream.loader",
+        "millstream.samplers",
+        "millstream.sources",
+        "millstream.transforms",
+    ],
 )
 def test_dir_is_the_public_names(part: str, tmp_path: Path) -> None:
     """Completion offers exactly what is public, late names before they are imported, without importing them."""
@@ -129,7 +166,7 @@ def test_dir_is_the_public_names(part: str, tmp_path: Path) -> None:
     assert run_python(code, tmp_path) == f"{list(sys.modules[part].__all__)}\n[]\n"
 
 
-@pytest.mark.parametrize("part", ["loader", "samplers", "sources", "transforms"])
+@pytest.mark.parametrize("part", ["dataset", "experimental", "loader", "samplers", "sources", "transforms"])
 def test_late_names_are_the_classes_that_type_checkers_see(part: str) -> None:
     """What a part imports for type checkers, and what it imports when it is first asked, is the same."""
     tree = ast.parse(Path(sys.modules[f"millstream.{part}"].__file__ or "").read_text())
@@ -160,11 +197,11 @@ def test_one_class_has_two_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [millstream.sharding, samplers, sources, tools, transforms], ids=lambda m: m.__name__
+    "module", [millstream.sharding, dataset, samplers, sources, tools, transforms], ids=lambda m: m.__name__
 )
 def test_the_facade_and_the_parts_share_their_classes(module: types.ModuleType) -> None:
     """What the façade and a part both name is the same object: there is one identity of each."""
-    shared = set(millstream.__all__) & set(vars(module))
+    shared = set(millstream.__all__) & (set(vars(module)) | set(getattr(module, "__all__", ())))
 
     assert shared
     assert [name for name in shared if getattr(millstream, name) is not getattr(module, name)] == []

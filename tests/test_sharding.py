@@ -46,6 +46,9 @@ jax.distributed.shutdown()
         ((0, None), TypeError, "shard_count must be an integer, got None of type NoneType"),
         ((False, 2), TypeError, "shard_index must be an integer, got False of type bool"),
         ((0, 2, 1), TypeError, "drop_remainder must be True or False, got 1"),
+        ((0, 2, False, 3), ValueError, "logical_shards must be a multiple of shard_count = 2, got 3"),
+        ((0, 2, False, 0), ValueError, "logical_shards must be at least 1, got 0"),
+        ((0, 2, False, 2.0), TypeError, "logical_shards must be an integer, got 2.0 of type float"),
     ],
 )
 def test_wrong_options_are_refused(arguments: tuple[Any, ...], kind: type[Exception], text: str) -> None:
@@ -137,7 +140,10 @@ print(millstream.ShardByJaxProcess(), millstream.shard_by_jax_process() == mills
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
 
-    assert done.stdout == "False True\nShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False) True\n"
+    assert (
+        done.stdout == "False True\n"
+        "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False, logical_shards=None) True\n"
+    )
 
 
 def test_two_jax_processes_are_warned_or_sharded(tmp_path: Path) -> None:
@@ -168,7 +174,7 @@ def test_two_jax_processes_are_warned_or_sharded(tmp_path: Path) -> None:
             f"({everything}, ['JAX runs 2 processes, and this DataLoader is '])",
             f"({everything}, [])",
             f"({shares[index]}, [])",
-            f"ShardByJaxProcess(shard_index={index}, shard_count=2, drop_remainder=True)",
+            f"ShardByJaxProcess(shard_index={index}, shard_count=2, drop_remainder=True, logical_shards=None)",
         ]
 
 
@@ -179,20 +185,28 @@ def test_the_shard_of_a_loader_is_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operations", "shard_count", "is_told"),
+    ("operations", "shard_count", "logical_shards", "is_told"),
     [
-        ([millstream.transforms.Filter(bool)], 2, True),
-        ([abs, millstream.transforms.FlatMap(lambda number: [number], max_fan_out=1)], 4, True),
-        ([millstream.transforms.Filter(bool)], 1, False),
-        ([abs], 2, False),
+        ([millstream.transforms.Filter(bool)], 2, None, True),
+        ([abs, millstream.transforms.FlatMap(lambda number: [number], max_fan_out=1)], 4, None, True),
+        ([millstream.transforms.Filter(bool)], 1, None, False),
+        ([millstream.transforms.Filter(bool)], 2, 2, False),
+        ([abs], 2, None, False),
     ],
-    ids=["filter", "flat_map", "one_shard", "one_to_one"],
+    ids=["filter", "flat_map", "one_shard", "logical_shards", "one_to_one"],
 )
 def test_checkpoints_that_bind_to_the_shards_are_told_of(
-    operations: list[Any], shard_count: int, is_told: bool, caplog: pytest.LogCaptureFixture
+    operations: list[Any],
+    shard_count: int,
+    logical_shards: int | None,
+    is_told: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whoever builds a loader whose checkpoints need the same number of shards learns it then, and not at a restore."""
-    shard = ShardOptions(0, shard_count, drop_remainder=True)
+    """Whoever builds a loader whose checkpoints need the same number of shards learns it then, and not at a restore.
+
+    Whoever has said how many logical shards there are knows.
+    """
+    shard = ShardOptions(0, shard_count, drop_remainder=True, logical_shards=logical_shards)
     millstream.load(range(10), transformations=operations, shard_options=shard)
 
     said = [record.getMessage() for record in caplog.records]

@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         except BrokenPipeError:
             raise
         except _EXPECTED as error:
-            print(f"millstream: {_sentence(error)}", file=sys.stderr)
+            _complain(error)
             return 1
     return 0
 
@@ -127,11 +127,20 @@ def _add_paths(command: argparse.ArgumentParser, name: str, shown: str) -> None:
 def _inspect(given: argparse.Namespace) -> None:
     from millstream.tools.inspection import inspected  # noqa: PLC0415  (each command loads what it needs)
 
-    for number, (kind, paths) in enumerate(given_files(given.paths, given.format).values()):
-        if number:
-            print()
-        for line in inspected(kind, paths):
-            print(line)
+    refused: list[Exception] = []
+    has_shown = False
+    for kind, paths in given_files(given.paths, given.format, refused.append).values():
+        try:
+            lines = list(inspected(kind, paths))
+        except _EXPECTED as error:
+            refused.append(error)
+            continue
+        print("\n" * has_shown + "\n".join(lines))
+        has_shown = True
+    for one in refused[:-1]:
+        _complain(one)
+    if refused:
+        raise refused[-1]
 
 
 def _index(given: argparse.Namespace) -> None:
@@ -167,6 +176,10 @@ def _messages_on_standard_error() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def _complain(error: BaseException) -> None:
+    print(f"millstream: {_sentence(error)}", file=sys.stderr)
 
 
 def _sentence(error: BaseException) -> str:

@@ -27,10 +27,10 @@ import numpy as np
 from millstream.loader import DataLoader, ReadOptions
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
+from millstream.sources.new_files import new_file
 from millstream.sources.paths import FileIdentity
 from millstream.tools.conversion_progress import RecordCounts, shown_progress
-from millstream.tools.kept_lengths import store_lengths
-from millstream.tools.new_files import new_file
+from millstream.tools.kept_lengths import forget_lengths, store_lengths
 from millstream.tools.record_encoding import encoded
 from millstream.tools.record_sizes import sizes_mark
 from millstream.tools.record_writers import compression_level, new_writer
@@ -176,6 +176,8 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
     if there and not overwrite:
         raise FileExistsError(f"{there[0]!r} is there already. Pass --overwrite to replace it, or choose another name.")
     for target in there:
+        if os.path.isfile(target):  # noqa: PTH113
+            forget_lengths(target, sizes_mark(FileIdentity.of(target)))
         os.unlink(target)  # noqa: PTH108
     with new_file(place) as file:
         file.write(json.dumps(plan).encode())

@@ -16,8 +16,8 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.sources.new_files import new_file
 from millstream.sources.offset_index import cache_folder
-from millstream.tools.new_files import new_file
 
 _MAX_NAME = 60
 """How much of a file's name is in the name of its lengths, so that this is not too long."""
@@ -52,6 +52,13 @@ def store_lengths(path: str | None, mark: str, lengths: NDArray[np.int64]) -> st
                 np.save(file, lengths)
             return place
     return None
+
+
+def forget_lengths(path: str, mark: str) -> None:
+    """Removes the lengths that are kept under a mark."""
+    for place in _places(path, mark):
+        with contextlib.suppress(OSError):
+            os.unlink(place)  # noqa: PTH108
 
 
 def _places(path: str | None, mark: str) -> list[str]:

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from millstream.transforms.example_encoding import encode_example
     from millstream.transforms.examples import decode_examples
     from millstream.transforms.first_fit import FirstFitPack
+    from millstream.transforms.pack_and_batch import PackAndBatchOperation
     from millstream.transforms.pad_to import PadTo
     from millstream.transforms.rebatch import Rebatch
+    from millstream.transforms.selection import DatasetSelectionMap
     from millstream.transforms.token_budget import TokenBudgetBatch
     from millstream.transforms.window_shuffle import WindowShuffle
 else:
@@ -35,8 +37,10 @@ else:
             "BestFitPack": "millstream.transforms.best_fit",
             "BucketBatch": "millstream.transforms.buckets",
             "ConcatThenSplit": "millstream.transforms.concat_then_split",
+            "DatasetSelectionMap": "millstream.transforms.selection",
             "FirstFitPack": "millstream.transforms.first_fit",
             "FixedLengthFeature": "millstream.example_features",
+            "PackAndBatchOperation": "millstream.transforms.pack_and_batch",
             "PadTo": "millstream.transforms.pad_to",
             "RaggedColumn": "millstream.example_features",
             "Rebatch": "millstream.transforms.rebatch",
@@ -54,6 +58,7 @@ __all__ = [
     "BestFitPack",
     "BucketBatch",
     "ConcatThenSplit",
+    "DatasetSelectionMap",
     "Filter",
     "FilterTransform",
     "FirstFitPack",
@@ -66,6 +71,7 @@ __all__ = [
     "MapWithIndexTransform",
     "OnlyFor",
     "Pack",
+    "PackAndBatchOperation",
     "PadTo",
     "PaddedBatch",
     "RaggedColumn",

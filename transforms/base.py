@@ -40,7 +40,7 @@ def _only_of_kinds(constructor: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(constructor)
     def construct(self: "_Operation[Any]", *args: Any, **kwargs: Any) -> None:
-        if type(self) in _METHODS:
+        if type(self) in METHODS:
             constructor(self, *args, **kwargs)
             return
         further = super(_Operation, self).__init__
@@ -66,7 +66,7 @@ class _Operation(Transformation, Generic[Function]):
     @_only_of_kinds
     @named_arguments()
     def __init__(self, function: Function | None = None) -> None:
-        name, method = type(self).__name__, _METHODS[type(self)]
+        name, method = type(self).__name__, METHODS[type(self)]
         if not callable(function):
             raise TypeError(
                 f"{name} needs a function, got {function!r}: write {name}(function), "
@@ -75,9 +75,9 @@ class _Operation(Transformation, Generic[Function]):
         setattr(self, method, function)
 
     def __repr__(self) -> str:
-        if type(self) not in _METHODS:
+        if type(self) not in METHODS:
             return super().__repr__()
-        return f"{type(self).__name__}({function_name(getattr(self, _METHODS[type(self)]))})"
+        return f"{type(self).__name__}({function_name(getattr(self, METHODS[type(self)]))})"
 
 
 class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
@@ -166,7 +166,7 @@ class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
         return f"FlatMap({function_name(self.flat_map)}, max_fan_out={self.max_fan_out})"
 
 
-_METHODS: dict[type, str] = {
+METHODS: dict[type, str] = {
     Map: "map",
     RandomMap: "random_map",
     MapWithIndex: "map_with_index",
@@ -175,7 +175,7 @@ _METHODS: dict[type, str] = {
 }
 """The kinds that can be made from a function, and the method of each that the function replaces."""
 
-_KINDS = f"{', '.join(kind.__name__ for kind in _METHODS)} or {Batch.__name__}"
+_KINDS = f"{', '.join(kind.__name__ for kind in METHODS)} or {Batch.__name__}"
 
 
 def as_transformation(operation: Any) -> Transformation:
@@ -205,12 +205,12 @@ def as_transformation(operation: Any) -> Transformation:
 def _check_subclass(operation: Transformation) -> None:
     """Raises unless the operation is of one kind and has what that kind needs."""
     name = type(operation).__name__
-    kinds = [kind for kind in _METHODS if isinstance(operation, kind)]
+    kinds = [kind for kind in METHODS if isinstance(operation, kind)]
     if len(kinds) != 1:
         got = " and ".join(kind.__name__ for kind in kinds) + ": split it" if kinds else "none of them"
         raise TypeError(f"An operation must be of exactly one kind ({_KINDS}), but {name} is {got}.")
     kind = kinds[0]
-    method = _METHODS[kind]
+    method = METHODS[kind]
     if getattr(getattr(operation, method), "__func__", None) is getattr(kind, method):
         raise TypeError(f"A subclass of {kind.__name__} must override {method}, but {name} does not.")
     if isinstance(operation, FlatMap):
@@ -226,5 +226,5 @@ def _valid_max_fan_out(name: str, max_fan_out: object) -> int:
 
 def _not_overridden(operation: _Operation[Any], *_: Any) -> NotImplementedError:
     """Returns the error of a method that the user's subclass should have overridden."""
-    kind = next(kind for kind in _METHODS if isinstance(operation, kind))
-    return NotImplementedError(f"{type(operation).__name__} must override {_METHODS[kind]}.")
+    kind = next(kind for kind in METHODS if isinstance(operation, kind))
+    return NotImplementedError(f"{type(operation).__name__} must override {METHODS[kind]}.")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite import formats
+from suite import formats, tables
 from suite.steps import IMAGE_SIDE, TOKEN_BYTES
 from suite.work import SEED, Files, Mixture, Records
 
@@ -127,6 +127,25 @@ def sample_files(count: int) -> Files:
         )
 
     return _files(f"samples-{count}", count // NUM_FILES, records, form="webdataset")
+
+
+def table_files(count: int, form: str, *, is_wide: bool = False) -> Files:
+    """Returns Parquet files, or Arrow files as HF datasets keeps them: a number, and 512 tokens.
+
+    Args:
+        count: how many rows all of them hold.
+        form: "parquet" or "arrow".
+        is_wide: whether there are two more columns, of 1 KB a row together, which are not read.
+    """
+    size = count // NUM_FILES
+    name = f"tables-{'wide-' if is_wide else ''}{count}"
+    paths = [FOLDER / f"{name}-{part}-of-{NUM_FILES}.{form}" for part in range(NUM_FILES)]
+    for part, path in enumerate(paths):
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tables.write(path, part * size, size, np.random.default_rng((SEED, part)), is_wide=is_wide)
+        bring_into_memory(path)
+    return Files(tuple(map(str, paths)), size, form, tables.COLUMNS)
 
 
 def documents(count: int) -> list[NDArray[np.uint16]]:

@@ -68,12 +68,14 @@ class Files:
     Attributes:
         paths: the files.
         records_per_file: how many records each holds.
-        format: "array_record", of group size 1, or one of `suite.formats.FORMATS`.
+        format: "array_record", of group size 1, one of `suite.formats.FORMATS`, or "parquet" or "arrow": tables.
+        columns: of tables, which columns are read.
     """
 
     paths: tuple[str, ...]
     records_per_file: int
     format: str = "array_record"
+    columns: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

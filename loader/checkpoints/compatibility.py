@@ -1,17 +1,18 @@
 """Whether a loader can resume from a state, and where: the one place that compares two streams.
 
 Of a 1:1 pipeline any shard resumes where any other stopped, while the global batch is the same. A pipeline that is not
-1:1 resumes only on the shard that saved, because what the others skipped is not in its state. The number of epochs is
-free: what the saved stream has delivered is then also what this one begins with, or it is an error.
+1:1 resumes from a state that has the places of all logical shards which it runs, and these are always as many in all:
+its own shard's state, or the states of several combined. The number of epochs is free: what the saved stream has
+delivered is then also what this one begins with, or it is an error.
 """
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.checkpoints.state import LoaderState, Place, Stream
 
 ALLOWABLE = ("global_batch", "operations", "sampler", "source")
 """The differences that `resumption` accepts when asked to."""
@@ -26,13 +27,12 @@ class Resumption:
     """How a loader resumes from a state.
 
     Attributes:
-        block: the first block that is not used up.
-        skip: what is used up of it, one number per stage.
+        places: for each logical shard the first block that is not used up, what is used up of it, one number per stage,
+            and whether the last batch was what it was because the order ended.
         changes: what has changed in the code since the state was saved, in words.
     """
 
-    block: int
-    skip: tuple[int, ...]
+    places: tuple[tuple[int, tuple[int, ...], bool], ...]
     changes: tuple[str, ...]
 
 
@@ -59,10 +59,12 @@ def resumption(
     if refused:
         listed = "".join(f"\n  {difference.text}" for difference in refused)
         raise CheckpointError(f"The state belongs to another stream:{listed}\n{_advice(refused, allow)}")
-    # Rounded up: a position that is not a multiple is the end of the order here.
-    block = -(-saved.position // here.stream.global_batch)
-    skip = (0,) * len(here.skip) if saved.stream.one_to_one else saved.skip
-    return Resumption(block, skip, tuple(change.text for change in changes))
+    places = []
+    for now, place in zip(here.places, _places_for(saved, here), strict=True):
+        skip = (0,) * len(now.skip) if saved.stream.one_to_one else place.skip
+        # Rounded up: a position that is not a multiple is the end of the order here.
+        places.append((-(-place.position // here.stream.global_batch), skip, place.is_final))
+    return Resumption(tuple(places), tuple(change.text for change in changes))
 
 
 def warn_of_changes(changes: Collection[str]) -> None:
@@ -86,21 +88,55 @@ class _Difference(NamedTuple):
 def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]:
     """Yields every difference that keeps `here` from resuming from `saved`, but for that of code."""
     then, now = saved.stream, here.stream
-    yield from _word_differences(then, now, saved.position)
-    if min(then.shard_count, now.shard_count) > 1:  # A single shard has no remainder to drop.
+    yield from _word_differences(then, now, max(place.position for place in saved.places))
+    if min(then.logical_shards, now.logical_shards) > 1:  # A single shard has no remainder to drop.
         yield from _unequal("sampler", "shard_options.drop_remainder", then.drop_remainder, now.drop_remainder)
     if then.one_to_one and now.one_to_one:
         yield from _unequal("global_batch", "global_batch", then.global_batch, now.global_batch)
     else:
-        reason = ", and a pipeline that is not 1:1 resumes only on the shard that saved it"
-        for name in ("shard_index", "shard_count", "global_batch"):
-            yield from _unequal(None, name, getattr(then, name), getattr(now, name), reason)
+        yield from _shard_differences(then, now)
         # With nothing to skip, any pipeline can begin at the saved position: that is the user's choice of operations.
         part = "operations" if then.one_to_one else None
         yield from _unequal(part, "one_to_one", then.one_to_one, now.one_to_one)
         if not then.one_to_one:
-            yield from _unequal(None, "the number of stages that regroup elements", len(saved.skip), len(here.skip))
-    yield from _position_differences(saved, now)
+            before, after = (len(state.places[0].skip) for state in (saved, here))
+            yield from _unequal(None, "the number of stages that regroup elements", before, after)
+    yield from _position_differences(saved, here)
+
+
+def _shard_differences(then: Stream, now: Stream) -> Iterator[_Difference]:
+    """Yields what keeps a shard from resuming where each logical shard has a position of its own."""
+    yield from _unequal(
+        None,
+        "logical_shards",
+        then.logical_shards,
+        now.logical_shards,
+        f", and a pipeline that is not 1:1 is dealt to as many for good: give ShardOptions or ShardByJaxProcess "
+        f"logical_shards={then.logical_shards}",
+    )
+    yield from _unequal(None, "global_batch", then.global_batch, now.global_batch)
+    saved, here = _own_shards(then), _own_shards(now)
+    if then.logical_shards == now.logical_shards and not set(here) <= set(saved):
+        yield _Difference(
+            None,
+            f"shard: saved {then.shard_index} of {then.shard_count}, here {now.shard_index} of {now.shard_count}, and "
+            f"the state has the positions of the logical shards {saved[0]} to {saved[-1]}, where {here[0]} to "
+            f"{here[-1]} are needed: give the states of all shards that saved together to set_states",
+        )
+
+
+def _own_shards(stream: Stream) -> range:
+    """Returns which logical shards the shard of a stream runs."""
+    share = stream.logical_shards // stream.shard_count
+    return range(stream.shard_index * share, (stream.shard_index + 1) * share)
+
+
+def _places_for(saved: LoaderState, here: LoaderState) -> Sequence[Place]:
+    """Returns the saved places of the logical shards that are here, where there is no difference."""
+    if saved.stream.one_to_one:
+        return saved.places * len(here.places)
+    first = _own_shards(here.stream).start - _own_shards(saved.stream).start
+    return saved.places[first : first + len(here.places)]
 
 
 def _word_differences(then: Stream, now: Stream, position: int) -> Iterator[_Difference]:
@@ -126,28 +162,33 @@ def _word_differences(then: Stream, now: Stream, position: int) -> Iterator[_Dif
         yield from _unequal(_part_of(path), path, before.get(path), after.get(path), reason)
 
 
-def _position_differences(saved: LoaderState, now: Stream) -> Iterator[_Difference]:
-    """Yields what keeps a stream of another length, or with another global batch, from resuming at this position."""
-    length, size = now.length, now.global_batch
-    step, rest = divmod(saved.position, size)
-    if length is not None and saved.position > length:
+def _position_differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]:
+    """Yields what keeps a stream of another length, or with another global batch, from resuming at these positions."""
+    length, size = here.stream.length, here.stream.global_batch
+    last = max(place.position for place in saved.places)
+    unaligned = next((place.position for place in saved.places if place.position % size), last)
+    step, rest = divmod(unaligned, size)
+    if length is not None and last > length:
         yield _Difference(
             None,
-            f"position: saved {saved.position}, but here the sampler ends at {length}: give it as many epochs as "
-            "it had",
+            f"position: saved {last}, but here the sampler ends at {length}: give it as many epochs as it had",
         )
-    elif saved.is_final and saved.stream.length != length:
+    elif any(place.is_final for place in saved.places) and saved.stream.length != length:
+        # Of several logical shards, one may have ended long before the last batch.
+        advice = "resume from a state that was saved before the first short batch"
+        if len(saved.places) == 1:
+            advice = f"call seek({saved.step - 1})"
         yield _Difference(
             None,
             f"length: saved at the end of {saved.stream.length} positions, where the last batch was short or padded; "
             f"here the sampler has {'no end' if length is None else f'{length} positions'}, and that batch is a whole "
-            f"one. To get it as a whole, which repeats its records, call seek({saved.step - 1})",
+            f"one. To get it as a whole, which repeats its records, {advice}",
         )
-    elif rest and saved.position != length:
+    elif rest and unaligned != length:
         yield _Difference(
             None,
-            f"position: saved {saved.position}, which is not a multiple of the global_batch {size} here; the nearest "
-            f"are {saved.position - rest}, which is seek({step}), and {saved.position - rest + size}, which is "
+            f"position: saved {unaligned}, which is not a multiple of the global_batch {size} here; the nearest "
+            f"are {unaligned - rest}, which is seek({step}), and {unaligned - rest + size}, which is "
             f"seek({step + 1})",
         )
 

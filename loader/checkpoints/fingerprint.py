@@ -41,19 +41,31 @@ class Fingerprint:
     python: str
 
 
-def fingerprint_of(source: Any, sampler: Sampler, operations: Sequence[Transformation]) -> Fingerprint:
+def fingerprint_of(
+    source: Any, sampler: Sampler, operations: Sequence[Transformation], sizes: Mapping[int, str] | None = None
+) -> Fingerprint:
     """Returns the fingerprint of a pipeline.
 
     Source and sampler say what they are by `fingerprint()` if they have it. Records are read, SOURCE_RECORDS of them,
-    only of a list, tuple or array. The size of the first Batch is left out: a state compares the global batch, which is
-    that size times the shards.
+    only of a list, tuple or array.
+
+    Args:
+        source: where records come from.
+        sampler: their order.
+        operations: what is done with them.
+        sizes: what to say of the size of a Batch, by its number among the operations, where it is not the size that
+            decides the stream. By default that of the first Batch is left out: a state compares the global batch, which
+            is that size times the shards.
 
     Raises:
         TypeError: a `fingerprint()` returned something else than a string.
     """
     words: dict[str, str] = {}
     code: dict[str, dict[str, str]] = {}
-    for path, texts, marks in _parts(source, sampler, operations):
+    if sizes is None:
+        first = next((number for number, operation in enumerate(operations) if isinstance(operation, Batch)), -1)
+        sizes = {first: ""}
+    for path, texts, marks in _parts(source, sampler, operations, sizes):
         words |= texts
         if marks:
             code[path] = _listed_code(marks)
@@ -61,22 +73,22 @@ def fingerprint_of(source: Any, sampler: Sampler, operations: Sequence[Transform
 
 
 def _parts(
-    source: Any, sampler: Sampler, operations: Sequence[Transformation]
+    source: Any, sampler: Sampler, operations: Sequence[Transformation], sizes: Mapping[int, str]
 ) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, int]]]:
     """Yields each part of a pipeline: its path, its words by path, and the marks of its code."""
-    yield "source", *_source_words(source)
+    yield "source", *source_words(source)
     yield "sampler", *_sampler_words(sampler)
-    first = next((number for number, operation in enumerate(operations) if isinstance(operation, Batch)), None)
     for number, operation in enumerate(operations):
         path = f"operations[{number}]"
         if type(operation) is Batch:
-            words, marks = _batch_words(operation, is_first=number == first)
+            words, marks = _batch_words(operation, sizes.get(number, str(operation.batch_size)))
         else:
             words, marks = _operation_words(operation)
         yield path, words.listed(path), marks
 
 
-def _source_words(source: Any) -> tuple[Mapping[str, str], Mapping[str, int]]:
+def source_words(source: Any) -> tuple[Mapping[str, str], Mapping[str, int]]:
+    """Returns a source in words, by path, and the marks of its code."""
     if (own := _own_words("source", source)) is not None:
         return own | _silent_parts("source", source), {}
     if type(source) in (list, tuple, np.ndarray):
@@ -134,12 +146,12 @@ def _operation_words(operation: Transformation) -> Description:
     return Description(words, code)
 
 
-def _batch_words(batch: Batch, *, is_first: bool) -> Description:
-    """Returns a Batch in words: its function, and what is not as it usually is."""
+def _batch_words(batch: Batch, size: str) -> Description:
+    """Returns a Batch in words: its size, its function, and what is not as it usually is."""
     function, code = describe(batch.batch_fn)
-    shown = {} if is_first else {"batch_size": batch.batch_size}
-    shown |= {name: True for name in ("drop_remainder", "pad_remainder") if getattr(batch, name)}
-    parts = [(f".{name}", Words(repr(value))) for name, value in shown.items()]
+    shown = {"batch_size": size} if size else {}
+    shown |= {name: "True" for name in ("drop_remainder", "pad_remainder") if getattr(batch, name)}
+    parts = [(f".{name}", Words(text)) for name, text in shown.items()]
     parts += [] if batch.batch_fn is None else [(".batch_fn", function)]
     return Description(Words("Batch", "Batch", tuple(parts)), code)
 

@@ -16,8 +16,8 @@ from typing import Any, final
 import orbax.checkpoint as ocp
 
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.resumable import ResumableIterator
-from millstream.loader.checkpoints.state_files import read_state, write_state
+from millstream.loader.checkpoints.checkpointable import Checkpointable, encoded_state, restore_state
+from millstream.loader.checkpoints.state_files import write_state
 
 
 @final
@@ -25,7 +25,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
     """Orbax's way to a loader's iterator; `CheckpointSave` and `CheckpointRestore` are what users pass."""
 
     async def async_save(
-        self, directory: Any, item: ResumableIterator | None = None, args: Any = None
+        self, directory: Any, item: Checkpointable | None = None, args: Any = None
     ) -> list[ocp.future.Future]:
         """Takes the iterator's state as it is at this moment, and returns the writing of it.
 
@@ -36,29 +36,28 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
             item: the iterator, where the caller uses Orbax's older interface.
             args: a `CheckpointSave`.
         """
-        state = _iterator(item, args).get_state()
+        state = encoded_state(_iterator(item, args))
 
         async def write() -> None:
             write_state(directory, state)
 
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="millstream_save")]
 
-    def save(self, directory: Any, item: ResumableIterator | None = None, args: Any = None) -> None:
+    def save(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> None:
         """Writes the iterator's state into the folder, at once; the arguments are those of `async_save`."""
-        write_state(directory, _iterator(item, args).get_state())
+        write_state(directory, encoded_state(_iterator(item, args)))
 
-    def restore(self, directory: Any, item: ResumableIterator | None = None, args: Any = None) -> ResumableIterator:
+    def restore(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> Checkpointable:
         """Returns the iterator, set to the position that was saved and already reading ahead.
 
         Raises:
             CheckpointError: the state is missing, unreadable or of another stream. The iterator is as it was.
         """
         iterator = _iterator(item, args)
-        state = read_state(directory)
         if args is None:
-            iterator.set_state(state)
+            restore_state(iterator, directory)
         else:
-            iterator.set_state(state, allow=args.allow, strict=args.strict)
+            restore_state(iterator, directory, args.allow, strict=args.strict)
         iterator.start_prefetch()
         return iterator
 
@@ -86,7 +85,7 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
         TypeError: it is something else.
     """
 
-    item: ResumableIterator
+    item: Checkpointable
 
     def __post_init__(self) -> None:
         _check_iterator(self.item)
@@ -95,7 +94,7 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Says to Orbax: set this iterator to the position that was saved.
+    """Says to Orbax: set this iterator to the position that was saved, by this number of processes or another.
 
     A checkpoint without such an item is a CheckpointError, in place of Orbax's KeyError.
 
@@ -108,7 +107,7 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
         TypeError: the item is something else.
     """
 
-    item: ResumableIterator
+    item: Checkpointable
     allow: Collection[str] = ()
     strict: bool = False
 
@@ -151,13 +150,13 @@ def _check_items(directory: Any, args: Any, error: KeyError) -> None:
         ) from error
 
 
-def _iterator(item: ResumableIterator | None, args: Any) -> ResumableIterator:
+def _iterator(item: Checkpointable | None, args: Any) -> Checkpointable:
     """Returns the iterator, which Orbax's older interface hands over as it is and the newer one inside `args`."""
     return _check_iterator(getattr(args, "item", None) if item is None else item)
 
 
-def _check_iterator(item: Any) -> ResumableIterator:
-    if not isinstance(item, ResumableIterator):
+def _check_iterator(item: Any) -> Checkpointable:
+    if not isinstance(item, Checkpointable):
         raise TypeError(
             f"millstream.checkpoint saves and restores iterators, got {type(item).__name__}: pass iter(loader), "
             "or what device_put made of it: the iterator that the training loop draws from."

@@ -1,14 +1,16 @@
 """What every iterator of a loader offers, wherever its batches lie: a position that can be told, saved and sought."""
 
 import abc
+import contextlib
 import threading
-from collections.abc import Awaitable, Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NoReturn, Self
 
 from millstream.closing import Closing
+from millstream.loader.checkpoints.checkpointable import Checkpointable
 
 
-class ResumableIterator(Closing):
+class ResumableIterator(Checkpointable, Closing):
     """Yields batches, and knows its position among them: just after the last batch that it delivered."""
 
     @property
@@ -45,45 +47,22 @@ class ResumableIterator(Closing):
         """Moves to the position recorded in a state."""
 
     @abc.abstractmethod
+    def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in the states of all shards that saved together."""
+
+    @abc.abstractmethod
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches."""
 
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the position as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
+    def _repr_html_(self) -> str:
+        from millstream import pictures  # noqa: PLC0415  (for notebooks)
 
-        Args:
-            directory: the folder that Orbax is making; awaited before it is written to.
-
-        Returns:
-            The writing, which Orbax awaits in the background.
-        """
-        from millstream.loader.checkpoints.state_files import write_state  # noqa: PLC0415  (takes long to import)
-
-        state = self.get_state()
-
-        async def write() -> None:
-            write_state(await directory.await_creation(), state)
-
-        return write()
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """Moves to the position saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
-
-        Returns:
-            The beginning of read-ahead, which Orbax awaits in the background.
-
-        Raises:
-            CheckpointError: as `set_state`.
-        """
-        from millstream.loader.checkpoints.state_files import read_state  # noqa: PLC0415  (as above)
-
-        # Here, not in the background: there Orbax would turn a CheckpointError into one of its own about handlers.
-        self.set_state(read_state(directory))
-
-        async def read_ahead() -> None:
-            self.start_prefetch()
-
-        return read_ahead()
+        facts: dict[str, object] = {"step": f"{self.step:,}"}
+        if self.epoch is not None:
+            facts["epoch"] = self.epoch
+        with contextlib.suppress(TypeError):  # Where it is not known how many are left.
+            facts["batches left"] = f"{len(self):,}"
+        return pictures.figure(pictures.card("iterator", repr(self), pictures.words(facts)))
 
     def __iter__(self) -> Self:
         return self

@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import json
 import zlib
-from typing import Any, Self, final
+from typing import Any, NamedTuple, Self, final
 
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.fingerprint import Fingerprint
 
 FORMAT = "millstream"
-VERSION = 2
+VERSION = 3
 
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
 
@@ -28,6 +28,8 @@ class Stream:
     Attributes:
         shard_index: which shard, 0 … shard_count - 1.
         shard_count: how many shards share each step.
+        logical_shards: to how many parts the positions are dealt. A shard runs logical_shards / shard_count of them,
+            the first one those from 0 on, and so on. A 1:1 pipeline is dealt to its shards.
         drop_remainder: `ShardOptions.drop_remainder`, which decides about the last global batch.
         global_batch: records per step over all shards.
         one_to_one: whether every record becomes exactly one element before it is batched.
@@ -37,6 +39,7 @@ class Stream:
 
     shard_index: int
     shard_count: int
+    logical_shards: int
     drop_remainder: bool
     global_batch: int
     one_to_one: bool
@@ -54,6 +57,22 @@ class Stream:
         return cls(**{**fields, "fingerprint": Fingerprint(**fields["fingerprint"])})
 
 
+class Place(NamedTuple):
+    """Where one logical shard stands, between two batches.
+
+    Attributes:
+        position: the first position, over all shards, that no delivered batch has used. It is that of a global block,
+            or the end of the order. A 1:1 pipeline is at the same position in all of them.
+        skip: what a pipeline that is not 1:1 must skip at `position`, one number per stage; zeros where it is 1:1.
+        is_final: whether the last batch delivered is what it is because the order ends: short, or padded. A longer
+            order has another batch there.
+    """
+
+    position: int
+    skip: tuple[int, ...]
+    is_final: bool
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class LoaderState:
@@ -61,26 +80,21 @@ class LoaderState:
 
     Attributes:
         step: the number of batches that this shard has delivered.
-        position: the first position, over all shards, that no delivered batch has used. Where the pipeline is 1:1, it
-            is a multiple of `global_batch`, or the end of the order.
-        skip: what a pipeline that is not 1:1 must skip at `position`, one number per stage; zeros where it is 1:1.
-        is_final: whether the last batch delivered is what it is because the order ends: short, or padded. A longer
-            order has another batch there.
+        places: where each of the logical shards stands that the shard runs, in their order; one where the pipeline is
+            1:1.
         stream: which stream this is.
     """
 
     step: int
-    position: int
-    skip: tuple[int, ...]
-    is_final: bool
+    places: tuple[Place, ...]
     stream: Stream
 
     def encode(self) -> bytes:
         """Returns the state as canonical JSON, some hundred bytes."""
         # The stream is encoded once, however many states are taken of it. "stream" and "version" come last in the
         # order of the alphabet, and "crc32" first.
-        place = _ENCODER.encode({name: value for name, value in vars(self).items() if name != "stream"})
-        text = f'{{"format":"{FORMAT}",{place[1:-1]},"stream":{self.stream.encoded},"version":{VERSION}}}'.encode()
+        where = _ENCODER.encode({"places": [place._asdict() for place in self.places], "step": self.step})
+        text = f'{{"format":"{FORMAT}",{where[1:-1]},"stream":{self.stream.encoded},"version":{VERSION}}}'.encode()
         return b'{"crc32":%d,%b' % (zlib.crc32(text), text[1:])
 
     @staticmethod
@@ -93,7 +107,10 @@ class LoaderState:
         try:
             fields = _checked_fields(raw)
             stream = Stream.from_fields(fields.pop("stream"))
-            return LoaderState(**{**fields, "skip": tuple(fields["skip"]), "stream": stream})
+            places = [Place(**place) for place in fields.pop("places")]
+            return LoaderState(
+                **fields, places=tuple(place._replace(skip=tuple(place.skip)) for place in places), stream=stream
+            )
         except CheckpointError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

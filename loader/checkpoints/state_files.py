@@ -6,14 +6,18 @@ Every process looks at all the states, not at its own alone: so all of them refu
 did, the others would wait for it in Orbax's barrier, until JAX's own timeout ends them minutes later.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.sharding import jax_process
+
+if TYPE_CHECKING:
+    from millstream.loader.checkpoints.resumable import ResumableIterator
 
 READS_AT_ONCE = 16
 """How many states are read at the same time: in a bucket, each of them takes its tens of milliseconds."""
@@ -25,24 +29,58 @@ def write_state(folder: Any, state: bytes) -> None:
     (folder / _name(*jax_process())).write_bytes(state)
 
 
-def read_state(folder: Any) -> bytes:
-    """Returns the state that this process resumes from: its own or, of another number of processes, the first one's.
-
-    Processes of a 1:1 pipeline are at the same position, so any process can use the first one's state. Those of another
-    pipeline are not: `set_state` refuses a state that another shard saved.
+def restore(iterator: "ResumableIterator", folder: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
+    """Moves an iterator to the position that was saved in a checkpoint's folder, by any number of processes.
 
     Raises:
-        CheckpointError: a state is missing or cannot be read, or the states of another number of processes are at
-            different positions.
+        CheckpointError: a state is missing, cannot be read, or is of another stream; or those of another number of
+            processes are not of the same step. The iterator is as it was.
     """
-    index, count = jax_process()
-    own = _name(index, count)
+    states = read_states(folder)
+    if len(states) == 1:
+        iterator.set_state(states[0], allow=allow, strict=strict)
+        return
+    try:
+        iterator.set_states(states, allow=allow, strict=strict)
+    except CheckpointError as error:
+        error.add_note(f"millstream: in {folder}, saved by another number of processes.")
+        raise
+
+
+def read_states(folder: Any) -> list[bytes]:
+    """Returns the states that this process resumes from: its own or, of another number of processes, those of all.
+
+    Processes that all read everything have saved the same: that is one state.
+
+    Raises:
+        CheckpointError: a state is missing or cannot be read.
+    """
+    own = _name(*jax_process())
     raw = _read_all(folder, own)
-    states = {name: _decode(folder, name, text) for name, text in raw.items()}
-    if own in raw:
-        return raw[own]
-    _check_same_position(folder, states)
-    return raw[min(raw)]
+    for name, text in raw.items():
+        _check(folder, name, text)
+    return [raw[own]] if own in raw else list(dict.fromkeys(raw.values()))
+
+
+def read_own_state(folder: Any) -> Any:
+    """Returns the state of a dataset's iterator that this process has saved: what its JSON text says.
+
+    Raises:
+        CheckpointError: it is missing, or cannot be read.
+    """
+    own = _name(*jax_process())
+    try:
+        raw = _read_all(folder, own)
+        if own not in raw:
+            raise CheckpointError(
+                f"{folder} holds no {own}, but {', '.join(sorted(raw))}: the position of a dataset's iterator can be "
+                "restored by as many processes as have saved it."
+            )
+        return json.loads(raw[own])
+    except ValueError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{folder / own} is not valid JSON: {error}.") from error
 
 
 def _name(index: int, count: int) -> str:
@@ -82,22 +120,10 @@ def _check_complete(folder: Any, names: list[str]) -> None:
         )
 
 
-def _decode(folder: Any, name: str, raw: bytes) -> LoaderState:
-    """Returns the state in a file's content; the error of one that cannot be read names the file."""
+def _check(folder: Any, name: str, raw: bytes) -> None:
+    """Raises unless a file's content is a state; the error names the file."""
     try:
-        return LoaderState.decode(raw)
+        LoaderState.decode(raw)
     except CheckpointError as error:
         error.add_note(f"millstream: in {folder / name}.")
         raise
-
-
-def _check_same_position(folder: Any, states: Mapping[str, LoaderState]) -> None:
-    """Raises unless all 1:1 pipelines among the states are at the same position."""
-    positions = {state.position: name for name, state in states.items() if state.stream.one_to_one}
-    if len(positions) > 1:
-        listed = ", ".join(f"{name} at {position}" for position, name in sorted(positions.items()))
-        raise CheckpointError(
-            f"The loader states in {folder} are at different positions ({listed}), so another number of processes "
-            "cannot resume from all of them at once. Save where all processes have taken the same number of batches, "
-            "or restore with as many processes as saved."
-        )

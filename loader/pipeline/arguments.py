@@ -84,8 +84,8 @@ def resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> Shard
     return shard_options
 
 
-def _same(shard: ShardOptions) -> tuple[int, int, bool]:
-    return shard.shard_index, shard.shard_count, shard.drop_remainder
+def _same(shard: ShardOptions) -> tuple[int, int, bool, int]:
+    return shard.shard_index, shard.shard_count, shard.drop_remainder, shard.logical_shards or shard.shard_count
 
 
 def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
@@ -142,16 +142,39 @@ def check_ends(
         )
 
 
+def check_logical_shards(operations: Sequence[Transformation], shard: ShardOptions) -> None:
+    """Refuses several logical shards where no Batch can lay their elements end to end."""
+    first, share = first_deciding(operations), (shard.logical_shards or shard.shard_count) // shard.shard_count
+    if first is None or share == 1:
+        return
+    what = f"logical_shards={shard.logical_shards} with shard_count={shard.shard_count} has each shard run {share}"
+    joining = joining_batch(operations)
+    if joining is None:
+        last = len(operations) - 1
+        raise ValueError(
+            f"{what}, whose elements a Batch lays end to end, after the last operation that drops, splits or groups "
+            f"elements as they come; got operations[{last}], {described(operations[last])}, at the end and no such "
+            "Batch. Add one, or run as many shards as logical_shards."
+        )
+    number, batch = joining
+    if batch.batch_size % share:
+        raise ValueError(
+            f"{what}, which fill equal parts of each batch: the batch_size of operations[{number}] must be a multiple "
+            f"of {share}, got {batch.batch_size}. So the global batch must be one of logical_shards."
+        )
+
+
 def warn_checkpoints_need_same_shards(operations: Sequence[Transformation], shard: ShardOptions) -> None:
-    """Logs, before training starts, where checkpoints can be resumed only with as many shards as there are now."""
+    """Logs, before training starts, what checkpoints need that can be resumed with some numbers of shards only."""
     number = first_deciding(operations)
-    if number is not None and shard.shard_count > 1:
+    if number is not None and shard.shard_count > 1 and shard.logical_shards is None:
         import logging  # noqa: PLC0415  (takes long to import)
 
         logging.getLogger("millstream").warning(
             "millstream: checkpoints of this DataLoader can be resumed with exactly %d shards only: operations[%d], "
-            "%s, makes each shard advance at its own pace. With keys filtered ahead (millstream.surviving_keys) "
-            "instead of a Filter, any number of shards can resume.",
+            "%s, makes each shard advance at its own pace. With logical_shards in the shard_options, and a Batch at "
+            "the end, any number of shards that divides them can resume; with keys filtered ahead "
+            "(millstream.surviving_keys) instead of a Filter, any number.",
             shard.shard_count,
             number,
             described(operations[number]),
@@ -160,5 +183,21 @@ def warn_checkpoints_need_same_shards(operations: Sequence[Transformation], shar
 
 def first_deciding(operations: Sequence[Transformation]) -> int | None:
     """Returns the number of the first operation that is not 1:1: it drops, splits or regroups; None without one."""
-    decides = (not operation.keeps_count or operation.regroups for operation in operations)
-    return next(itertools.compress(itertools.count(), decides), None)
+    return next(itertools.compress(itertools.count(), map(_decides, operations)), None)
+
+
+def joining_batch(operations: Sequence[Transformation]) -> tuple[int, Batch] | None:
+    """Returns the Batch that can lay elements of several logical shards end to end, and its number; None without one.
+
+    It is the last one, and what decides while reading has all come before it.
+    """
+    for number, operation in reversed(list(enumerate(operations))):
+        if _decides(operation):
+            return None
+        if isinstance(operation, Batch):
+            return (number, operation) if any(map(_decides, operations[:number])) else None
+    return None
+
+
+def _decides(operation: Transformation) -> bool:
+    return not operation.keeps_count or operation.regroups

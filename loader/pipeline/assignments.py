@@ -12,9 +12,10 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.joined_schedule import AnySchedule
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import BlockCall, Call, Schedule
 
 MOST_DEATHS = 2
 """A call in which this many workers died is given up."""
@@ -22,10 +23,11 @@ MOST_DEATHS = 2
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Assigned:
-    """A call in the hands of a worker, and how many have died with it."""
+    """A call in the hands of a worker, how many have died with it, and how likely it is to blame."""
 
     call: Call
     deaths: int = 0
+    guilt: float = 0.0
 
 
 class Assignments:
@@ -37,7 +39,7 @@ class Assignments:
         numbers: gives each call a number; workers may know others already.
     """
 
-    def __init__(self, plan: Plan, schedule: Schedule, numbers: Iterator[int]) -> None:
+    def __init__(self, plan: Plan, schedule: AnySchedule, numbers: Iterator[int]) -> None:
         self._plan = plan
         self._schedule = schedule
         self._numbers = numbers
@@ -66,6 +68,11 @@ class Assignments:
         call = self.call(number)
         return "outputs that are no longer wanted" if call is None else self._plan.describe(call.request)
 
+    def is_suspect(self, number: int) -> bool:
+        """Returns whether a worker has died that was given a call."""
+        assigned = self._assigned.get(number)
+        return assigned is not None and assigned.deaths > 0
+
     def complete(self, number: int, elements: Elements) -> None:
         """Takes the outputs of a call, or the error that comes instead of them."""
         assigned = self._assigned.pop(number, None)
@@ -84,23 +91,26 @@ class Assignments:
             return False
         del self._assigned[number]
         pieces = self._schedule.split(assigned.call)
-        self._lost.extendleft(_Assigned(piece, assigned.deaths) for piece in reversed(pieces))
+        self._lost.extendleft(_Assigned(piece, assigned.deaths, assigned.guilt) for piece in reversed(pieces))
         return True
 
-    def blame(self, number: int, error: Callable[[int, str], Exception]) -> None:
+    def blame(self, number: int, error: Callable[[int, str], Exception], guilt: float = 1.0) -> None:
         """Takes note that a worker has died while it made a call, which has it made again, or given up.
 
         Args:
             number: which call.
             error: makes what is raised at the call's turn, of how many workers have died and which records they made.
+            guilt: less than 1 where it may well have died of something else. Where these add up to MOST_DEATHS, the
+                call is given up.
         """
         assigned = self._assigned.get(number)
         if assigned is None:
             return
         assigned.deaths += 1
+        assigned.guilt += guilt
         if self.split(number):
             return
-        if assigned.deaths < MOST_DEATHS:
+        if assigned.guilt < MOST_DEATHS:
             self.lose([number])
         else:
             self.complete(number, Elements.failed(error(assigned.deaths, self.describe(number))))

@@ -1,6 +1,5 @@
 """What flows between operations: a run of elements, and where each came from."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -8,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Origins:
     """Where elements came from.
 
@@ -21,8 +19,11 @@ class Origins:
         names: what the components of a mixture are called; empty where nothing is mixed. They do not travel.
     """
 
-    table: NDArray[np.int64]
-    names: tuple[Any, ...] = ()
+    __slots__ = ("names", "table")
+
+    def __init__(self, table: NDArray[np.int64], names: tuple[Any, ...] = ()) -> None:
+        self.table = table
+        self.names = names
 
     @classmethod
     def none(cls) -> Self:
@@ -140,7 +141,6 @@ class Origins:
         return cls(np.concatenate([part.table for part in some], axis=1), some[0].names)
 
 
-@dataclasses.dataclass(slots=True)
 class Elements:
     """A run of elements in order, and the error that ends it, if any.
 
@@ -153,9 +153,12 @@ class Elements:
         error: what was raised instead of the next element.
     """
 
-    values: Sequence[Any]
-    origins: Origins
-    error: BaseException | None = None
+    __slots__ = ("error", "origins", "values")
+
+    def __init__(self, values: Sequence[Any], origins: Origins, error: BaseException | None = None) -> None:
+        self.values = values
+        self.origins = origins
+        self.error = error
 
     @classmethod
     def failed(cls, error: BaseException) -> Self:

@@ -2,9 +2,11 @@
 
 import abc
 
-from millstream.loader.pipeline.outputs import Cursor, Outputs
+from millstream.loader.pipeline.fed_schedule import FedSchedule
+from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.joined_schedule import schedule_from
+from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Schedule
 
 
 class Executor(abc.ABC):
@@ -12,12 +14,13 @@ class Executor(abc.ABC):
 
     Args:
         plan: what makes the outputs.
-        cursor: where the pass begins.
+        position: where the pass begins.
+        feed: where the elements of stage 0 come from; None where they are read.
     """
 
-    def __init__(self, plan: Plan, cursor: Cursor) -> None:
+    def __init__(self, plan: Plan, position: Position, feed: Feed | None = None) -> None:
         self._plan = plan
-        self._schedule = Schedule(plan, cursor)
+        self._schedule = schedule_from(plan, position) if feed is None else FedSchedule(plan, position[0], feed)
 
     def next_outputs(self) -> Outputs | None:
         """Returns the next outputs in order, None at the end.

@@ -32,19 +32,23 @@ DOCUMENTS_PER_ROW = 4
 Locate = Callable[[int, int], Origins]
 """Returns the origins of the records of blocks start … stop - 1."""
 
+Watch = Callable[[Locate], Locate]
+"""Returns a function that does the same, and is measured, say."""
+
 
 @final
 class Locator:
-    """Finds the records of the blocks of one shard.
+    """Finds the records of the blocks of one logical shard.
 
     Args:
         order: which record stands at which position.
         partition: which positions make up which block.
         watch: wraps the function that asks the order.
+        sharing: how many locators there are at once: together they keep as much as one alone would.
     """
 
     def __init__(
-        self, order: VectorisedSampler | AdaptedSampler, partition: Partition, watch: Callable[[Locate], Locate]
+        self, order: VectorisedSampler | AdaptedSampler, partition: Partition, watch: Watch, sharing: int = 1
     ) -> None:
         # The user's own code is asked for what is needed, when it is needed.
         self._looks_ahead = not isinstance(order, AdaptedSampler)
@@ -58,7 +62,7 @@ class Locator:
         if is_mixed(order):
             keys *= min(len(order.names), MOST_LOOK_AHEADS)
         self._locate: Locate = functools.partial(isolated, watch(locate))
-        self._look_ahead = LookAhead(self._locate, max(1, keys // partition.block), partition.block_limit)
+        self._look_ahead = LookAhead(self._locate, max(1, keys // sharing // partition.block), partition.block_limit)
 
     def locate(self, start: int, stop: int) -> Origins:
         """Returns the origins of the records of blocks start … stop - 1."""

@@ -1,17 +1,19 @@
-"""The outputs of one call, and the position after each of them."""
+"""The outputs of one call, and the position after each of them.
+
+A position in the stream of a shard is one in each of the logical shards that it runs: a cursor for each.
+"""
 
 import abc
-import dataclasses
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.logical_shard import LogicalShard
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cursor:
-    """A position between two outputs of a stream.
+class Cursor(NamedTuple):
+    """A position between two outputs of a logical shard.
 
     Attributes:
         block: the first block that is not used up.
@@ -26,6 +28,10 @@ class Cursor:
     block: int
     skip: tuple[int, ...]
     is_final: bool = False
+
+
+Position: TypeAlias = tuple[Cursor, ...]
+"""A position between two outputs of a shard: a cursor for each of its logical shards, in their order."""
 
 
 class Outputs(abc.ABC):
@@ -48,29 +54,33 @@ class Outputs(abc.ABC):
 
     @abc.abstractmethod
     def after(self, row: int) -> Cursor:
-        """Returns the position after output `row`."""
+        """Returns the position after output `row`, in the logical shard that it is of."""
+
+    def position_after(self, row: int) -> Position:
+        """Returns the position after output `row`, in the stream of the shard."""
+        return (self.after(row),)
 
 
 class BlockOutputs(Outputs):
     """Outputs of stage 0."""
 
-    def __init__(self, elements: Elements, first: int, num_records: int, plan: Plan, stop: int) -> None:
+    def __init__(self, elements: Elements, first: int, num_records: int, shard: LogicalShard, stop: int) -> None:
         super().__init__(elements, first, num_records)
-        self._plan = plan
+        self._shard = shard
         self._stop = stop
 
     def after(self, row: int) -> Cursor:
         """Returns the position after output `row`: the next block, if this output is the last of its own."""
-        if self._plan.one_to_one and row + 1 == len(self.values) and self.error is None:
+        if self._shard.one_to_one and row + 1 == len(self.values) and self.error is None:
             return Cursor(self._stop, (0,))
         blocks = self.origins.block
         block = int(blocks[row])
         is_last = row + 1 == len(blocks) or blocks[row + 1] != block
         # Where an error follows, its record may be of the same block: to leave the block would be to skip the error.
-        error_may_follow = row + 1 == len(blocks) and self.error is not None and not self._plan.one_to_one
-        is_tail = block == self._plan.partition.whole_blocks
+        error_may_follow = row + 1 == len(blocks) and self.error is not None and not self._shard.one_to_one
+        is_tail = block == self._shard.partition.whole_blocks
         # The tail of a single shard grows with the order, so that to leave it would be to skip what may be added.
-        grows = is_tail and self._plan.tail_grows
+        grows = is_tail and self._shard.tail_grows
         is_final = is_tail and not grows
         if is_last and not error_may_follow and not grows:
             return Cursor(block + 1, (0,), is_final)
@@ -95,3 +105,20 @@ class GroupOutputs(Outputs):
         # Of what is cut into units, each but the last is whole whether the order ends there or not.
         is_final = self._end.is_final if self._unit is None else self._start.is_final
         return Cursor(self._start.block, (*outer, used + (row + 1) * (self._unit or 1)), is_final)
+
+
+class JoinedOutputs(Outputs):
+    """The outputs of the last stage, made of the elements of several logical shards: all of them, or an error."""
+
+    def __init__(self, elements: Elements, num_records: int, end: Position) -> None:
+        super().__init__(elements, 0, num_records)
+        self._end = end
+
+    def after(self, row: int) -> Cursor:
+        """Returns the position after output `row` in the first of the logical shards."""
+        return self.position_after(row)[0]
+
+    def position_after(self, row: int) -> Position:
+        """Returns the position after output `row`, the only one."""
+        del row
+        return self._end

@@ -16,8 +16,8 @@ shards. A shard that has no position there still has a block: it reads the last 
 learn the structure of the batch that it fills with nothing but padding.
 """
 
-import dataclasses
 import enum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +39,7 @@ class Tail(enum.Enum):
     """The positions that are theirs in a whole global block, as far as there are any; a template otherwise."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(NamedTuple):
     """One shard's blocks.
 
     Attributes:

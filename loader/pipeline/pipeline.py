@@ -1,18 +1,20 @@
-"""What a loader runs: source, sampler, operations and shard, checked, named and described in one place."""
+"""What a loader runs: source, sampler, operations and shard, checked and named in one place."""
 
 import dataclasses
 import functools
 from typing import Any, Self
 
 from millstream.descriptions import described
-from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
 from millstream.loader.pipeline.arguments import (
     Operations,
     check_ends,
+    check_logical_shards,
     check_operations,
     check_padding,
     check_randomness,
     check_sampler,
+    first_deciding,
+    joining_batch,
     resolve_shard,
     warn_checkpoints_need_same_shards,
 )
@@ -24,7 +26,7 @@ from millstream.samplers.kinds import is_mixed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.lookalikes import check_source
-from millstream.transforms import Transformation
+from millstream.transforms import Batch, Transformation
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,6 +71,7 @@ class Pipeline:
         check_randomness(checked, order)
         check_padding(checked, shard)
         check_ends(checked, order, shard)
+        check_logical_shards(checked, shard)
         warn_checkpoints_need_same_shards(checked, shard)
         return cls(source, sampler, order, checked, shard)
 
@@ -87,17 +90,29 @@ class Pipeline:
         """What to call each operation where the whole pipeline is looked at."""
         return tuple(f"operations[{number}], {name}" for number, name in enumerate(self.names))
 
+    @functools.cached_property
+    def logical_shards(self) -> tuple[ShardOptions, ...]:
+        """The parts of the stream that this shard runs, each as a shard of its own; one where the pipeline is 1:1.
+
+        There, positions alone say what is in a batch, and it makes no difference to how many shards they are dealt.
+        """
+        shard, count = self.shard, self.shard.logical_shards
+        if count is None or first_deciding(self.operations) is None:
+            return (shard,)
+        share = count // shard.shard_count
+        numbers = range(shard.shard_index * share, (shard.shard_index + 1) * share)
+        return tuple(ShardOptions(number, count, shard.drop_remainder) for number in numbers)
+
+    @functools.cached_property
+    def share(self) -> Batch | None:
+        """The part of the last Batch that each of several logical shards fills; None where there is only one."""
+        if len(self.logical_shards) == 1 or (joining := joining_batch(self.operations)) is None:
+            return None
+        _, batch = joining
+        return dataclasses.replace(batch, batch_size=batch.batch_size // len(self.logical_shards))
+
     @property
     def parts(self) -> list[tuple[str, Any]]:
         """What the pipeline consists of, with what to call each part in texts for people."""
         operations = zip(self.labels, self.operations, strict=True)
         return [("data_source", self.source), ("sampler", self.sampler), *operations]
-
-    @functools.cached_property
-    def fingerprint(self) -> Fingerprint:
-        """Which stream this is, in words.
-
-        Made once: the words must not follow what user code does later. So it should be asked for before any operation
-        runs.
-        """
-        return fingerprint_of(self.source, self.sampler, self.operations)

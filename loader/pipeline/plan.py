@@ -12,7 +12,7 @@ The user's code runs in an empty context, a new one for each call of a method be
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,15 +22,15 @@ from millstream.loader.pipeline.arguments import first_deciding
 from millstream.loader.pipeline.elements import Elements, Origins, describe_records
 from millstream.loader.pipeline.first_look import FirstLook
 from millstream.loader.pipeline.isolation import isolated
-from millstream.loader.pipeline.locator import Locator
-from millstream.loader.pipeline.partition import Partition, Tail
+from millstream.loader.pipeline.logical_shard import LogicalShard
+from millstream.loader.pipeline.outputs import Cursor, Position
+from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.reading import reader_of
-from millstream.loader.pipeline.requests import Group, Request
+from millstream.loader.pipeline.requests import Fed, Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import annotated, run_steps
-from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Transformation
+from millstream.transforms import Batch
 
 KEYS = "keys"
 """What finding out which records a call is about is called, where time is measured."""
@@ -44,16 +44,12 @@ class Plan:
 
     Attributes:
         pipeline: what it is compiled from.
-        partition: which positions make up which block.
+        shards: the logical shards that it runs, each with its blocks. A 1:1 pipeline has one, and so have most others.
         stages: the compiled operations.
+        share: how the last stage takes elements from each of several logical shards; None where there is only one.
         one_to_one: whether step k is block k: nothing that drops or splits elements, or groups them as they come.
         batched_source: whether the source reads many records in one call.
-        tail_records: how many records of this shard's tail get into an output, as far as stage 0's batches decide it.
-            A template is none of them.
-        num_blocks: how many blocks have outputs; None when the order is endless.
-        block_limit: how many blocks can be asked for: num_blocks, and fewer than would have positions from 2**63 on.
         blocks_are_batches: whether a block is a batch, which is worth a call; else it is some records.
-        tail_grows: whether the outputs of the tail are the first ones of the block that a longer order has there.
 
     Args:
         pipeline: what to compile.
@@ -62,28 +58,29 @@ class Plan:
 
     def __init__(self, pipeline: Pipeline, watch: Watch = lambda _, function: function) -> None:
         self.pipeline = pipeline
-        source, order, operations, shard = pipeline.source, pipeline.order, pipeline.operations, pipeline.shard
-        groups = split_stages(operations)
-        leading = [operation for operation in groups[0] if isinstance(operation, Batch)]
-        self.one_to_one = first_deciding(operations) is None
+        source = pipeline.source
+        groups = split_stages(pipeline.operations)
+        self.one_to_one = first_deciding(pipeline.operations) is None
         self.batched_source = hasattr(source, "__getitems__")
-        self.partition = Partition(
-            block=_records_per_block(leading, groups),
-            shard=shard,
-            length=order.length,
-            tail_rule=_tail_rule(leading, shard),
+        self.blocks_are_batches = any(isinstance(operation, Batch) for operation in groups[0])
+        self.share = pipeline.share
+        self.shards = tuple(
+            LogicalShard.of(number, pipeline, groups, functools.partial(watch, KEYS))
+            for number in range(len(pipeline.logical_shards))
         )
-        self.tail_records = _tail_records(self.partition.tail_share, leading)
-        has_tail = self.tail_records or self.partition.tail_rule is Tail.PADDED
-        self.num_blocks = self.partition.num_blocks if has_tail else self.partition.whole_blocks
-        limit = self.partition.block_limit
-        self.block_limit = limit if self.num_blocks is None else min(limit, self.num_blocks)
-        self.blocks_are_batches = bool(leading)
-        self.tail_grows = not self.one_to_one and not leading and shard.shard_count == 1
         self._first_look = FirstLook(source.__getitem__, pipeline.labels)
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
-        self._locator = Locator(order, self.partition, functools.partial(watch, KEYS))
+
+    @property
+    def partition(self) -> Partition:
+        """The blocks of the first logical shard: all that a 1:1 pipeline has. The others' are as large."""
+        return self.shards[0].partition
+
+    @property
+    def beginning(self) -> Position:
+        """The position before the first output."""
+        return (Cursor(0, (0,) * len(self.stages)),) * len(self.shards)
 
     @functools.cached_property
     def deciding(self) -> str:
@@ -93,17 +90,18 @@ class Plan:
 
     @functools.cached_property
     def blocks_per_epoch(self) -> int:
-        """How many blocks this shard reads in an epoch; without epochs, in as many records as the source has."""
+        """How many blocks a logical shard reads in an epoch; without epochs, in as many records as the source has."""
         num_records = self.pipeline.order.num_records or len(self.pipeline.source)
         blocks = max(1, math.ceil(num_records / self.partition.global_block))
-        return blocks if self.num_blocks is None else min(blocks, self.num_blocks)
+        num_blocks = self.shards[0].num_blocks
+        return blocks if num_blocks is None else min(blocks, num_blocks)
 
-    def locate(self, start: int, stop: int) -> Origins:
-        """Returns the origins of the records of blocks start … stop - 1."""
-        return self._locator.locate(start, stop)
+    def locate(self, start: int, stop: int, shard: int = 0) -> Origins:
+        """Returns the origins of the records of blocks start … stop - 1 of one of the logical shards."""
+        return self.shards[shard].locator.locate(start, stop)
 
     def make(
-        self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int], Elements] | None = None
+        self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int, int], Elements] | None = None
     ) -> Elements:
         """Returns the outputs that are asked for, batches in memory from `allocate`.
 
@@ -111,27 +109,29 @@ class Plan:
         """
         if isinstance(request, Group):
             return self.follow(request.stage, request.elements, allocate)
+        if isinstance(request, Fed):
+            return self.finish(isolated(self._work_on, request.elements), allocate)
         return self.finish((prepare_blocks or self.prepare_blocks)(*request), allocate)
 
     def describe(self, request: Request) -> str:
         """Returns which records a request is about."""
-        if isinstance(request, Group):
+        if isinstance(request, Group | Fed):
             return describe_records(request.elements.origins.named(self.pipeline.components))
         try:
             return describe_records(self.locate(*request))
         except Exception:  # noqa: BLE001  (the user's sampler may raise; what is described must be told all the same)
             return f"the blocks {request.start} to {request.stop - 1}"
 
-    def prepare_blocks(self, start: int, stop: int) -> Elements:
+    def prepare_blocks(self, start: int, stop: int, shard: int) -> Elements:
         """Returns the prepared elements of blocks start … stop - 1; an error of the sampler comes at its block."""
         try:
-            origins = self.locate(start, stop)
+            origins = self.locate(start, stop, shard)
         except BaseException as error:
             if cannot_wait(error):
                 raise
             if stop - start == 1:
                 return Elements.failed(annotated(error, f"the sampler, asked for the records of block {start}"))
-            run = Elements.concatenate([self.prepare_blocks(block, block + 1) for block in range(start, stop)])
+            run = Elements.concatenate([self.prepare_blocks(block, block + 1, shard) for block in range(start, stop)])
             if run.error is None:
                 # Each alone can be had: the error of all of them stands.
                 whole = f"the sampler, asked for the records of blocks {start} to {stop - 1}"
@@ -157,36 +157,12 @@ class Plan:
         return isolated(run_steps, self.stages[stage].steps, group, allocate)
 
     def _prepare(self, origins: Origins) -> Elements:
-        run = self._read(origins)
+        return self._work_on(self._read(origins))
+
+    def _work_on(self, run: Elements) -> Elements:
         watched = self._first_look.at_records(run)
         for number, step in enumerate(self.stages[0].steps[: self.stages[0].num_record_steps]):
             run = step(run, np.empty)
             if watched is not None:
                 watched.after(number)
         return run
-
-
-def _records_per_block(leading: Sequence[Batch], groups: Sequence[Sequence[Transformation]]) -> int:
-    if leading:
-        return math.prod(batch.batch_size for batch in leading)
-    regrouping = groups[1][0] if len(groups) > 1 else None
-    return regrouping.batch_size if isinstance(regrouping, Batch) else 1
-
-
-def _tail_rule(leading: Sequence[Batch], shard: ShardOptions) -> Tail:
-    if any(batch.pad_remainder for batch in leading):
-        return Tail.PADDED
-    return Tail.TRIMMED if shard.drop_remainder or any(batch.drop_remainder for batch in leading) else Tail.SPREAD
-
-
-def _tail_records(count: int, leading: Sequence[Batch]) -> int:
-    """Returns how many of the tail's records are left when each Batch has dropped its remainder."""
-    elements, size, kept = count, 1, count
-    for batch in leading:
-        size *= batch.batch_size
-        if batch.drop_remainder:
-            elements //= batch.batch_size
-            kept = min(kept, elements * size)
-        else:
-            elements = math.ceil(elements / batch.batch_size)
-    return kept

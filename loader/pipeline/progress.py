@@ -1,5 +1,6 @@
 """How long a stream is, and how far along a position is: what a progress bar asks."""
 
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 
 
@@ -11,15 +12,16 @@ def count_outputs(plan: Plan, owner: str) -> int:
     """
     if not plan.one_to_one:
         raise TypeError(f"This {owner} has no len(): {plan.deciding}, decides while reading.")
-    if plan.num_blocks is None:
+    num_blocks = plan.shards[0].num_blocks
+    if num_blocks is None:
         raise TypeError(f"This {owner} has no len(): its sampler is endless. Give the sampler num_epochs.")
-    return plan.num_blocks
+    return num_blocks
 
 
-def epoch_of(plan: Plan, block: int) -> int | None:
-    """Returns the epoch that a block begins in, from 0; None where the order has no epochs."""
+def epoch_of(plan: Plan, position: Position) -> int | None:
+    """Returns the epoch of the first record that is not used up, from 0; None where the order has no epochs."""
     num_records, length = plan.pipeline.order.num_records, plan.pipeline.order.length
     if num_records is None:
         return None
-    position = block * plan.partition.global_block
-    return (position if length is None else min(position, length)) // num_records
+    first = min(cursor.block for cursor in position) * plan.partition.global_block
+    return (first if length is None else min(first, length)) // num_records

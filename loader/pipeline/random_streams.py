@@ -11,16 +11,20 @@ from millstream.samplers.kinds import MixedSampler, is_mixed
 
 
 def streams_of(
-    sampler: VectorisedSampler | AdaptedSampler, origins: Origins, operation: int
+    sampler: VectorisedSampler | AdaptedSampler, origins: Origins, operation: int, seed: int | None = None
 ) -> Iterator["np.random.Generator"]:
-    """Yields the generators of random operation number `operation`, counted over random operations, at each element."""
+    """Yields the generators of random operation number `operation`, counted over random operations, at each element.
+
+    They are those of a seed, where one is given, else the sampler's.
+    """
+    seed = sampler.seed if seed is None else seed
+    if seed is not None:
+        epochs = origins.position // (sampler.num_records or np.iinfo(np.int64).max)
+        return generators(seed, epochs, origins.index, operation)
     if is_mixed(sampler):
         return _streams_of_mixture(sampler, origins, operation)
-    if sampler.seed is None:
-        parents = _parents(sampler, origins) if isinstance(sampler, AdaptedSampler) else []
-        return generators_from(parents, origins.index.tolist(), operation)
-    epochs = origins.position // (sampler.num_records or np.iinfo(np.int64).max)
-    return generators(sampler.seed, epochs, origins.index, operation)
+    parents = _parents(sampler, origins) if isinstance(sampler, AdaptedSampler) else []
+    return generators_from(parents, origins.index.tolist(), operation)
 
 
 def _streams_of_mixture(mixture: MixedSampler, origins: Origins, operation: int) -> Iterator["np.random.Generator"]:

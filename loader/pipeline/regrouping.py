@@ -4,7 +4,6 @@ A group's position is the first element that is not used up, as a position in th
 begin within an element, how much of that is used up.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
@@ -59,7 +58,7 @@ class Regrouping:
         """Yields the last, short group, if there is one and it is wanted."""
         if self._pieces and self._grouping.keeps_remainder:
             group = self._take_group()
-            yield group._replace(end=dataclasses.replace(group.end, is_final=True))
+            yield group._replace(end=group.end._replace(is_final=True))
 
     def cut(self) -> Iterator[FormedGroup]:
         """Yields what is whole of the last group, since an error follows.

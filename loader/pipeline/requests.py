@@ -6,10 +6,11 @@ from millstream.loader.pipeline.elements import Elements
 
 
 class Blocks(NamedTuple):
-    """The outputs of blocks `start … stop - 1` of stage 0."""
+    """The outputs of blocks `start … stop - 1` of stage 0, of one of the logical shards."""
 
     start: int
     stop: int
+    shard: int = 0
 
 
 class Group(NamedTuple):
@@ -19,4 +20,10 @@ class Group(NamedTuple):
     elements: Elements
 
 
-Request: TypeAlias = Blocks | Group
+class Fed(NamedTuple):
+    """The outputs of stage 0, made of elements that were not read from the source."""
+
+    elements: Elements
+
+
+Request: TypeAlias = Blocks | Group | Fed

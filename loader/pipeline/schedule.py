@@ -5,102 +5,42 @@ results up, regroups them for the next stage, and gives the outputs out in the o
 thread at a time.
 """
 
-import dataclasses
 from collections import deque
 
+from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall, failed_call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.empty_epochs import EmptyEpochs
-from millstream.loader.pipeline.outputs import BlockOutputs, Cursor, GroupOutputs, Outputs
+from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
-from millstream.loader.pipeline.requests import Blocks, Group
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class BlockCall:
-    """A call of stage 0: make blocks `start … stop - 1`, of which `skip` outputs are used up."""
-
-    start: int
-    stop: int
-    skip: int
-    outputs: Outputs | None = None
-
-    @property
-    def request(self) -> Blocks:
-        """What to ask the plan for."""
-        return Blocks(self.start, self.stop)
-
-    @property
-    def stage(self) -> int:
-        """The stage that makes it."""
-        return 0
-
-    @property
-    def num_blocks(self) -> int:
-        """How many blocks it makes."""
-        return self.stop - self.start
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class GroupCall:
-    """A call of a later stage: make the outputs of one group, of which `skip` are used up.
-
-    Attributes:
-        stage: the stage that makes them.
-        group: the elements.
-        start: the position before the first output, or before those that were used up earlier.
-        end: the position after the last output.
-        skip: how many outputs are used up.
-        unit: how far an output takes the position within the group; None where outputs are counted.
-        outputs: what came of it.
-    """
-
-    stage: int
-    group: Elements
-    start: Cursor
-    end: Cursor
-    skip: int
-    unit: int | None = None
-    outputs: Outputs | None = None
-
-    @property
-    def request(self) -> Group:
-        """What to ask the plan for."""
-        return Group(self.stage, self.group)
-
-    @property
-    def num_blocks(self) -> int:
-        """How many blocks it reads: stage 0 has read them."""
-        return 0
-
-
-Call = BlockCall | GroupCall
 
 
 class Schedule:
-    """The calls of one pass over the stream, from a cursor on.
+    """The calls of one pass over a logical shard, from a cursor on.
 
     Args:
         plan: what the calls are of.
-        cursor: where the first one begins.
+        cursor: where the first one begins: a number for each of its stages.
+        shard: the number of the logical shard.
     """
 
-    def __init__(self, plan: Plan, cursor: Cursor) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, cursor: Cursor, shard: int = 0) -> None:
+        self._shard = plan.shards[shard]
+        self._stages = plan.stages[: len(cursor.skip)]
         self._block = cursor.block
         self._skip = list(cursor.skip)
         self._failed = False
         self._ended_stages = 0
-        self._pending: list[deque[Call]] = [deque() for _ in plan.stages]
-        self._untaken: list[deque[Call]] = [deque() for _ in plan.stages]
+        self._pending: list[deque[Call]] = [deque() for _ in self._stages]
+        self._untaken: list[deque[Call]] = [deque() for _ in self._stages]
         self._outputs: deque[Outputs] = deque()
         self._regroupings = []
-        for number, stage in enumerate(plan.stages):
+        for number, stage in enumerate(self._stages):
             if stage.grouping is not None:
                 used = 0 if stage.grouping.unit is None else self._take_skip(number)
                 start = Cursor(cursor.block, cursor.skip[:number])
                 self._regroupings.append(Regrouping(stage.grouping, start, used))
-        self._empty_epochs = EmptyEpochs(plan) if any(stage.filters for stage in plan.stages) else None
+        self._empty_epochs = EmptyEpochs(plan) if any(stage.filters for stage in self._stages) else None
         self._end_stages()
 
     @property
@@ -116,14 +56,15 @@ class Schedule:
     @property
     def records_ahead(self) -> int:
         """How many records the backlog is about: those that calls of stage 0 read, and elements from there on."""
-        in_work = sum(self._num_records(call) for pending in self._pending for call in pending)
+        in_work = sum(call.num_records for pending in self._pending for call in pending)
         return in_work + sum(outputs.num_records for outputs in self._outputs)
 
     def next_blocks(self, most: int) -> int:
         """Returns how many blocks a call of stage 0 that makes `most` at most would make now."""
         if self._failed:
             return 0
-        return most if self._plan.num_blocks is None else max(0, min(most, self._plan.num_blocks - self._block))
+        last = self._shard.num_blocks
+        return most if last is None else max(0, min(most, last - self._block))
 
     @property
     def next_stage(self) -> int | None:
@@ -145,7 +86,7 @@ class Schedule:
         blocks = self.next_blocks(most_blocks) if stage == 0 else 0
         if not blocks:
             return None
-        call = BlockCall(self._block, self._block + blocks, self._take_skip(0))
+        call = BlockCall(self._shard, self._block, self._block + blocks, self._take_skip(0))
         self._block = call.stop
         self._pending[0].append(call)
         return call
@@ -161,7 +102,7 @@ class Schedule:
         """
         if not self.wants(call):
             return []
-        pieces = [BlockCall(block, block + 1, 0) for block in range(call.start, call.stop)]
+        pieces = [BlockCall(self._shard, block, block + 1) for block in range(call.start, call.stop)]
         pieces[0].skip = call.skip
         pending = list(self._pending[0])
         row = pending.index(call)
@@ -170,11 +111,7 @@ class Schedule:
 
     def complete(self, call: Call, elements: Elements) -> None:
         """Takes the result of a call."""
-        num_records = self._num_records(call)
-        if isinstance(call, BlockCall):
-            call.outputs = BlockOutputs(elements, call.skip, num_records, self._plan, call.stop)
-        else:
-            call.outputs = GroupOutputs(elements, call.skip, num_records, (call.start, call.end), call.unit)
+        call.complete(elements)
         for stage, pending in enumerate(self._pending):
             while pending and (outputs := pending[0].outputs) is not None:
                 made = pending.popleft()
@@ -210,15 +147,13 @@ class Schedule:
         if outputs.error is not None:
             for group in self._regroupings[stage].cut():
                 self._enqueue(stage + 1, group)
-            nothing, nowhere = Elements.failed(outputs.error), Cursor(0, (0,))
-            call = GroupCall(stage + 1, nothing, nowhere, nowhere, 0)
-            call.outputs = GroupOutputs(nothing, 0, 0, (nowhere, nowhere))
-            self._pending[stage + 1].append(call)
+            self._pending[stage + 1].append(failed_call(self._shard.number, stage + 1, outputs.error))
 
     def _enqueue(self, stage: int, group: FormedGroup) -> None:
-        grouping = self._plan.stages[stage].grouping
+        grouping, skip = self._stages[stage].grouping, self._take_skip(stage)
         unit = None if grouping is None else grouping.unit
-        call = GroupCall(stage, *group, self._take_skip(stage), unit)
+        span = group.start, group.end
+        call = GroupCall(self._shard.number, stage, group.elements, span, skip=skip, unit=unit)
         self._pending[stage].append(call)
         self._untaken[stage].append(call)
 
@@ -232,11 +167,6 @@ class Schedule:
             if stage + 1 < len(self._pending) and not self._failed:
                 for group in self._regroupings[stage].finish():
                     self._enqueue(stage + 1, group)
-
-    def _num_records(self, call: Call) -> int:
-        if isinstance(call, GroupCall):
-            return len(call.group.values)
-        return call.num_blocks * self._plan.partition.block
 
     def _take_skip(self, stage: int) -> int:
         skip, self._skip[stage] = self._skip[stage], 0

@@ -1,9 +1,8 @@
 """The stages of a pipeline: operations that run without regrouping, compiled into steps."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from millstream.loader.pipeline.grouping import group_step, prepare_step
 from millstream.loader.pipeline.packing import pack_step
@@ -18,8 +17,7 @@ Watch: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """Returns a function that does the same as one given, which does the part of the work that has this name."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """Operations that run without regrouping.
 
     Attributes:

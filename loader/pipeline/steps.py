@@ -22,11 +22,13 @@ from millstream.loader.pipeline.one_component import Results, within
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 from millstream.transforms.only_for import leaves
 from millstream.transforms.pad import pad
+from millstream.transforms.present import AbsentElement, Present
+from millstream.transforms.seeded import SeededRandomMap
 from millstream.transforms.stack import stack
 
 Step = Callable[[Elements, Allocate], Elements]
-Streams = Callable[[Origins, int], "Iterator[np.random.Generator]"]
-"""Gives one generator per element: from their origins and the number of the random operation."""
+Streams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]
+"""Gives one generator per element: from their origins, the number of the random operation, and its own seed if any."""
 
 
 def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
@@ -62,18 +64,24 @@ def compile_step(
     where = f"operation {number}, {name}"
     if isinstance(operation, Batch):
         return _batch_step(operation, where, maker, is_template)
+    if isinstance(operation, Present):
+        return _present_step(operation)
     component = components.index(operation.component) if isinstance(operation, OnlyFor) else None
     steps = []
     for part in leaves(operation):
         inner = where if part is operation else f"{where}, in it {described(part)}"
-        steps.append(_element_step(part, inner, maker, _numbered(streams, random_number), component))
+        steps.append(_element_step(part, inner, maker, _numbered(streams, part, random_number), component))
         random_number += isinstance(part, RandomMap)
         maker = maker if isinstance(part, Filter) else inner
     return steps[0] if len(steps) == 1 else functools.partial(run_steps, steps)
 
 
-def _numbered(streams: Streams, random_number: int) -> Callable[[Origins], "Iterator[np.random.Generator]"]:
-    return lambda origins: streams(origins, random_number)
+def _numbered(
+    streams: Streams, operation: Transformation, random_number: int
+) -> Callable[[Origins], "Iterator[np.random.Generator]"]:
+    if isinstance(operation, SeededRandomMap):
+        return lambda origins: streams(origins, operation.number, operation.seed)
+    return lambda origins: streams(origins, random_number, None)
 
 
 def _element_step(
@@ -101,7 +109,8 @@ def _element_step(
         case RandomMap():
 
             def results(run: Elements) -> Iterator[Any]:
-                return map(operation.random_map, run.values, streams(run.origins))
+                function = (operation.operation if isinstance(operation, SeededRandomMap) else operation).random_map
+                return map(function, run.values, streams(run.origins))
         case _:
             raise TypeError(f"{operation!r} is of a kind that has no step.")
     return _map_step(within(component, results, _unchanged), where, maker)
@@ -117,6 +126,18 @@ def _map_step(results: Results, where: str, maker: str | None) -> Step:
         values, error = collect(results(run), run.origins, where, len(run.values))
         _explain_none(error, run.values, len(values), maker)
         return _cut(run, values, error)
+
+    return step
+
+
+def _present_step(operation: Present) -> Step:
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        count = operation.count(run.values)
+        if count == len(run.values):
+            return run
+        where = describe_origin(run.origins, count)
+        return _cut(run, list(run.values[:count]), AbsentElement(f"There is no element at {where}: it is None."))
 
     return step
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
-from millstream.loader.processes.messages import Message
+from millstream.loader.processes.messages import Message, from_wire, to_wire
 
 _HEADER = struct.Struct("<QB")
 _RECEIVE_BYTES = 1 << 16
@@ -58,7 +58,7 @@ class Channel:
 
         A broken connection is not an error here: whoever waits for the other side to answer learns of its end.
         """
-        body = pickle.dumps(message, protocol=5)
+        body = pickle.dumps(to_wire(message), protocol=5)
         frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
         # Copies of the descriptors: the caller may close its own before the frame's turn comes.
         self._outbox.append((frame, copies_of(descriptors) if descriptors else []))
@@ -111,7 +111,7 @@ class Channel:
             del self._inbox[:end]
             self._arrived += self._received[:num_descriptors]
             del self._received[:num_descriptors]
-            yield pickle.loads(body)  # noqa: S301  (written by the other end of our own socket pair)
+            yield from_wire(pickle.loads(body))  # noqa: S301  (written by the other end of our own socket pair)
 
     def receive_rest(self) -> Iterator[Any]:
         """Yields all that the other side, which is dead, has sent."""

@@ -58,8 +58,9 @@ def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     name_process("millstream")
-    gc.collect()
+    # What was imported stays, so no collection need ever look at it, in no worker: to look would copy its pages.
     gc.freeze()
+    gc.enable()
     fork_server = ForkServer(Channel(socket.socket(fileno=control), blocking=True), parent_pid)
     fork_server.run()
     # With the fork server still alive: the end of a worker just killed must find the socket that it is written to.
@@ -140,7 +141,6 @@ class ForkServer:
             self._wakeup_end.close()
             if self._parent is not None:
                 os.close(self._parent)
-            gc.unfreeze()
             channel, arena, crash_log, pipeline = descriptors
             work(channel, arena, crash_log, pipeline, request)
             status = 0

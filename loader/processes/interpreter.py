@@ -13,14 +13,18 @@ from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.importable_modules import note_import_path
 
 _START = """
-import marshal, sys
+import gc, marshal, sys
+gc.disable()
 with open(int(sys.argv[1]), "rb", buffering=0) as file:
     sys.path[:], arguments = marshal.load(file)
 numbers, sys.argv = [int(number) for number in sys.argv[2:]], arguments
 from millstream.loader.processes.fork_server import main
 main(*numbers)
 """
-"""What a fork server runs. Until the path is set it imports only what is built in, and no file of any folder."""
+"""What a fork server runs. Until the path is set it imports only what is built in, and no file of any folder.
+
+Nothing is garbage while modules are imported, so collections are off until that is done.
+"""
 
 
 class Surroundings(NamedTuple):

@@ -7,7 +7,7 @@ A conversation ends with the end of the socket: the parent's end closing means "
 that means it died.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from millstream.loader.transport.payload import Failure, Payload
 from millstream.loader.transport.pipeline_file import PipelineFile
@@ -74,12 +74,13 @@ class Task(NamedTuple):
     Attributes:
         call: the number of the call, for the answer.
         released: chunks of the worker's arena that the parent no longer holds.
-        request: the first of its blocks and the one after the last; or a pickled `Group`.
+        request: the first of its blocks, the one after the last, and of which logical shard; or a pickled `Group` or
+            `Fed`.
     """
 
     call: int
     released: list[int]
-    request: tuple[int, int] | bytes
+    request: tuple[int, int, int] | bytes
 
 
 class Ready(NamedTuple):
@@ -101,6 +102,7 @@ class Result(NamedTuple):
         failure: the error at the end of the outputs.
         seconds: how long it took.
         stages: of these, how long each part of the pipeline took, in the order of the profiler.
+        begun: when it began, on the clock of `time.perf_counter`, which all processes of a machine share.
     """
 
     call: int
@@ -108,6 +110,20 @@ class Result(NamedTuple):
     failure: Failure | None
     seconds: float
     stages: tuple[float, ...]
+    begun: float
 
 
 Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Result
+
+_KINDS: tuple[Any, ...] = (Fork, Kill, Forked, NotForked, Exited, Ready, PipelineFailed, Task, Result)
+_NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
+
+
+def to_wire(message: Message) -> tuple[Any, ...]:
+    """Returns a message as a plain tuple, its kind as a number: to look up a class takes longer than all the rest."""
+    return _NUMBERS[type(message)], *message
+
+
+def from_wire(wire: tuple[Any, ...]) -> Any:
+    """Returns the message that `to_wire` was called on."""
+    return _KINDS[wire[0]](*wire[1:])

@@ -14,7 +14,6 @@ The pool costs three descriptors a worker (channel, process handle, last words) 
 """
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import os
@@ -26,7 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel, close_all
@@ -99,6 +98,11 @@ class Worker:
         self.waited = 0.0
         self.warned = False
 
+    @property
+    def takes_calls(self) -> bool:
+        """Whether calls may be given to it: they wait for it to be ready."""
+        return True
+
     def is_forked(self, pid: int, handle: int | None) -> None:
         """Takes note of its process, and takes over the process's handle."""
         self.pid = pid
@@ -133,8 +137,7 @@ class Worker:
         close_all(self._unclosed)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Died:
+class Died(NamedTuple):
     """A worker is gone; None where the fork server did not say how."""
 
     exited: Exited | None
@@ -152,15 +155,18 @@ class Pool:
     ) -> None:
         self._options = workers
         self._num_threads = reading.num_threads
-        with explained_limits(self._options.num_workers):
-            file, self._pipeline_file, self.classes = write_pipeline(pipeline)
-        self._arena_bytes = arena_size(memory_budget(), workers.num_workers)
         self._numbers = itertools.count()
-        self.call_numbers = itertools.count()
-        self._state = _Resources(file, surroundings)
+        self.call_numbers: Iterator[int] = itertools.count()
+        self._state = _Resources(surroundings)
         self._finalizer = weakref.finalize(self, _Resources.end, self._state)
         try:
-            self.restart()
+            with explained_limits(self._options.num_workers):
+                # First, since nothing takes as long: it starts while the pipeline is pickled.
+                self._state.start_fork_server()
+                file, self._pipeline_file, self.classes = write_pipeline(pipeline)
+                self._state.keep_pipeline(file)
+                self._arena_bytes = arena_size(memory_budget(), workers.num_workers)
+                self._fork_all()
         except BaseException:
             self.stop()
             raise
@@ -185,8 +191,7 @@ class Pool:
         self._state.stop()
         with explained_limits(self._options.num_workers):
             self._state.start_fork_server()
-            for _ in range(self._options.num_workers):
-                self._fork()
+            self._fork_all()
 
     def replace(self, worker: Worker) -> None:
         """Forks a worker to replace a dead one, or of one to be killed."""
@@ -196,7 +201,7 @@ class Pool:
             self._fork()
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Event]]:
-        """Yields what has happened, having waited for something to happen for at most so long.
+        """Yields what has happened, having waited for something to happen for at most this many seconds.
 
         Raises:
             ForkServerDied: the fork server is gone, and with it all workers. What they had sent was yielded before.
@@ -249,6 +254,10 @@ class Pool:
         if control is None:
             raise ValueError("The worker processes are stopped: the iterator was closed, perhaps by another thread.")
         return control
+
+    def _fork_all(self) -> None:
+        for _ in range(self._options.num_workers):
+            self._fork()
 
     def _fork(self) -> None:
         number = next(self._numbers)
@@ -331,17 +340,25 @@ class ForkServerDied(Exception):  # noqa: N818  (an event, not an error: the poo
 class _Resources:
     """What must end when a pool ends: kept apart from it, so that its finalizer can hold on to this."""
 
-    def __init__(self, pipeline: int, surroundings: Surroundings) -> None:
-        self.pipeline = pipeline
+    def __init__(self, surroundings: Surroundings) -> None:
         self.surroundings = surroundings
         self.fork_server: subprocess.Popen[bytes] | None = None
         self.control: Channel | None = None
         self.workers: list[Worker] = []
         self.owner = os.getpid()
-        self._unclosed = [pipeline]
+        self._unclosed: list[int] = []
         # One thread may close an iterator while another waits for its next batch, and finds that it must restart.
         self.lock = threading.RLock()
         self._ended = False
+
+    @property
+    def pipeline(self) -> int:
+        """The descriptor of the pipeline's file."""
+        return self._unclosed[0]
+
+    def keep_pipeline(self, file: int) -> None:
+        """Takes over the pipeline's file."""
+        self._unclosed.append(file)
 
     def start_fork_server(self) -> None:
         with self.lock:

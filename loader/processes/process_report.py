@@ -1,7 +1,9 @@
 """What can be said of a process that is not ours to look into: how it ended, or what it is waiting for."""
 
+import contextlib
+import os
 import signal
-from pathlib import Path
+from collections.abc import Iterator
 
 from millstream.loader.processes.messages import Exited
 from millstream.loader.threads.memory_budget import memory_available
@@ -40,13 +42,32 @@ def describe_process(pid: int | None) -> str:
     if pid is None:
         return "not there yet"
     try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        status = _read(f"/proc/{pid}/status")
     except OSError:
         return "in an unknown state"
-    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    fields = _fields(status)
     state = fields.get("State", "?")
+    if state[:1] == "S" and any(_fields(task).get("State", "?")[:1] == "R" for task in _statuses_of_threads(pid)):
+        state = "R"
     memory = fields.get("VmRSS", "? kB").strip()
     return f"{_STATES.get(state[:1], state)}, with {memory} of memory"
+
+
+def _statuses_of_threads(pid: int) -> Iterator[str]:
+    """Yields what the system tells of each thread of a process; that of the process is its main thread's."""
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
+            yield _read(f"/proc/{pid}/task/{task}/status")
+
+
+def _read(path: str) -> str:
+    # Not pathlib: it takes long to import, and the first batch waits for that.
+    with open(path, errors="replace") as file:  # noqa: PTH123
+        return file.read()
+
+
+def _fields(status: str) -> dict[str, str]:
+    return dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
 
 
 def _signal_name(number: int) -> str:

@@ -2,14 +2,17 @@
 
 from typing import final
 
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Call
 
 CALL_SECONDS = 0.01
 """A call of several small blocks grows until it takes this long: worth its overhead, and short enough to wait for."""
 
 RECORDS_PER_CALL = 256
 """Such a call has this many records at most, where nothing else is said."""
+
+LEAST_RECORDS = 64
+"""With many logical shards such a call may have this many records all the same: enough to pay for itself."""
 
 
 @final
@@ -26,7 +29,9 @@ class CallSize:
 
     def __init__(self, plan: Plan, most_records: int = RECORDS_PER_CALL) -> None:
         self.blocks = 1
-        self._most = 1 if plan.blocks_are_batches else max(1, most_records // plan.partition.block)
+        # Each logical shard has records of its own ahead of the batches, and those of all together add up.
+        records = max(most_records // len(plan.shards), LEAST_RECORDS)
+        self._most = 1 if plan.blocks_are_batches else max(1, records // plan.partition.block)
 
     def note(self, call: Call, seconds: float) -> None:
         """Takes note of how long a call took."""

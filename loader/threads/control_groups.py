@@ -1,7 +1,11 @@
-"""The limits that control groups set to this process: a container's, or a batch system's job's."""
+"""The limits that control groups set to this process: a container's, or a batch system's job's.
+
+Without pathlib, which takes long to import: the first batch of a loader with workers waits for this module.
+"""
 
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -30,8 +34,8 @@ def memory_left(root: "str | Path" = ROOT) -> int:
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
             with contextlib.suppress(OSError, ValueError):
-                limit = int((group / limit_name).read_text())
-                left = min(left, max(0, limit - int((group / usage_name).read_text()) + _reclaimable(group)))
+                limit = int(text_of(group, limit_name))
+                left = min(left, max(0, limit - int(text_of(group, usage_name)) + _reclaimable(group)))
     return left
 
 
@@ -46,10 +50,10 @@ def cores(root: "str | Path" = ROOT) -> int:
     fewest = sys.maxsize
     for group in _groups("cpu", root):
         with contextlib.suppress(OSError, ValueError):
-            quota, period = (group / "cpu.max").read_text().split()
+            quota, period = text_of(group, "cpu.max").split()
             fewest = min(fewest, _rounded_up(quota, period))
         with contextlib.suppress(OSError, ValueError):
-            quota, period = (group / "cpu.cfs_quota_us").read_text(), (group / "cpu.cfs_period_us").read_text()
+            quota, period = text_of(group, "cpu.cfs_quota_us"), text_of(group, "cpu.cfs_period_us")
             fewest = min(fewest, _rounded_up(quota, period))
     return fewest
 
@@ -65,40 +69,44 @@ def _rounded_up(quota: str, period: str) -> int:
     return max(1, math.ceil(int(quota) / int(period)))
 
 
-def _reclaimable(group: "Path") -> int:
+def _reclaimable(group: str) -> int:
     """Returns the bytes of a group's usage that are pages of files."""
     with contextlib.suppress(OSError, ValueError):
-        fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        fields = dict(line.split() for line in text_of(group, "memory.stat").splitlines())
         # The first version counts the groups within under names of their own.
         prefix = "total_" if "total_inactive_file" in fields else ""
         return int(fields[f"{prefix}inactive_file"]) + int(fields[f"{prefix}active_file"])
     return 0
 
 
-def _groups(controller: str, root: "str | Path") -> Iterator["Path"]:
+def _groups(controller: str, root: "str | Path") -> Iterator[str]:
     """Yields the folders of this process's groups that may limit something, and of the groups that they are in.
 
     A container may see the names that its groups have outside. Then only the outermost folder is there: its own.
     """
-    from pathlib import Path  # noqa: PLC0415  (takes long to import, and workers import this module)
-
-    mount = Path(root) / "sys/fs/cgroup"
+    mount = os.path.join(root, "sys/fs/cgroup")  # noqa: PTH118
     try:
-        lines = (Path(root) / "proc/self/cgroup").read_text().splitlines()
+        lines = text_of(root, "proc/self/cgroup").splitlines()
     except OSError:
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
             # The second version, beside the first one or alone.
-            mounts = [mount, mount / "unified"]
+            mounts = [mount, f"{mount}/unified"]
         elif controller in controllers.split(","):
-            mounts = [mount / controller, mount / controllers]
+            mounts = [f"{mount}/{controller}", f"{mount}/{controllers}"]
         else:
             continue
         for top in mounts:
-            group = top / path.lstrip("/")
+            group = f"{top}/{path}".rstrip("/")
             yield group
-            while group != top and top in group.parents:
-                group = group.parent
+            while len(group) > len(top):
+                group = os.path.dirname(group)  # noqa: PTH120
                 yield group
+
+
+def text_of(root: "str | Path", name: str) -> str:
+    """Returns what a file below a folder holds."""
+    with open(os.path.join(root, name)) as file:  # noqa: PTH118, PTH123
+        return file.read()

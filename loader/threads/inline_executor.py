@@ -11,17 +11,19 @@ from typing import final
 
 from millstream.columnar import Allocate
 from millstream.interruptions import is_from_signal_handler
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.joined_schedule import AnySchedule
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.pipeline.schedule import Call, Schedule
 from millstream.loader.threads.call_size import CallSize
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 
 
-def run_here(plan: Plan, schedule: Schedule, call: Call, allocate: Allocate) -> float:
+def run_here(plan: Plan, schedule: AnySchedule, call: Call, allocate: Allocate) -> float:
     """Runs a call in this thread, completes it and returns the seconds it took.
 
     Raises:
@@ -41,8 +43,8 @@ def run_here(plan: Plan, schedule: Schedule, call: Call, allocate: Allocate) -> 
 class InlineExecutor(Executor):
     """Everything happens when the consumer asks: in its thread, or in one other where its settings would be seen."""
 
-    def __init__(self, plan: Plan, cursor: Cursor) -> None:
-        super().__init__(plan, cursor)
+    def __init__(self, plan: Plan, position: Position, feed: Feed | None = None) -> None:
+        super().__init__(plan, position, feed)
         self._memory = RecycledMemory()
         self._size = CallSize(plan)
         self._settings = ThreadSettings()

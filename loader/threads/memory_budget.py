@@ -1,6 +1,5 @@
 """How much memory there is for batches, and how many threads for reading them."""
 
-import os
 import resource
 import sys
 from typing import TYPE_CHECKING
@@ -48,7 +47,7 @@ def address_space_left(root: "str | Path" = control_groups.ROOT) -> int:
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize
     try:
-        mapped = int(_read(root, "proc/self/statm").split()[0]) * resource.getpagesize()
+        mapped = int(control_groups.text_of(root, "proc/self/statm").split()[0]) * resource.getpagesize()
     except OSError:
         mapped = 0
     return max(0, limit - mapped)
@@ -64,14 +63,8 @@ def affordable_threads(num_threads: int) -> int:
 
 def _machine_memory(root: "str | Path") -> int:
     try:
-        lines = _read(root, "proc/meminfo").splitlines()
+        lines = control_groups.text_of(root, "proc/meminfo").splitlines()
     except OSError:
         return 1 << 33
     fields = dict(line.split(":") for line in lines)
     return int(fields["MemAvailable"].split()[0]) * 1024
-
-
-def _read(root: "str | Path", name: str) -> str:
-    """Returns what a file below `root` holds. Without pathlib, which takes long to import: workers import this."""
-    with open(os.path.join(root, name)) as file:  # noqa: PTH118, PTH123
-        return file.read()

@@ -1,4 +1,4 @@
-"""Where the time goes: the seconds that the stages of a pipeline take, added up a block at a time.
+"""Where the time goes: the seconds that the stages of a pipeline take, added up a block at a time, and some counts.
 
 Guarantees:
     * Any thread may add, and a signal's handler may read, whatever it interrupted: there is no lock. To add is one
@@ -11,11 +11,20 @@ Guarantees:
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 
+import numpy as np
+
+from millstream import tree
+from millstream.interruptions import is_from_signal_handler
+from millstream.loader.pipeline.outputs import Outputs
 from millstream.loader.pipeline.plan import KEYS, READ
+from millstream.loader.pipeline.requests import Blocks
+from millstream.loader.threads.recorder import TRAINS, WAITS, Recorder, event, new_events
 
 Result = TypeVar("Result")
+Times: TypeAlias = Sequence[float]
+"""The seconds of all stages, in their order."""
 
 HAND_OVER = "hand-over"
 NEXT = "next"
@@ -24,15 +33,31 @@ CONSUMER = "consumer"
 
 @final
 class Profiler:
-    """Adds up seconds by stage.
+    """Adds up seconds by stage, and counts what the consumer got.
 
     Args:
         operations: what the stages of the operations are called, in order.
+        recorder: who is told of each piece of work; None for nobody.
+
+    Attributes:
+        outputs: how many outputs the consumer got.
+        first_seconds: how long it waited for the first ones of each pass.
+        output_bytes: how large the arrays of the very first one were; None before.
+        deaths: how many worker processes died.
+        stalls: how often one made no progress for so long that it was reported.
+        events: the last of these.
     """
 
-    def __init__(self, operations: Sequence[str]) -> None:
+    def __init__(self, operations: Sequence[str], recorder: Recorder | None = None) -> None:
         self._names = (KEYS, READ, *operations, HAND_OVER, NEXT, CONSUMER)
         self._seconds = dict.fromkeys(self._names, 0.0)
+        self.outputs = 0
+        self.first_seconds = 0.0
+        self.output_bytes: int | None = None
+        self.deaths = 0
+        self.stalls = 0
+        self.events = new_events()
+        self._recorder = recorder
 
     def add(self, stage: str, seconds: float) -> None:
         """Adds to one stage."""
@@ -49,7 +74,73 @@ class Profiler:
             finally:
                 self.add(stage, time.perf_counter() - start)
 
-        return call
+        recorder = self._recorder
+        if recorder is None:
+            return call
+
+        @functools.wraps(function)
+        def recorded_call(*arguments: Any) -> Result:
+            start = time.perf_counter()
+            try:
+                return call(*arguments)
+            finally:
+                recorder.note_stage(stage, start, time.perf_counter(), arguments)
+
+        return recorded_call
+
+    def returned(self, left_at: float | None, now: float) -> None:
+        """Takes note that the consumer asks for outputs, having been away since it left."""
+        if left_at is not None:
+            self.add(CONSUMER, now - left_at)
+        if self._recorder is not None:
+            self._recorder.will_work()
+            if left_at is not None:
+                self._recorder.note_trainer(TRAINS, left_at, now)
+
+    def waited(self, start: float, stop: float, outputs: Outputs | None, *, is_first: bool) -> None:
+        """Takes note of what the consumer got, and for how long it waited.
+
+        Args:
+            start: since when.
+            stop: until when.
+            outputs: what it got; None at the end, and for an error.
+            is_first: whether nothing was begun when it came.
+        """
+        self.add(NEXT, stop - start)
+        if self._recorder is not None:
+            self._recorder.note_trainer(WAITS, start, stop)
+        if is_first:
+            self.first_seconds += stop - start
+        if outputs is None:
+            return
+        self.outputs += len(outputs.values) - outputs.first
+        if self.output_bytes is None and outputs.first < len(outputs.values):
+            self.output_bytes = _array_bytes(outputs.values[outputs.first])
+
+    def called(self, process: int | None, begun: float, seconds: float, blocks: Blocks | None, stages: Times) -> None:
+        """Takes note of a call that a worker has made.
+
+        Args:
+            process: its number.
+            begun: when it began, on the clock that all processes of a machine share.
+            seconds: how long it took.
+            blocks: which blocks it made; None for a group, or what is no longer wanted.
+            stages: what `take` returned there.
+        """
+        self.add_all(stages)
+        if self._recorder is not None and process is not None:
+            span = None if blocks is None else (blocks.start, blocks.stop - 1)
+            self._recorder.note_call(process, begun, seconds, span, tuple(zip(self._names, stages, strict=True)))
+
+    def died(self, text: str) -> None:
+        """Counts a worker that died, and keeps what is said about it."""
+        self.deaths += 1
+        self.events.append(event(text))
+
+    def stalled(self, text: str, *, is_known: bool = False) -> None:
+        """Counts a worker that makes no progress, unless it is known, and keeps what is said about it."""
+        self.stalls += not is_known
+        self.events.append(event(text))
 
     def read(self) -> dict[str, float]:
         """Returns the seconds of all stages."""
@@ -64,3 +155,14 @@ class Profiler:
         """Adds what `take` has returned, in another process, of the same pipeline."""
         for stage, spent in zip(self._names, seconds, strict=True):
             self.add(stage, spent)
+
+
+def _array_bytes(value: Any) -> int:
+    """Returns how large the arrays in a value are."""
+    try:
+        return sum(leaf.nbytes for _, leaf in tree.leaves(value) if isinstance(leaf, np.ndarray | np.generic))
+    except Exception as error:
+        # An object of the user's may refuse to be looked at.
+        if is_from_signal_handler(error):
+            raise
+        return 0

@@ -43,12 +43,12 @@ class SlicedReading:
         self._slices: deque[tuple[int, Origins]] = deque()
         self._read: queue.SimpleQueue[tuple[int, Elements, float]] = queue.SimpleQueue()
 
-    def prepare_blocks(self, start: int, stop: int) -> Elements:
+    def prepare_blocks(self, start: int, stop: int, shard: int) -> Elements:
         """Returns what `Plan.prepare_blocks` does. The first record tells what the rest will take."""
         try:
-            origins = self._plan.locate(start, stop)
+            origins = self._plan.locate(start, stop, shard)
         except BaseException:  # noqa: BLE001  (the plan finds out at which block, and makes it the outcome)
-            return self._plan.prepare_blocks(start, stop)
+            return self._plan.prepare_blocks(start, stop, shard)
         first, seconds = self._readers.timed(lambda: self._plan.prepare(origins.take(slice(1))))
         rest = 0 if first.error is not None else len(origins) - 1
         count = min(self._readers.size, rest, max(1, math.ceil(seconds * rest / SLICE_SECONDS)))

@@ -12,11 +12,12 @@ import math
 import time
 from typing import final
 
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.pipeline.schedule import Call
 from millstream.loader.threads.call_size import CallSize
 from millstream.loader.threads.concurrency import Concurrency
 from millstream.loader.threads.inline_executor import run_here
@@ -42,8 +43,8 @@ LEAST_AHEAD = 2
 class ThreadExecutor(Executor):
     """Threads run the calls to come while the consumer works."""
 
-    def __init__(self, plan: Plan, cursor: Cursor, options: ReadOptions) -> None:
-        super().__init__(plan, cursor)
+    def __init__(self, plan: Plan, position: Position, options: ReadOptions, feed: Feed | None = None) -> None:
+        super().__init__(plan, position, feed)
         self._options = options
         self._memory = RecycledMemory()
         self._size = CallSize(plan)
@@ -79,6 +80,9 @@ class ThreadExecutor(Executor):
             self._run_one_here(stage)
             return
         self._hand_out()
+        if not self._threads.in_work:
+            # There was nothing to hand out: what feeds the plan has just ended.
+            return
         start = time.perf_counter()
         self._receive_next()
         self._waited += time.perf_counter() - start

@@ -11,9 +11,9 @@ import queue
 from typing import Any, NamedTuple, final
 
 from millstream.columnar import Allocate
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Call
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
 
@@ -41,9 +41,13 @@ class ThreadedCalls:
         num_threads: how many threads may work at once.
         allocate: where batches are made.
         owner: with whom the threads end.
+
+    Attributes:
+        in_work: how many calls were handed out and not received.
     """
 
     def __init__(self, plan: Plan, num_threads: int, allocate: Allocate, owner: Any) -> None:
+        self.in_work = 0
         self._plan = plan
         self._allocate = allocate
         self._readers = ReaderThreads(num_threads)
@@ -73,6 +77,7 @@ class ThreadedCalls:
             elements, seconds = self._readers.timed(make)
             self._finished.put(Finished(call, elements, seconds + reading.seconds_of_others))
 
+        self.in_work += 1
         self._readers.submit(job)
 
     def receive(self) -> Finished:
@@ -84,6 +89,7 @@ class ThreadedCalls:
         finished = self._finished.get()
         if finished is None:
             raise ValueError("The read-ahead threads were stopped: the iterator was closed, perhaps by another thread.")
+        self.in_work -= 1
         return finished
 
     def close(self) -> None:

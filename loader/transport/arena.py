@@ -33,6 +33,9 @@ from millstream.loader.transport.mapped_memory import MappedMemory
 LARGE_LEAF_BYTES = 1 << 15
 """A leaf of this size has a chunk, and so a lifetime, of its own; smaller leaves of one message share chunks."""
 
+INLINE_BYTES = 1 << 12
+"""Smaller arrays are none of the arena: they travel in the message, since a place would cost more than the copy."""
+
 MOST_REAL = 1.5
 """An arena has at most this many times the memory that was lately in use at once, and SPARE_BYTES more."""
 
@@ -108,10 +111,10 @@ class Allocator:
         return self._in_use + self._warm.num_bytes
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns an uninitialised array in the arena, or in private memory where the arena has no room."""
+        """Returns an uninitialised array in the arena, or in private memory if it is small or the arena has no room."""
         dtype = np.dtype(dtype)
         num_bytes = dtype.itemsize * math.prod(shape)
-        memory = self.bytes_for(num_bytes) if num_bytes else None
+        memory = self.bytes_for(num_bytes) if num_bytes >= INLINE_BYTES else None
         if memory is None:
             return np.empty(shape, dtype)
         return memory.view(dtype).reshape(shape)

@@ -13,12 +13,11 @@ Of the structures of `millstream.tree`, only plain dicts and tuples are taken ap
 parts, in attributes or in the way in which it makes up a value, and has to come back whole.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +28,7 @@ from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 LARGE_BYTES = 1 << 14
 """Arrays from this size on are sent one by one."""
 
-UNALIGNED_BYTES = 1 << 10
+UNALIGNED_BYTES = 1 << 12
 """Smaller arrays may begin anywhere; others begin at a multiple of ALIGNMENT."""
 
 MOST_LEVELS = 8
@@ -39,16 +38,14 @@ _IS_WRITEABLE = attrgetter("flags.writeable")
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Arrays that are alike: the rows of one."""
 
     array: NDArray[Any]
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """Dicts or tuples that are alike: the columns of their parts.
 
     Attributes:
@@ -61,8 +58,7 @@ class Parts:
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
-class Ragged:
+class Ragged(NamedTuple):
     """Arrays that are alike but for their lengths, such as documents: laid end to end in one.
 
     Attributes:

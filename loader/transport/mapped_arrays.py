@@ -10,7 +10,6 @@ Guarantees:
 """
 
 import bisect
-import dataclasses
 import functools
 import mmap
 import os
@@ -51,8 +50,7 @@ class MappedFile(NamedTuple):
     is_writable: bool
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Map:
+class _Map(NamedTuple):
     """Addresses of this process that show a file."""
 
     start: int
@@ -114,10 +112,10 @@ def _merged(maps: list[_Map]) -> list[_Map]:
     merged: list[_Map] = []
     for following in maps:
         last = merged[-1] if merged else None
-        if last is not None and following == dataclasses.replace(
-            last, start=last.stop, stop=following.stop, offset=last.offset + last.stop - last.start
+        if last is not None and following == last._replace(
+            start=last.stop, stop=following.stop, offset=last.offset + last.stop - last.start
         ):
-            merged[-1] = dataclasses.replace(last, stop=following.stop)
+            merged[-1] = last._replace(stop=following.stop)
         else:
             merged.append(following)
     return merged

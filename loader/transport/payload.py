@@ -20,12 +20,9 @@ from millstream import tree
 from millstream.errors import WorkerError
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
-from millstream.loader.transport.arena import LARGE_LEAF_BYTES, Allocator, ArenaView
+from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns, to_elements
-
-INLINE_BYTES = 1 << 10
-"""Smaller buffers travel in the message: a place in the arena would cost more than the copy."""
 
 INLINE_PICKLE_BYTES = 1 << 15
 """Longer pickles travel in the arena: a worker must not wait for the parent to empty a socket."""
@@ -150,7 +147,7 @@ def unpack(payload: Payload, arena: ArenaView, classes: ClassTable) -> tuple[lis
     pickled = body if isinstance(body, bytes) else _bytes_at(body, leases)
     few = sum(num_bytes for _, _, num_bytes in places if num_bytes < LARGE_LEAF_BYTES) <= COPIED_BYTES
     buffers = [_bytes_at(place, leases) for place in places]
-    buffers = [_copy(buffer) if few and len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
+    buffers = [copied(buffer) if few and len(buffer) < LARGE_LEAF_BYTES else buffer for buffer in buffers]
     columns, origins = classes.loads(pickled, buffers)
     values = to_elements(columns)
     return values, Origins.from_bytes(origins, len(values))
@@ -163,7 +160,7 @@ def release(payload: Payload, arena: ArenaView) -> None:
         arena.release(offset)
 
 
-def _copy(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def copied(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Returns the same bytes in memory of their own, aligned as those of an arena are."""
     room = np.empty(len(memory) + ALIGNMENT, dtype=np.uint8)
     start = -int(room.__array_interface__["data"][0]) % ALIGNMENT

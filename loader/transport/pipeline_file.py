@@ -6,6 +6,7 @@ import io
 import mmap
 import os
 import pickle
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -33,8 +34,14 @@ class PipelineFile(NamedTuple):
     file_bytes: int
 
 
-def write_pipeline(pipeline: Pipeline) -> tuple[int, PipelineFile, ClassTable]:
-    """Returns an anonymous file with the pipeline, where things are in it, and the classes in it by value.
+def pickle_pipeline(
+    pipeline: Pipeline, argument: str = "worker_count"
+) -> tuple[memoryview, list[memoryview], ClassTable]:
+    """Returns the pickle of a pipeline, the memory of its large arrays, and the classes in it by value.
+
+    Args:
+        pipeline: what to pickle.
+        argument: what has asked for workers, for the error.
 
     Raises:
         TypeError: something in it cannot be pickled; the text names the operation and the attribute.
@@ -52,12 +59,32 @@ def write_pipeline(pipeline: Pipeline) -> tuple[int, PipelineFile, ClassTable]:
         classes = dump_with_classes(with_shared_records(pipeline), file, take_out)
     except Exception as error:
         raise TypeError(
-            f"worker_count: {unpicklable_part(pipeline)} cannot be sent to worker processes: {error}\n"
+            f"{argument}: {unpicklable_part(pipeline)} cannot be sent to worker processes: {error}\n"
             "Make it when it is first used, in a function with functools.cache for instance; or leave it out in "
             "__getstate__ and make it in __setstate__; or use worker_count=0."
         ) from error
     tell_of_private_memory(pipeline, file.getbuffer().nbytes)
-    pieces, buffers, end = [file.getbuffer()], [], file.getbuffer().nbytes
+    return file.getbuffer(), taken_out, classes
+
+
+def unpickle_pipeline(pickled: Any, buffers: Iterable[Any]) -> tuple[Pipeline, ClassTable]:
+    """Returns the pipeline that `pickle_pipeline` was given, and the classes that came along by value.
+
+    Raises:
+        Exception: whatever the user's classes raise when unpickled.
+    """
+    pipeline, classes = pickle.loads(pickled, buffers=buffers)  # noqa: S301  (written by the parent)
+    return pipeline, ClassTable(classes)
+
+
+def write_pipeline(pipeline: Pipeline) -> tuple[int, PipelineFile, ClassTable]:
+    """Returns an anonymous file with the pipeline, where things are in it, and the classes in it by value.
+
+    Raises:
+        TypeError: something in it cannot be pickled; the text names the operation and the attribute.
+    """
+    pickled, taken_out, classes = pickle_pipeline(pipeline)
+    pieces, buffers, end = [pickled], [], pickled.nbytes
     for raw in taken_out:
         start = -(-end // 64) * 64
         pieces += [memoryview(bytes(start - end)), raw]
@@ -84,8 +111,7 @@ def read_pipeline(descriptor: int, file: PipelineFile) -> tuple[Pipeline, ClassT
     """
     whole = memoryview(mmap.mmap(descriptor, file.file_bytes, access=mmap.ACCESS_COPY))
     buffers = [whole[offset : offset + length] for offset, length in file.buffers]
-    pipeline, classes = pickle.loads(whole[: file.num_bytes], buffers=buffers)  # noqa: S301  (written by the parent)
-    return pipeline, ClassTable(classes)
+    return unpickle_pipeline(whole[: file.num_bytes], buffers)
 
 
 def with_shared_records(pipeline: Pipeline) -> Pipeline:

@@ -46,8 +46,9 @@ def tell_of_private_memory(pipeline: Pipeline, num_bytes: int) -> None:
     culprit = max(members, key=lambda word: members[word], default="")
     logger.warning(
         "millstream: each worker needs at least %d MB of its own for %s, since it cannot be shared. NumPy arrays, "
-        "memory-mapped ones too, are shared, and so is a list of records that is the data_source or in an "
-        "InMemoryDataSource: hold the data in one of these, or read it from files when it is needed.",
+        "memory-mapped ones too, are shared, and so is a list of records that is the data_source or in a "
+        "MapDataset.source or an InMemoryDataSource: hold the data in one of these, or read it from files when it is "
+        "needed.",
         sizes[name] >> 20,
         f"{name} ({culprit})" if culprit else name,
     )

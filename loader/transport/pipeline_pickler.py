@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 from millstream.loader.transport.array_pickles import Reduced
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.mapped_arrays import MappedFiles
-from millstream.loader.transport.shared_records import share
+from millstream.loader.transport.shared_records import SharedRecords, share
 from millstream.loader.transport.value_pickler import BinaryFile, BufferCallback, ValuePickler
-from millstream.sources import InMemoryDataSource
 from millstream.sources.base import HeldRecords
 
 
@@ -48,24 +47,15 @@ class PipelinePickler(ValuePickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Returns how to pickle a value, and takes note of classes that cross by value."""
-        if type(value) is InMemoryDataSource:
-            return rebuild_source, (InMemoryDataSource, {**vars(value), "_records": _shared(vars(value)["_records"])})
+        if type(value) is HeldRecords and (shared := share(value.records)) is not value.records:
+            # In its place: each read of these copies what is read.
+            return in_its_place, (shared,)
         reduced = super().reducer_override(value)
         if isinstance(value, type) and reduced is not NotImplemented:
             self.classes.append(value)
         return reduced
 
 
-def _shared(records: Any) -> Any:
-    """Returns what an `InMemoryDataSource` holds, shared by all workers where that pays: each read then copies."""
-    if not isinstance(records, HeldRecords):
-        return records
-    shared = share(records.records)
-    return records if shared is records.records else shared
-
-
-def rebuild_source(kind: type, state: dict[str, Any]) -> Any:
-    """Returns a source that has the attributes of another, which was checked when it was made."""
-    made: Any = object.__new__(kind)
-    vars(made).update(state)
-    return made
+def in_its_place(shared: SharedRecords) -> SharedRecords:
+    """Returns what a worker has where the user's process has records in a list."""
+    return shared

@@ -25,6 +25,9 @@ BufferCallback = Callable[[pickle.PickleBuffer], bool]
 # By identity: a metaclass may define equality as it likes.
 _NAMED = {id(kind): reduce for kind, reduce in NAMED.items()}
 _OTHERS = {id(kind): reduce for kind, reduce in OTHERS.items()}
+
+# What NumPy makes arrays of again, whose pickles name it each time.
+_OF_NUMPY = frozenset({id(np.dtype), *map(id, np.empty(0).__reduce_ex__(5)[:1])})
 _SPECIAL = frozenset({*_NAMED, *_OTHERS, *map(id, (types.FunctionType, types.ModuleType, typing.TypeVar, np.memmap))})
 
 
@@ -64,6 +67,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         kind = type(value)
         if kind is np.ndarray:
             return NotImplemented if value.dtype.hasobject else self.reduce_array(value)
+        if id(value) in _OF_NUMPY:
+            return NotImplemented
         if id(kind) in _SPECIAL or isinstance(value, type):
             return self._reduce_special(value, id(kind))
         if kind is self._tensor:

@@ -39,7 +39,8 @@ def move(states: Path) -> None:
     """Moves one process's state a batch further than the others."""
     file = states / "process_2-of-3.json"
     state = LoaderState.decode(file.read_bytes())
-    moved = dataclasses.replace(state, step=state.step + 1, position=state.position + GLOBAL_BATCH)
+    further = state.places[0]._replace(position=state.places[0].position + GLOBAL_BATCH)
+    moved = dataclasses.replace(state, step=state.step + 1, places=(further,))
     file.write_bytes(moved.encode())
 
 
@@ -125,8 +126,8 @@ def test_another_number_of_processes_refuses_the_same(saved: Saved, tmp_path: Pa
     }
     told = restore_each(attempts)
     assert_all_refused(told)
-    assert "process_1-of-3.json at 48, process_2-of-3.json at 60" in told["places"][0]
-    assert "resumes only on the shard that saved it" in told["filtered"][0]
+    assert "shard 1 at step 4, position 48, shard 2 at step 5, position 60" in told["places"][0]
+    assert "logical_shards: saved 3, here 1" in told["filtered"][0]
     assert told["places"][1]
     assert told["filtered"][1]
 

@@ -49,7 +49,7 @@ def alarm_handler() -> Iterator[None]:
 def loader_of(*operations: Any, **options: Any) -> millstream.DataLoader:
     """Returns a loader of one shuffled epoch of numbers."""
     arguments: dict[str, Any] = {"shuffle": True, "seed": 3, "num_epochs": 1, "batch_size": 8}
-    return millstream.load(list(range(NUM_RECORDS)), transformations=operations, **(arguments | options))
+    return millstream.load(list(range(NUM_RECORDS)), **(arguments | {"transformations": operations} | options))
 
 
 def device_iterator(loader: millstream.DataLoader) -> Any:
@@ -93,6 +93,7 @@ def rest_of(iterator: Any) -> tuple[int, list[Any]]:
 
 
 INLINE = millstream.ReadOptions(num_threads=0)
+DEALT = millstream.ShardOptions(0, 1, logical_shards=4)
 KINDS = pytest.mark.parametrize(
     ("make", "options"),
     [
@@ -101,8 +102,9 @@ KINDS = pytest.mark.parametrize(
         (iter, {}),
         (iter, {"batch_size": None}),
         (iter, {"read_options": INLINE}),
+        (iter, {"transformations": [Filter(lambda number: number % 3)], "shard_options": DEALT}),
     ],
-    ids=["device", "device inline", "threads", "threads, elements", "inline"],
+    ids=["device", "device inline", "threads", "threads, elements", "inline", "logical shards"],
 )
 
 

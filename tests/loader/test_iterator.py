@@ -46,7 +46,7 @@ def loader_of(
 def fields(iterator: millstream.DataLoaderIterator) -> tuple[int, int]:
     """Returns step and position as the iterator's state records them."""
     state = json.loads(iterator.get_state())
-    return state["step"], state["position"]
+    return state["step"], state["places"][0]["position"]
 
 
 def fail_at(key: int, error: BaseException) -> Callable[..., Any]:

@@ -110,9 +110,32 @@ def test_without_the_library_uncompressed_files_are_read(tmp_path: Path, monkeyp
         BagzDataSource(tmp_path / "b.bagz")
 
 
-def test_limits_in_a_file_of_their_own_are_refused(tmp_path: Path) -> None:
-    """Limits in a file of their own are refused: the records would be mistaken for limits."""
+def separated(path: Path) -> None:
+    """Moves the limits of a file into one of their own."""
+    content = path.read_bytes()
+    begin = int.from_bytes(content[-8:], "little")
+    path.write_bytes(content[:begin])
+    (path.parent / f"limits.{path.name}").write_bytes(content[begin:])
+
+
+@pytest.mark.parametrize("name", ["a.bag", "a.bagz"])
+@pytest.mark.parametrize("records", [[b"one", b"", b"three" * 90], [b""] * 3])
+def test_limits_may_be_in_a_file_of_their_own(tmp_path: Path, name: str, records: list[bytes]) -> None:
+    """As the library writes them where it is told to."""
+    separated(write_bagz(tmp_path / name, records))
+    with BagzDataSource(tmp_path / name) as source:
+        assert every_record(source) == records
+
+
+@pytest.mark.parametrize("content", [b"", bytes(7), bytes(8), (99).to_bytes(8, "little"), b"\xff" * 8])
+def test_limits_that_do_not_fit_are_not_used(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says so. A file that has none at its end either is an error."""
     path = write_bagz(tmp_path / "a.bag", [b"one"])
-    (tmp_path / "limits.a.bag").write_bytes(bytes(8))
-    with pytest.raises(DataSourceError, match=r"a\.bag' has its limits in a file of their own"):
+    (tmp_path / "limits.a.bag").write_bytes(content)
+    with caplog.at_level("INFO", "millstream"), BagzDataSource(path) as source:
+        assert every_record(source) == [b"one"]
+    assert "limits.a.bag' does not say where the records of" in caplog.text
+
+    path.write_bytes(b"one")
+    with pytest.raises(DataSourceError, match=r"a\.bag' is not a Bagz file"):
         BagzDataSource(path)

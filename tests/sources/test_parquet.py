@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from record_files import every_record
 import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
-from millstream.sources import ParquetDataSource, arrow_library
+from millstream.sources import ParquetDataSource, parquet_file
 from millstream.sources.formats import format_of_file
 from millstream.transforms.stack import stack
 
@@ -248,10 +249,10 @@ def test_a_window_shuffle_reads_each_row_once_and_decodes_each_row_group_once(pa
     """With room for two windows, whatever the number of threads."""
     decoded: list[int] = []
 
-    class Watched(arrow_library.ParquetFile):
-        def read_group(self, group: int, names: Any, types: Any) -> list[Any]:
+    class Watched(parquet_file.ParquetFile):
+        def read_group(self, group: int, *rest: Any) -> list[Any]:
             decoded.append(group)
-            return super().read_group(group, names, types)
+            return super().read_group(group, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(millstream.sources.parquet, "ParquetFile", Watched)
@@ -269,6 +270,24 @@ def test_a_window_shuffle_reads_each_row_once_and_decodes_each_row_group_once(pa
 
     assert sorted(ids.tolist()) == list(range(ROWS))
     assert sorted(decoded) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 40])
+@pytest.mark.parametrize("cache_bytes", [0, 700, 1 << 20])
+def test_batches_that_need_some_row_groups_of_a_window_get_their_rows(
+    tmp_path: Path, batch_size: int, cache_bytes: int
+) -> None:
+    """Whatever lies end to end by then, what has no room, and whichever window comes next."""
+    pq.write_table(table_of(240), tmp_path / "a.parquet", row_group_size=10)
+    with warnings.catch_warnings(), ParquetDataSource(tmp_path / "a.parquet", cache_bytes=cache_bytes) as source:
+        warnings.simplefilter("ignore", UserWarning)
+        sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=8, seed=0, num_epochs=2)
+        for start in range(0, 480, batch_size):
+            keys = sampler.record_keys(start, min(start + batch_size, 480))
+            records = list(source.__getitems__(keys))
+            assert [int(record["id"]) for record in records] == keys.tolist()
+            assert [record["text"] for record in records] == [f"row {key} é" for key in keys.tolist()]
+            assert [record["tokens"][1] for record in records] == (keys + 1).tolist()
 
 
 def test_workers_make_the_same_batches(path: Path) -> None:
@@ -294,11 +313,11 @@ def test_no_more_is_kept_than_there_is_room_for(path: Path) -> None:
     with ParquetDataSource(path, columns=["id"], cache_bytes=500) as source:
         for key in (0, 30, 60, 0, 0):
             source[key]
-        kept = list(source._units._entries)
+        kept = list(source._decoded_groups.units._entries)
     with ParquetDataSource(path, columns=["id"], cache_bytes=244) as source:
         for key in (0, 30, 60):
             source[key]
-        assert (kept, list(source._units._entries)) == ([2, 0], [2])
+        assert (kept, list(source._decoded_groups.units._entries)) == ([2, 0], [2])
 
 
 def test_a_row_group_without_room_warns_once_with_numbers(path: Path) -> None:

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -276,6 +277,25 @@ print(len(millstream.TFRecordDataSource(sys.argv[1]).__getitems__(range(0, 60, 2
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "30\n"
     assert len(seen) == 30
+
+
+def test_what_signs_a_url_is_in_no_error(store: ObjectServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Nor in the errors that it comes from: logs are kept, and read by many."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    url = f"{store.url}/bucket/a?X-Signature=0123abcd&b=1"
+    failures: list[Callable[[Request], int]] = [lambda _: 500, lambda _: 403, lambda _: 404]
+    found = []
+    with caplog.at_level("DEBUG"), TFRecordDataSource(f"{url}") as source:
+        found.append(repr(source))
+        for failure in failures:
+            store.failure = failure
+            with pytest.raises(DataSourceError) as reading:
+                source[3]
+            with pytest.raises(OSError) as opening:  # noqa: PT011  (which one depends on the failure)
+                TFRecordDataSource(url)
+            found += map("".join, map(traceback.format_exception, (reading.value, opening.value)))
+    assert [text for text in found if "bucket/a?…" not in text] == []
+    assert "0123abcd" not in "".join([*found, caplog.text])
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

@@ -3,6 +3,7 @@
 The arguments of the program come pickled on standard input; what it returns leaves pickled through the descriptor.
 """
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -25,7 +26,7 @@ from streams import equal_streams
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
-from millstream.loader.checkpoints.state_files import read_state, write_state
+from millstream.loader.checkpoints.state_files import read_states, write_state
 
 SIZE = 100
 GLOBAL_BATCH = 12
@@ -58,6 +59,33 @@ class NotThird(millstream.FilterTransform):
     def filter(self, element: int) -> bool:
         """Says whether the number is not one."""
         return element % 3 != 0
+
+
+class Repeat(millstream.FlatMapTransform):
+    """Splits a number into none up to three."""
+
+    max_fan_out = 3
+
+    def flat_map(self, element: int) -> list[int]:
+        """Returns the number as often as itself says."""
+        return [element] * (element % 4)
+
+
+class Document(millstream.MapTransform):
+    """Makes a number into tokens."""
+
+    def map(self, element: int) -> dict[str, Any]:
+        """Returns up to ten of them."""
+        return {"tokens": np.arange(element * 7 % 11, dtype=np.int32) + 100 * element}
+
+
+LOGICAL_SHARDS = 4
+DEALT: dict[str, list[Any]] = {
+    "filter": [NotThird(), Noise()],
+    "flat map": [Repeat(), Noise()],
+    "packed": [NotThird(), Document(), millstream.FirstFitPack({"tokens": 12}, num_packing_bins=3)],
+}
+"""Operations that decide while reading, before the Batch: each is dealt to LOGICAL_SHARDS logical shards."""
 
 
 EVALUATIONS: dict[str, list[Any]] = {"all": [], "filtered ahead": [NotThird()]}
@@ -175,7 +203,7 @@ def save_both(folder: Path, step: int) -> list[Any]:
             disk = folder / f"{name}_on_the_disk_of_{jax.process_index()}"
             disk.mkdir()
             write_state(disk, batches.get_state())
-            assert read_state(disk) == batches.get_state()
+            assert read_states(disk) == [batches.get_state()]
     with ocp.CheckpointManager(folder / "filtered") as manager, iter(loader(shard, NotThird(), Noise())) as batches:
         manager.restore(step, args=ocp.args.Composite(loader=CheckpointRestore(batches)))
         return list(itertools.islice(batches, 3))
@@ -201,6 +229,92 @@ def restore_each(attempts: dict[str, tuple[Path, int, bool]]) -> dict[str, tuple
             is_where_it_was = batches.get_state() == before[1]
             rest = [before[0], *itertools.islice(batches, 2)]
         told[name] = why, is_where_it_was and equal_streams(list(whole), rest)
+    return told
+
+
+def save_with_manager(folder: Path, batches: millstream.DataLoaderIterator) -> None:
+    """Saves with Orbax's `CheckpointManager`."""
+    with ocp.CheckpointManager(folder) as manager:
+        manager.save(batches.step, args=CheckpointSave(batches))
+
+
+def restore_with_manager(folder: Path, batches: millstream.DataLoaderIterator) -> None:
+    """Restores with Orbax's `CheckpointManager`."""
+    with ocp.CheckpointManager(folder) as manager:
+        manager.restore(manager.latest_step(), args=CheckpointRestore(batches))
+
+
+def restore_by_itself(folder: Path, batches: millstream.DataLoaderIterator) -> None:
+    """Restores as Orbax's newer interface has an iterator do it."""
+    (states,) = {file.parent for file in folder.rglob("process_*.json")}
+
+    async def load() -> None:
+        await (await batches.load(states))
+
+    asyncio.run(load())
+
+
+INTERFACES = {
+    "filter": (save_with_manager, restore_with_manager),
+    "flat map": (save_with_manager, restore_with_manager),
+    "packed": (save_with_manager, restore_by_itself),
+}
+"""How each of DEALT is saved and restored."""
+
+
+def dealt_loader(name: str, worker_count: int = 0, num_epochs: int | None = None) -> millstream.DataLoader:
+    """Returns a loader of this process's part of a stream that is dealt to logical shards."""
+    shard = millstream.ShardByJaxProcess(logical_shards=LOGICAL_SHARDS)
+    return millstream.DataLoader(
+        data_source=range(SIZE),
+        sampler=millstream.IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=num_epochs),
+        operations=[*DEALT[name], millstream.Batch(shard.local_batch_size(GLOBAL_BATCH), drop_remainder=True)],
+        shard_options=shard,
+        worker_count=worker_count,
+    )
+
+
+def train_dealt(folder: Path, step: int, steps: int, worker_count: int) -> dict[str, list[Any]]:
+    """Takes global batches of each of DEALT from the newest checkpoint on, saves, and goes on; reports the batches.
+
+    Args:
+        folder: the checkpoints.
+        step: where the newest checkpoint is, if there is one.
+        steps: how many steps later to save; as many are taken after that, too far.
+        worker_count: processes that load, of one of the pipelines.
+    """
+    sharding, told = devices_in_a_row(), dict[str, list[Any]]()
+    for name, (save, restore) in INTERFACES.items():
+        loader = dealt_loader(name, worker_count if name == "flat map" else 0)
+        with loader, iter(loader) as batches:
+            if step:
+                restore(folder / f"{name} {step}", batches)
+            taken = []
+            while batches.step < step + 2 * steps:
+                local = next(batches)
+                batch = jax.make_array_from_process_local_data(sharding, local)
+                taken.append(multihost_utils.process_allgather(batch, tiled=True))
+                if batches.step == step + steps:
+                    save(folder / f"{name} {step + steps}", batches)
+            told[name] = taken
+    return told
+
+
+def end_together() -> dict[str, tuple[int, list[Any]]]:
+    """Takes all global batches that every process has of a finite stream, which they have agreed on before.
+
+    In each step all processes take part in one computation: were they not to end together, this would never end.
+    """
+    sharding, told = devices_in_a_row(), dict[str, tuple[int, list[Any]]]()
+    for name in DEALT:
+        loader = dealt_loader(name, num_epochs=1)
+        own = sum(1 for _ in loader)
+        common = int(np.min(multihost_utils.process_allgather(np.array(own))))
+        taken = [
+            multihost_utils.process_allgather(jax.make_array_from_process_local_data(sharding, local), tiled=True)
+            for local in itertools.islice(loader, common)
+        ]
+        told[name] = own, taken
     return told
 
 

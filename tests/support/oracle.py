@@ -1,5 +1,6 @@
 """The stream, said as plainly as possible: one record after another through generators, no blocks, no threads."""
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -23,13 +24,69 @@ def oracle(
     shard: ShardOptions | None = None,
 ) -> Iterator[Any]:
     """Yields the stream of one shard, in the order of the design: shuffle, partition, read, operate."""
-    positions, template = partitioned(len(sampler), operations, shard or NoSharding())
+    shard = shard or NoSharding()
+    share = (shard.logical_shards or shard.shard_count) // shard.shard_count
+    if share == 1 or all(operation.keeps_count and not operation.regroups for operation in operations):
+        elements = elements_of(source, sampler, operations, operations, shard)
+    else:
+        last = max(number for number, operation in enumerate(operations) if isinstance(operation, Batch))
+        elements = joined(source, sampler, operations[: last + 1], shard, share)
+        drawn = sum(isinstance(operation, RandomMap) for operation in operations[:last])
+        elements = applied(operations[last + 1 :], elements, sampler, drawn, None)
+    return (value for _, _, value in elements)
+
+
+def joined(
+    source: Sequence[Any],
+    sampler: IndexSampler,
+    operations: Sequence[Transformation],
+    shard: ShardOptions,
+    share: int,
+) -> Iterator[Element]:
+    """Yields the batches of several logical shards, the last operation: equally many elements of each, end to end."""
+    *before, batch = operations
+    assert isinstance(batch, Batch)
+    part = dataclasses.replace(batch, batch_size=batch.batch_size // share)
+    numbers = range(shard.shard_index * share, (shard.shard_index + 1) * share)
+    shards = [ShardOptions(number, share * shard.shard_count, shard.drop_remainder) for number in numbers]
+    streams = [elements_of(source, sampler, before, [*before, part], logical) for logical in shards]
+    while True:
+        group: list[Element] = []
+        for stream in streams:
+            some = list(itertools.islice(stream, part.batch_size))
+            if batch.drop_remainder and len(some) < part.batch_size:
+                return
+            group += some
+        if not group:
+            return
+        yield from batches(batch, iter(group), None)
+
+
+def elements_of(
+    source: Sequence[Any],
+    sampler: IndexSampler,
+    operations: Sequence[Transformation],
+    deciding: Sequence[Transformation],
+    shard: ShardOptions,
+) -> Iterator[Element]:
+    """Yields what operations make of the records of a shard; what decides how these are dealt may be more than they."""
+    positions, template = partitioned(len(sampler), deciding, shard)
     elements: Iterator[Element] = ((position, position, source[sampler[position].record_key]) for position in positions)
-    random_number = 0
+    return applied(operations, elements, sampler, 0, template)
+
+
+def applied(
+    operations: Sequence[Transformation],
+    elements: Iterator[Element],
+    sampler: IndexSampler,
+    random_number: int,
+    template: int | None,
+) -> Iterator[Element]:
+    """Returns what operations make of some elements, the first random one of them having a number."""
     for operation in operations:
         elements = apply(operation, elements, sampler, random_number, template)
         random_number += isinstance(operation, RandomMap)
-    return (value for _, _, value in elements)
+    return elements
 
 
 def partitioned(length: int, operations: Sequence[Transformation], shard: ShardOptions) -> tuple[list[int], int | None]:

@@ -108,6 +108,9 @@ one_to_one_operations = st.one_of(
     st.just(AddIndex()),
     st.builds(Batch, st.integers(1, 7), st.booleans(), st.sampled_from([None, total])),
 )
+dropping_operations = st.one_of(
+    st.builds(DropMultiples, st.integers(2, 4)), st.builds(Split, st.integers(1, 3), st.just(False))
+)
 operations = st.one_of(
     one_to_one_operations,
     st.builds(DropMultiples, st.integers(2, 4)),
@@ -135,6 +138,28 @@ def pipelines(draw: st.DrawFn, of: st.SearchStrategy[Transformation] = operation
         chosen = with_padding(chosen)
         shard = dataclasses.replace(shard, drop_remainder=False)
     return Pipeline(range(size), sampler, tuple(chosen), shard)
+
+
+@st.composite
+def dealt_pipelines(draw: st.DrawFn, *, fails: bool = True) -> Pipeline:
+    """Draws a pipeline that is not 1:1, with a shard that runs some of several logical shards.
+
+    Args:
+        draw: draws.
+        fails: whether some operations raise.
+    """
+    count = draw(st.sampled_from([2, 3, 4, 6]))
+    shard_count = draw(st.sampled_from([shards for shards in (1, 2, 3) if count % shards == 0 and shards < count]))
+    before = operations if fails else st.one_of(one_to_one_operations, dropping_operations)
+    after = st.one_of(st.builds(Scale, st.integers(2, 5)), st.just(Jitter()), st.just(AddIndex()))
+    batch = Batch(
+        draw(st.integers(1, 4)) * count // shard_count, draw(st.booleans()), draw(st.sampled_from([None, total]))
+    )
+    first = draw(st.lists(before, max_size=2))
+    pipeline = draw(pipelines(st.just(AddIndex())))
+    shard = ShardOptions(draw(st.integers(0, shard_count - 1)), shard_count, draw(st.booleans()), count)
+    chosen = (*first, draw(dropping_operations), *draw(st.lists(before, max_size=1)), batch, *draw(st.lists(after)))
+    return dataclasses.replace(pipeline, operations=chosen, shard=shard)
 
 
 def with_padding(chosen: Sequence[Transformation]) -> list[Transformation]:

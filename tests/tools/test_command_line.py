@@ -193,6 +193,20 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
     assert reported.count("\n") == 1
 
 
+def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
+    """Each such file is a sentence, the others are shown, and the exit status says that not all were."""
+    (tmp_path / "a.txt").write_text("line\n")
+    (tmp_path / "b").write_bytes(bytes(1000))
+    (tmp_path / "c.tar").write_bytes(bytes(1000))
+    (tmp_path / "d.jsonl").write_text("{}\n")
+    printed, reported = run("inspect", "*", "absent", folder=tmp_path, status=1)
+
+    assert re.findall("format +([a-z]+)", printed) == ["text", "jsonl"]
+    assert [line.split("'")[1] for line in reported.splitlines()] == [
+        str(tmp_path / name) for name in ("b", "absent", "c.tar")
+    ]
+
+
 @pytest.mark.parametrize("arguments", [[], ["inspect"], ["nonsense"], ["inspect", "a", "--format=b"]])
 def test_wrong_usage_has_a_status_of_its_own(arguments: list[str], tmp_path: Path) -> None:
     """2, with the usage."""

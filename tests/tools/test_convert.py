@@ -232,6 +232,19 @@ def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
     assert len(records_in(*shards_of(tmp_path))) == 300_000
 
 
+def test_what_is_kept_of_a_file_goes_with_it(tmp_path: Path) -> None:
+    """The sizes of records that a replaced file had are of no use to anybody."""
+    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    kept = []
+    for size in (1000, 500):
+        run("convert", f"a.tfrecord[0:{size}]", "b.array_record", "--overwrite", folder=tmp_path)
+        kept.append(list(tmp_path.glob(".b.array_record.lengths-*.npy")))
+        printed, _ = run("inspect", "b.array_record", folder=tmp_path)
+        assert f"{size:,}" in printed
+    assert [len(places) for places in kept] == [1, 1]
+    assert kept[0] != kept[1]
+
+
 def test_files_that_are_there_are_not_replaced_by_accident(tmp_path: Path) -> None:
     """Nor is a source ever written over."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)

@@ -88,6 +88,42 @@ def _tokens(form: str, options: str = "") -> Callable[[int], Files]:
 
 _TOKENS = Map(tokens_of, tokens_in_graph, tokens_in_graph)
 
+
+def _table_case(
+    name: str,
+    title: str,
+    files: Callable[[int], Files],
+    *,
+    peers: tuple[Contender, ...],
+    bounds: tuple[Contender, ...],
+    goals: tuple[Goal, ...],
+) -> Case:
+    def work(scale: Scale) -> Work:
+        return Work(files(scale.pick(tiny=1024, quick=65_536, full=262_144)), (), BATCH_SIZE)
+
+    return Case(
+        name=name,
+        title=f"{title}, batch {BATCH_SIZE}",
+        make_work=work,
+        contenders=(*OURS, *peers, *bounds),
+        goals=goals,
+    )
+
+
+def _parquet_case(name: str, title: str, *, is_wide: bool) -> Case:
+    return _table_case(
+        name,
+        title,
+        lambda count: data.table_files(count, "parquet", is_wide=is_wide),
+        peers=GRAIN,
+        bounds=(Contender("bare", mode="row groups"), Contender("bare", mode="index")),
+        goals=(
+            Goal("3 times Grain", 3, Pick("grain")),
+            Goal("0.6 of reading the row groups in order", 0.6, Pick("bare", mode="row groups")),
+        ),
+    )
+
+
 CASES = (
     _case(
         "array_record",
@@ -141,5 +177,23 @@ CASES = (
         Map(fields_of_sample),
         peers=(*WEBDATASET, *BY_OUR_SOURCE),
         view=label_and_tokens,
+    ),
+    _parquet_case("parquet", "rows of Parquet files: a number and 512 tokens, 16 row groups shuffled", is_wide=False),
+    _parquet_case("parquet_columns", "the same, two of four columns of 2 KB a row", is_wide=True),
+    _table_case(
+        "huggingface",
+        "rows of a Hugging Face dataset: a number and 512 tokens",
+        lambda count: data.table_files(count, "arrow"),
+        peers=(
+            Contender("huggingface", mode="Python"),
+            Contender("huggingface", mode="NumPy"),
+            Contender("pytorch"),
+            Contender("pytorch", workers=2, mode="forkserver"),
+        ),
+        bounds=(Contender("bare", mode="index"),),
+        goals=(
+            Goal("twice PyTorch over the same dataset", 2, Pick("pytorch")),
+            Goal("twice `dataset[keys]`", 2, Pick("huggingface")),
+        ),
     ),
 )

@@ -2,7 +2,8 @@
 
 * loop: index, call, stack: the same work in the shortest Python.
 * keys: only the index: `[values[key] for key in keys]`.
-* index: one NumPy fancy index per column.
+* index: one NumPy fancy index per column; of tables, all of whose columns are in memory.
+* row groups: those of Parquet files one after the other, decoded to columns: nothing is shuffled, nor made a batch.
 * copy: only the memory traffic: rows laid end to end into one buffer that stays.
 * copy in turns: the same into two buffers: what is handed to another process cannot be written over at once.
 * read: only the read, by ArrayRecord's C++ reader: about a thousand records of each file in one call.
@@ -23,6 +24,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from suite import tables
 from suite.case import Contender, UnsupportedError
 from suite.formats import FORMATS, pieces_of
 from suite.peers.base import Stream, no_sampler
@@ -63,6 +65,8 @@ class BareLoop:
                 batches = _read_files(work, repeated, singly=mode != "read")
             case "index":
                 batches = _index(work, repeated)
+            case "row groups":
+                batches = _row_groups(work.source, one_epoch=work.one_epoch)
             case "copy" | "copy in turns" as mode:
                 batches = _copy(read, repeated, num_buffers=1 if mode == "copy" else 2)
             case mode:
@@ -94,10 +98,22 @@ def stacked(elements: list[Any]) -> Any:
 
 
 def _index(work: Work, chunks: Iterator[Any]) -> Iterator[Any]:
-    if not isinstance(work.source, Columns):
+    if isinstance(work.source, Files) and work.source.columns:
+        arrays = tables.whole(work.source.paths, work.source.columns)
+    elif isinstance(work.source, Columns):
+        arrays = work.source.arrays
+    else:
         raise UnsupportedError("only columns have a fancy index")
-    arrays = work.source.arrays
     return ({name: column[keys] for name, column in arrays.items()} for keys in chunks)
+
+
+def _row_groups(source: Source, *, one_epoch: bool) -> Iterator[Any]:
+    if not isinstance(source, Files) or source.format != "parquet":
+        raise UnsupportedError("only Parquet files have row groups")
+    while True:
+        yield from tables.row_groups(source.paths, source.columns)
+        if one_epoch:
+            return
 
 
 def _copy(read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[Any], *, num_buffers: int) -> Iterator[Any]:
@@ -150,6 +166,9 @@ def _reader(source: Source) -> tuple[Callable[[NDArray[np.int64]], list[Any]], i
             return lambda keys: _rows(arrays, keys), len(next(iter(arrays.values())))
         case Files(paths=paths, format="array_record"):
             return _file_reader(paths)
+        case Files(columns=columns) if columns:
+            arrays = tables.whole(source.paths, columns)
+            return lambda keys: _rows(arrays, keys), len(next(iter(arrays.values())))
         case Files():
             read, count = _piece_reader(source)
             decode = FORMATS[source.format].decode

@@ -71,6 +71,10 @@ def our_source(files: Files) -> Any:
     """Returns millstream's source for files, for peers that have none for the format but take any object with `[]`."""
     import millstream  # noqa: PLC0415  (for the adapters that ask for it)
 
+    if files.format == "parquet":
+        return millstream.ParquetDataSource(list(files.paths), columns=files.columns)
+    if files.format == "arrow":
+        return millstream.HuggingFaceDataSource(huggingface_dataset(files))
     sources = {
         "array_record": millstream.ArrayRecordDataSource,
         "tfrecord": millstream.TFRecordDataSource,
@@ -81,6 +85,19 @@ def our_source(files: Files) -> Any:
         "webdataset": millstream.WebDatasetDataSource,
     }
     return sources[files.format](list(files.paths))
+
+
+def huggingface_dataset(files: Files) -> Any:
+    """Returns the dataset of HF datasets that some Arrow files are, mapped into memory.
+
+    Raises:
+        UnsupportedError: the library is not installed.
+    """
+    try:
+        import datasets  # noqa: PLC0415  (only where it is a contender)
+    except ImportError as error:
+        raise UnsupportedError(f"datasets is not installed here ({error})") from None
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(path) for path in files.paths])
 
 
 def bagz_reader(files: Files) -> Any:

@@ -1,7 +1,8 @@
 """Grain, by its two interfaces: `DataLoader`, whose names millstream follows, and the newer `Dataset`.
 
-It reads ArrayRecord and Bagz files at random, and TFRecord files in order. Of other files it is given millstream's
-source, as a peer of its own: that compares the loaders, and not the formats.
+It reads ArrayRecord and Bagz files at random, and TFRecord and Parquet files in order, the latter with all of their
+columns. Of other files it is given millstream's source, as a peer of its own: that compares the loaders, and not the
+formats.
 """
 
 import json
@@ -17,6 +18,9 @@ from suite.work import SEED, Columns, Files, Filter, Map, Mixture, RandomMap, Re
 
 WINDOW = 10_000
 """Records that come from files in order are shuffled within this many of them, as tf.data's are."""
+
+IN_ORDER = {"tfrecord", "parquet"}
+"""The formats that it reads in order only."""
 
 PACKING_BINS = 64
 """Rows that are open at once, where documents are packed."""
@@ -70,7 +74,7 @@ def _data_loader(work: Work, contender: Contender, reading: Any) -> Any:
 
 
 def _dataset(work: Work, contender: Contender, reading: Any) -> Any:
-    if isinstance(work.source, Files) and work.source.format == "tfrecord" and contender.peer == "grain":
+    if isinstance(work.source, Files) and work.source.format in IN_ORDER and contender.peer == "grain":
         dataset = _in_order(work, work.source)
     elif work.row_length is not None:
         dataset = _packed(work, contender, reading)
@@ -108,8 +112,13 @@ def _shuffled(work: Work, contender: Contender) -> Any:
 
 
 def _in_order(work: Work, files: Files) -> Any:
-    parts = [grain.experimental.TFRecordIterDataset(path) for path in files.paths]
+    kind = grain.experimental.TFRecordIterDataset
+    if files.format == "parquet":
+        kind = grain.experimental.ParquetIterDataset
+    parts = [kind(path) for path in files.paths]
     dataset: Any = grain.experimental.InterleaveIterDataset(parts, cycle_length=len(parts))
+    if files.columns:
+        dataset = dataset.map(ChosenColumns(files.columns))
     dataset = grain.experimental.WindowShuffleIterDataset(dataset, window_size=WINDOW, seed=SEED)
     if not work.one_epoch:
         dataset = grain.experimental.RepeatIterDataset(dataset)
@@ -128,6 +137,18 @@ def _packed(work: Work, contender: Contender, reading: Any) -> Any:
         packing = grain.experimental.BestFitPackIterDataset if best else grain.experimental.FirstFitPackIterDataset
         rows = packing(documents, length_struct=lengths, num_packing_bins=PACKING_BINS, seed=SEED)
     return rows.batch(work.batch_size)
+
+
+@final
+class ChosenColumns:
+    """Leaves the other columns out, of which there is no way to say that they need not be read."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._columns = columns
+
+    def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Returns the record with these columns."""
+        return {name: record[name] for name in self._columns}
 
 
 def as_feature(document: Any) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from suite.case import Contender, UnsupportedError
 from suite.peers.base import Stream, columns_of, our_source
 from suite.work import SEED, Columns, Files, Filter, Map, Mixture, RandomMap, Records, Source, Step, Work
 
+WINDOW_UNITS = 16
+"""How many row groups of Parquet files are shuffled among each other."""
+
 DOCUMENTS_AT_ONCE = 256
 """How many documents a batch has that are not packed."""
 
@@ -82,6 +85,10 @@ def _sampler(work: Work, source: Any, strategy: str) -> Any:
         lengths = np.fromiter(map(len, source), np.int64, len(source))
         return millstream.PackingSampler(
             lengths, work.row_length, seed=SEED, num_epochs=num_epochs, strategy=strategy or "best_fit"
+        )
+    if isinstance(source, millstream.ParquetDataSource):
+        return millstream.HierarchicalSampler(
+            source.unit_sizes, window_units=WINDOW_UNITS, seed=SEED, num_epochs=num_epochs
         )
     if not isinstance(source, millstream.ConcatenatedDataSource):
         return millstream.IndexSampler(len(source), shuffle=True, seed=SEED, num_epochs=num_epochs)

@@ -15,7 +15,7 @@ import torch.utils.data
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from suite.case import Contender, UnsupportedError
-from suite.peers.base import Stream, bagz_reader
+from suite.peers.base import Stream, bagz_reader, huggingface_dataset
 from suite.peers.base import our_source as millstream_source
 from suite.work import SEED, Columns, Files, Mixture, Records, Work, apply_to_many
 
@@ -136,6 +136,9 @@ class Batched:
         match self._work.source:
             case Records(values):
                 return [values[key] for key in keys]
+            case Files(format="arrow"):
+                columns = self._source[keys]
+                return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
             case Files(format="bagz") if not hasattr(self._source, "__getitems__"):
                 return list(self._source.read_indices(keys))
             case Files():
@@ -150,6 +153,8 @@ class Batched:
 def _source(files: Files) -> Any:
     if files.format == "bagz":
         return bagz_reader(files)
+    if files.format == "arrow":
+        return huggingface_dataset(files).with_format("numpy")
     if files.format != "array_record":
         raise UnsupportedError(f"there is no map-style dataset for {files.format} files")
     # With the numbers of records given, nothing is opened here: the reader's threads do not survive a fork.

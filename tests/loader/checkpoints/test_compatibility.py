@@ -6,22 +6,25 @@ from typing import Any
 import pytest
 
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.combination import combined
 from millstream.loader.checkpoints.compatibility import ALLOWABLE, Resumption, resumption
 from millstream.loader.checkpoints.fingerprint import Fingerprint
-from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.checkpoints.state import LoaderState, Place, Stream
 
 FINGERPRINT = Fingerprint(words={}, code={"operations[0]": {"crop": "1a2b3c4d"}}, python="3.11")
 STREAM = Stream(
     shard_index=1,
     shard_count=2,
+    logical_shards=2,
     drop_remainder=False,
     global_batch=32,
     one_to_one=True,
     length=None,
     fingerprint=FINGERPRINT,
 )
-STATE = LoaderState(step=5, position=160, skip=(0,), is_final=False, stream=STREAM)
-FILTERED = dataclasses.replace(STATE, skip=(3, 0), stream=dataclasses.replace(STREAM, one_to_one=False))
+STATE = LoaderState(step=5, places=(Place(160, (0,), is_final=False),), stream=STREAM)
+POSITION = STATE.places[0].position
+FILTERED = LoaderState(5, (Place(160, (3, 0), is_final=False),), dataclasses.replace(STREAM, one_to_one=False))
 WORDS = {
     "operations[0]": "Map Crop",
     "operations[0]._sizes": "[1, 2]",
@@ -30,6 +33,11 @@ WORDS = {
     "sampler.seed": "7",
     "source": "100 records of list #47fe23d2",
 }
+
+
+def at(state: LoaderState, **changes: Any) -> LoaderState:
+    """Returns a state of another place."""
+    return dataclasses.replace(state, places=(state.places[0]._replace(**changes),))
 
 
 def with_stream(state: LoaderState, **changes: Any) -> LoaderState:
@@ -78,15 +86,16 @@ def test_a_difference_in_words_is_named_and_can_be_allowed(
     for saved, other in ((SAVED, here), (here, SAVED)):
         message = mismatch(saved, other, *(set(ALLOWABLE) - {part}))
         assert part in message.splitlines()[-1]
-        assert resumption(saved, other, {part}).block == STATE.position // STREAM.global_batch
+        assert resumption(saved, other, {part}).places[0][0] == 5
     lines = mismatch(SAVED, here).splitlines()
     assert [line.strip() for line in lines[1 : 1 + len(texts)]] == texts
 
 
 def test_equal_streams_are_compatible_wherever_they_stand() -> None:
     """Step, position and what is skipped say where the stream is, not which stream it is."""
-    assert resumption(STATE, dataclasses.replace(STATE, step=0, position=0)) == Resumption(5, (0,), ())
-    assert resumption(FILTERED, dataclasses.replace(FILTERED, position=0, skip=(0, 0))) == Resumption(5, (3, 0), ())
+    assert resumption(STATE, dataclasses.replace(at(STATE, position=0), step=0)) == Resumption(((5, (0,), False),), ())
+    begun = at(FILTERED, position=0, skip=(0, 0))
+    assert resumption(FILTERED, begun) == Resumption(((5, (3, 0), False),), ())
 
 
 def test_every_difference_is_named_at_once() -> None:
@@ -97,7 +106,7 @@ def test_every_difference_is_named_at_once() -> None:
         assert text in message
     assert "source:" not in message
     assert 'allow={"global_batch", "operations", "sampler", "source"}' in message
-    assert resumption(SAVED, here, ALLOWABLE).block == 10
+    assert resumption(SAVED, here, ALLOWABLE).places[0][0] == 10
 
 
 def test_only_several_shards_have_a_remainder_to_drop() -> None:
@@ -107,7 +116,7 @@ def test_only_several_shards_have_a_remainder_to_drop() -> None:
     resumption(STATE, dropping, {"sampler"})
     for count in (1, 4, 32):
         resumption(STATE, with_stream(STATE, shard_index=count - 1, shard_count=count))
-    resumption(with_stream(STATE, shard_count=1, shard_index=0), dropping)
+    resumption(with_stream(STATE, shard_count=1, shard_index=0, logical_shards=1), dropping)
 
 
 def test_another_global_batch_needs_leave_and_a_position_that_it_divides() -> None:
@@ -116,50 +125,106 @@ def test_another_global_batch_needs_leave_and_a_position_that_it_divides() -> No
         here = with_stream(STATE, global_batch=size)
         message = mismatch(STATE, here)
         assert f"global_batch: saved 32, here {size}" in message
-        if STATE.position % size == 0:
+        if POSITION % size == 0:
             assert 'allow={"global_batch"}' in message
-            assert resumption(STATE, here, ["global_batch"]).block == STATE.position // size
+            assert resumption(STATE, here, ["global_batch"]).places[0][0] == POSITION // size
         else:
             assert "allow={}" not in message
-            below = STATE.position // size
+            below = POSITION // size
             for text in (f"{below * size}, which is seek({below})", f"seek({below + 1})"):
                 assert text in mismatch(STATE, here, "global_batch")
 
 
 @pytest.mark.parametrize(
-    "changes", [{"shard_index": 0}, {"shard_count": 4}, {"global_batch": 16}, {"shard_count": 8, "shard_index": 5}]
+    ("changes", "texts"),
+    [
+        ({"shard_index": 0}, ["shard: saved 1 of 2, here 0 of 2", "shards 1 to 1, where 0 to 0 are needed"]),
+        ({"shard_index": 0, "shard_count": 1}, ["here 0 of 1", "shards 1 to 1, where 0 to 1 are needed"]),
+        ({"shard_count": 4, "logical_shards": 4}, ["logical_shards: saved 2, here 4", "logical_shards=2"]),
+        ({"global_batch": 16}, ["global_batch: saved 32, here 16"]),
+    ],
 )
-def test_a_filtered_pipeline_resumes_only_on_its_shard(changes: dict[str, Any]) -> None:
-    """A pipeline that is not 1:1 resumes only with the shard and global batch that saved, whatever is allowed."""
+def test_a_filtered_pipeline_resumes_only_from_its_logical_shards(changes: dict[str, Any], texts: list[str]) -> None:
+    """A pipeline that is not 1:1 resumes only where the state has its logical shards, whatever is allowed."""
     message = mismatch(FILTERED, with_stream(FILTERED, **changes), *ALLOWABLE)
-    for name, value in changes.items():
-        assert f"{name}: saved {getattr(FILTERED.stream, name)}, here {value}" in message
-    assert "resumes only on the shard" in message
+    for text in texts:
+        assert text in message
     assert "there is no allow" in message
+
+
+SAVED_BY_TWO = [
+    LoaderState(
+        5,
+        tuple(Place(32 * number, (number, 0), is_final=number == 3) for number in numbers),
+        dataclasses.replace(FILTERED.stream, shard_index=index, logical_shards=4),
+    )
+    for index, numbers in enumerate([(0, 1), (2, 3)])
+]
+"""The states of two shards of a filtered pipeline that is dealt to four logical shards."""
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_a_shard_resumes_from_the_places_of_its_logical_shards(count: int) -> None:
+    """Combined states are that of a single shard, of which every number of shards takes its own part."""
+    whole = combined(SAVED_BY_TWO[::-1])
+    assert whole.stream == dataclasses.replace(SAVED_BY_TWO[0].stream, shard_count=1)
+    places = [place for state in SAVED_BY_TWO for place in state.places]
+    for index in range(count):
+        own = places[index * 4 // count : (index + 1) * 4 // count]
+        here = LoaderState(0, tuple(place._replace(position=0) for place in own), whole.stream)
+        here = with_stream(here, shard_index=index, shard_count=count)
+        expected = tuple((place.position // 32, place.skip, place.is_final) for place in own)
+        assert resumption(whole, here) == Resumption(expected, ())
+
+
+def one_to_one(index: int, step: int = 5) -> LoaderState:
+    """Returns the state of one of two shards of a 1:1 pipeline."""
+    return dataclasses.replace(with_stream(at(STATE, position=32 * step), shard_index=index), step=step)
+
+
+@pytest.mark.parametrize(
+    ("states", "text"),
+    [
+        ([], "got none"),
+        (SAVED_BY_TWO[:1], "those of 1 of 2 shards: shard 1 is missing"),
+        ([with_stream(FILTERED, shard_index=5, shard_count=8)], "shards 0, 1, 2, 3, 4, 6, 7 are missing"),
+        (SAVED_BY_TWO[:1] * 2, "Two of the 2 states are of shard 0 of 2"),
+        ([*SAVED_BY_TWO, with_stream(FILTERED, shard_count=4)], "of 2 and of 4 shards"),
+        ([SAVED_BY_TWO[0], dataclasses.replace(SAVED_BY_TWO[1], step=6)], "shard 0 at step 5, shard 1 at step 6"),
+        ([one_to_one(1), one_to_one(0, 6)], "shard 0 at step 6, position 192, shard 1 at step 5, position 160"),
+        ([one_to_one(0), with_stream(one_to_one(1), global_batch=16)], "shard 0 and of shard 1 are of different"),
+        ([with_stream(one_to_one(0), logical_shards=4), one_to_one(1)], "shard 0 and of shard 1 are of different"),
+    ],
+    ids=["none", "missing", "many missing", "twice", "counts", "steps", "positions", "streams", "logical shards"],
+)
+def test_states_that_were_not_saved_together_are_refused(states: list[LoaderState], text: str) -> None:
+    """A missing state, one of another step, stream or number of shards, and two of one shard are told apart."""
+    with pytest.raises(CheckpointError, match=text):
+        combined(states)
 
 
 def test_what_was_skipped_must_mean_something_here() -> None:
     """A position within a filtered stream fits no pipeline with other stages; a 1:1 position fits any, if allowed."""
     assert "one_to_one: saved False, here True" in mismatch(FILTERED, STATE, *ALLOWABLE)
-    other = dataclasses.replace(FILTERED, skip=(0,))
+    other = at(FILTERED, skip=(0,))
     assert "regroup elements: saved 2, here 1" in mismatch(FILTERED, other, *ALLOWABLE)
     assert "one_to_one: saved True, here False" in mismatch(STATE, FILTERED)
-    assert resumption(STATE, FILTERED, {"operations"}) == Resumption(5, (0, 0), ())
+    assert resumption(STATE, FILTERED, {"operations"}) == Resumption(((5, (0, 0), False),), ())
 
 
-ENDED = with_stream(dataclasses.replace(STATE, position=170, is_final=True), length=170)
+ENDED = with_stream(at(STATE, position=170, is_final=True), length=170)
 
 
 def test_the_end_of_one_order_is_no_position_of_a_longer_one() -> None:
     """After a short last batch a state fits the same length only; its error, and one beyond the end, say what to do."""
-    assert resumption(ENDED, ENDED).block == 6
+    assert resumption(ENDED, ENDED).places[0][0] == 6
     for length in (340, None):
         message = mismatch(ENDED, with_stream(STATE, length=length))
         assert "end of 170 positions" in message
         assert "call seek(4)" in message
     assert "here the sampler ends at 100" in mismatch(STATE, with_stream(STATE, length=100))
-    assert resumption(STATE, with_stream(STATE, length=160)).block == 5
-    filtered = dataclasses.replace(FILTERED, is_final=True)
+    assert resumption(STATE, with_stream(STATE, length=160)).places[0][0] == 5
+    filtered = at(FILTERED, is_final=True)
     assert "seek(4)" in mismatch(filtered, with_stream(filtered, length=320))
 
 

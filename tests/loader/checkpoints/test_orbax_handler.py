@@ -19,7 +19,7 @@ import millstream
 from millstream.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
 from millstream.errors import CheckpointError
 from millstream.loader import DataLoader, DataLoaderIterator, ReadOptions
-from millstream.loader.checkpoints.state_files import read_state, write_state
+from millstream.loader.checkpoints.state_files import read_states, write_state
 from millstream.samplers import IndexSampler
 from millstream.sources import DataSource
 from millstream.transforms import Batch, Filter, RandomMap, Transformation
@@ -292,10 +292,10 @@ def test_a_process_with_a_disk_of_its_own_needs_no_other_state(tmp_path: Path) -
     with at_step(SAVED_STEP, loader()) as saved:
         save_with_manager(tmp_path, saved, lambda: None)
     folder = state_file(tmp_path).parent
-    own = read_state(folder)
+    (own,) = read_states(folder)
     state_file(tmp_path).rename(folder / "process_1-of-2.json")
     with pytest.raises(CheckpointError, match=r"saved by 2 processes and holds 1 .* process_0-of-2.json is missing"):
-        read_state(folder)
+        read_states(folder)
     assert own == (folder / "process_1-of-2.json").read_bytes()
 
 
@@ -305,13 +305,13 @@ def test_files_that_are_no_states_do_not_matter(tmp_path: Path) -> None:
         write_state(tmp_path, saved.get_state())
         for name in ("process_0-of-0.json", "process_00-of-1.json", "process_x-of-y.json", "process_0-of-9.json.part"):
             (tmp_path / name).write_bytes(b"")
-        assert read_state(tmp_path) == saved.get_state()
+        assert read_states(tmp_path) == [saved.get_state()]
         (tmp_path / "process_0-of-999999999.json").write_bytes(b"")
         with pytest.raises(CheckpointError, match="states of 1 and 999999999 processes"):
-            read_state(tmp_path)
+            read_states(tmp_path)
         (tmp_path / "process_0-of-1.json").unlink()
         with pytest.raises(CheckpointError, match=r"process_1-of-999999999\.json is missing"):
-            read_state(tmp_path)
+            read_states(tmp_path)
 
 
 def test_every_step_of_a_run_restores(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.fingerprint import Fingerprint
-from millstream.loader.checkpoints.state import VERSION, LoaderState, Stream
+from millstream.loader.checkpoints.state import VERSION, LoaderState, Place, Stream
 
 FINGERPRINT = Fingerprint(
     words={"sampler": "IndexSampler", "sampler.seed": "7", "source": "100 records of list #47fe23d2"},
@@ -22,15 +22,18 @@ FINGERPRINT = Fingerprint(
 STREAM = Stream(
     shard_index=1,
     shard_count=2,
+    logical_shards=2,
     drop_remainder=False,
     global_batch=32,
     one_to_one=True,
     length=None,
     fingerprint=FINGERPRINT,
 )
-STATE = LoaderState(step=5, position=160, skip=(0,), is_final=False, stream=STREAM)
-FILTERED = dataclasses.replace(
-    STATE, skip=(3, 0), is_final=True, stream=dataclasses.replace(STREAM, one_to_one=False, length=165)
+STATE = LoaderState(step=5, places=(Place(160, (0,), is_final=False),), stream=STREAM)
+FILTERED = LoaderState(
+    step=5,
+    places=(Place(160, (3, 0), is_final=True), Place(165, (0, 0), is_final=False)),
+    stream=dataclasses.replace(STREAM, one_to_one=False, length=165, logical_shards=4),
 )
 
 texts = st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.text(max_size=40), max_size=4)
@@ -38,13 +41,16 @@ numbers = st.integers(0, 1 << 63)
 states = st.builds(
     LoaderState,
     step=numbers,
-    position=numbers,
-    skip=st.lists(numbers, min_size=1, max_size=4).map(tuple),
-    is_final=st.booleans(),
+    places=st.lists(
+        st.builds(Place, numbers, st.lists(numbers, min_size=1, max_size=4).map(tuple), st.booleans()),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
     stream=st.builds(
         Stream,
         shard_index=numbers,
         shard_count=numbers,
+        logical_shards=numbers,
         drop_remainder=st.booleans(),
         global_batch=numbers,
         one_to_one=st.booleans(),
@@ -146,7 +152,7 @@ def test_other_bytes_and_other_json_are_refused(raw: bytes) -> None:
 def test_missing_and_extra_fields_are_refused_by_name() -> None:
     """A state has exactly its fields, at every level."""
     fields = json.loads(STATE.encode())
-    for name in ("position", "skip", "stream", "step"):
+    for name in ("places", "stream", "step"):
         assert name in refusal(sealed({key: value for key, value in fields.items() if key != name}))
     assert "worker_count" in refusal(sealed(fields | {"worker_count": 2}))
     assert "worker_count" in refusal(sealed(fields | {"stream": fields["stream"] | {"worker_count": 2}}))

@@ -11,11 +11,12 @@ from streams import comparable
 
 import millstream
 from millstream.loader.pipeline.assignments import MOST_DEATHS, Assignments
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks
-from millstream.loader.pipeline.schedule import Call, Schedule
+from millstream.loader.pipeline.schedule import Schedule
 from millstream.transforms import Batch, Filter
 
 SIZE = 40
@@ -74,7 +75,7 @@ class Workers:
 
     def _finish(self, number: int, call: Call) -> None:
         request = call.request
-        kills = isinstance(request, Blocks) and self._deadly & set(range(*request))
+        kills = isinstance(request, Blocks) and self._deadly & set(range(request.start, request.stop))
         if kills:
             self._assignments.blame(number, lambda deaths, records: DeathError(f"{deaths} deaths: {records}"))
         elif self._accidents < SIZE and self._random.random() < 0.3:

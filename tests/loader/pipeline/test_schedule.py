@@ -8,14 +8,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracle
-from strategies import UNEVEN_ENDS, Pipeline, pipelines
+from strategies import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
 from streams import comparable, drain
 
 import millstream
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.joined_schedule import AnySchedule, schedule_from
 from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Call, Schedule
+from millstream.loader.pipeline.schedule import Schedule
 from millstream.transforms import Batch, Filter, Map
 
 
@@ -34,13 +36,13 @@ def work_of(plan: Plan) -> Callable[[Call], Elements]:
     return lambda call: plan.make(call.request, np.empty)
 
 
-def take(schedule: Schedule, most_blocks: int = 1) -> Call | None:
+def take(schedule: AnySchedule, most_blocks: int = 1) -> Call | None:
     """Returns a call that may run now, of the latest stage that has one; None if there is none."""
     stage = schedule.next_stage
     return None if stage is None else schedule.take(stage, most_blocks)
 
 
-def run_in_any_order(schedule: Schedule, work: Callable[[Call], Elements], random: Random) -> Iterator[Any]:
+def run_in_any_order(schedule: AnySchedule, work: Callable[[Call], Elements], random: Random) -> Iterator[Any]:
     """Yields a schedule's outputs, its calls being taken, and finished, in a random order, some at the same time."""
     taken: list[Call] = []
     while not schedule.exhausted:
@@ -59,12 +61,12 @@ def run_in_any_order(schedule: Schedule, work: Callable[[Call], Elements], rando
 
 
 @UNEVEN_ENDS
-@given(pipeline=pipelines(), random=st.randoms(use_true_random=False))
+@given(pipeline=pipelines() | dealt_pipelines(), random=st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=300)
 def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipeline, random: Random) -> None:
     """However many calls are under way and in which order they finish, the outputs are those of the oracle."""
     plan = plan_of(pipeline)
-    schedule = Schedule(plan, Cursor(0, (0,) * len(plan.stages)))
+    schedule = schedule_from(plan, plan.beginning)
     expected = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
 
     assert drain(run_in_any_order(schedule, work_of(plan), random)) == expected
@@ -72,25 +74,24 @@ def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipelin
 
 
 @UNEVEN_ENDS
-@given(pipeline=pipelines(), random=st.randoms(use_true_random=False), data=st.data())
+@given(pipeline=pipelines() | dealt_pipelines(), random=st.randoms(use_true_random=False), data=st.data())
 @settings(deadline=None, max_examples=100)
 def test_the_position_after_each_output_is_where_the_rest_begins(
     pipeline: Pipeline, random: Random, data: st.DataObject
 ) -> None:
     """A schedule begun at the position after any number of outputs gives the rest of them."""
     plan = plan_of(pipeline)
-    start = Cursor(0, (0,) * len(plan.stages))
-    cursors, outputs = [start], []
-    schedule = Schedule(plan, start)
+    positions, outputs = [plan.beginning], []
+    schedule = schedule_from(plan, plan.beginning)
     while not schedule.exhausted:
         while (run := schedule.pop()) is not None:
             outputs += [comparable(value) for value in run.values[run.first :]]
-            cursors += [run.after(row) for row in range(run.first, len(run.values))]
+            positions += [run.position_after(row) for row in range(run.first, len(run.values))]
         if (call := take(schedule)) is not None:
             schedule.complete(call, work_of(plan)(call))
     step = data.draw(st.integers(0, len(outputs)))
 
-    rest, _ = drain(run_in_any_order(Schedule(plan, cursors[step]), work_of(plan), random))
+    rest, _ = drain(run_in_any_order(schedule_from(plan, positions[step]), work_of(plan), random))
     assert rest == outputs[step:]
 
 

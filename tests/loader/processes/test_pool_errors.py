@@ -18,8 +18,8 @@ from worker_pools import BATCH, EXPECTED, SIZE, at_most, executor_of, loader_of,
 
 import millstream
 from millstream.errors import WorkerDiedError, WorkerError
-from millstream.loader.pipeline.schedule import BlockCall, Call
-from millstream.loader.processes.pool_executor import MOST_DEATHS_AT_START
+from millstream.loader.pipeline.calls import BlockCall, Call
+from millstream.loader.workers.workers_executor import MOST_DEATHS_AT_START
 
 STEP = 5
 BAD = EXPECTED[STEP][2]

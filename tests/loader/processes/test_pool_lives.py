@@ -36,8 +36,9 @@ from worker_pools import (
 )
 
 import millstream
-from millstream.loader.processes import pool, warm_pools
+from millstream.loader.processes import pool
 from millstream.loader.processes.crash_log import create_crash_log
+from millstream.loader.workers import warm_pools
 
 STEP = 5
 BAD = EXPECTED[STEP][2]
@@ -46,8 +47,9 @@ BAD = EXPECTED[STEP][2]
 
 def idle_pools(loader: millstream.DataLoader) -> list[pool.Pool]:
     """Returns the pools of a loader that no iterator uses."""
-    assert loader._pools is not None
-    return loader._pools.idle
+    assert loader._execution.pools is not None
+    idle: list[pool.Pool] = loader._execution.pools.idle
+    return idle
 
 
 def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:

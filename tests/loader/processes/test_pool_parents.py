@@ -127,8 +127,8 @@ def test_a_trainer_that_is_suspended_with_its_workers_sees_no_stall(tmp_path: Pa
 import sys
 from pathlib import Path
 import faults, worker_pools
-from millstream.loader.processes import pool_executor
-pool_executor.LOOK_SECONDS = 0.05
+from millstream.loader.workers import workers_executor
+workers_executor.LOOK_SECONDS = 0.05
 pause = faults.ReportThen(Path(sys.argv[1]), faults.WaitAt(Path(sys.argv[2])))
 loader = worker_pools.loader_of(faults.At(worker_pools.EXPECTED[5][2], pause), stall_timeout=float(sys.argv[3]))
 assert worker_pools.batches(loader) == worker_pools.EXPECTED
@@ -160,7 +160,7 @@ loader = worker_pools.loader_of()
 iterator = iter(loader)
 assert next(iterator).tolist() == EXPECTED[0]
 assert worker_pools.batches(loader) == EXPECTED  # Leaves a second pool, idle.
-idle = [worker.pid for worker in loader._pools.idle[0].workers]
+idle = [worker.pid for worker in loader._execution.pools.idle[0].workers]
 pids = worker_pools.pids_of(iterator)
 child = os.fork()
 if child == 0:
@@ -322,7 +322,7 @@ def test_a_command_is_a_program(expected_line: str) -> None:
 
 def test_a_notebook_is_a_program(expected_line: str) -> None:
     """Row 17: and those of a cell; a second cell continues, and a kernel that is killed takes the workers with it."""
-    second = "print('again', len(list(loader)), [worker.pid for worker in loader._pools.idle[0].workers])"
+    second = "print('again', len(list(loader)), [worker.pid for worker in loader._execution.pools.idle[0].workers])"
     code = f"""
 from jupyter_client.manager import start_new_kernel
 manager, client = start_new_kernel()

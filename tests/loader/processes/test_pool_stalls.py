@@ -32,7 +32,8 @@ from worker_pools import (
 
 import millstream
 from millstream.errors import WorkerStalledError
-from millstream.loader.processes import crash_log, pool, pool_executor
+from millstream.loader.processes import crash_log, pool
+from millstream.loader.workers import workers_executor
 
 STEP = 5
 BAD = EXPECTED[STEP][2]
@@ -59,7 +60,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Row 8: log and error say which process, in which state, with which records; the error has its stack."""
-    monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.1)
+    monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01 if fault is faults.stop else 5.0)
     with iter(loader_of(At(BAD, fault), read_options=millstream.ReadOptions(threads))) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
@@ -84,7 +85,7 @@ def test_a_stall_that_ends_is_a_warning_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Row 8: a worker that is stopped and continued in time loses nothing."""
-    monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.1)
+    monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
     warned: list[str] = []
     with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, ReportThen(there.path, faults.stop)))) as iterator:
 
@@ -114,7 +115,7 @@ def test_a_wait_without_end_can_be_asked_for(
     stall_timeout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Row 8: a timeout that is longer than the system can wait at once is no trouble."""
-    monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.01)
+    monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.01)
     logged: queue.SimpleQueue[str] = queue.SimpleQueue()
     monkeypatch.setattr(caplog.handler, "emit", lambda record: logged.put(record.getMessage()))
     with Pipe(tmp_path / "go on") as go_on:

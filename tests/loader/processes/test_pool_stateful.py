@@ -22,6 +22,7 @@ from worker_pools import executor_of, fork_server_of, pool_of
 import millstream
 from millstream.loader.processes import pool_executor
 from millstream.loader.processes.pool import Worker
+from millstream.loader.workers import workers_executor
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Map
 
@@ -248,7 +249,7 @@ def send(worker: Worker, number: signal.Signals) -> None:
 @UNEVEN_ENDS
 def test_a_consumer_may_do_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any sequence of what the iterator offers, of deaths, stops and changes of worker_count: the oracle's suffix."""
-    monkeypatch.setattr(pool_executor, "STALL_WARNING_SECONDS", 0.02)
+    monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.02)
     monkeypatch.setattr(
         Consumer, "courses", {name: Course.of(pipeline) for name, pipeline in PIPELINES.items()}, raising=False
     )

@@ -149,7 +149,11 @@ def own_bytes(pid: int) -> int:
     return next(int(row[1]) for row in rows if row[0] == "Anonymous:") << 10
 
 
-@pytest.mark.parametrize("hold", [list, tuple, millstream.InMemoryDataSource], ids=["list", "tuple", "held"])
+@pytest.mark.parametrize(
+    "hold",
+    [list, tuple, millstream.InMemoryDataSource, millstream.MapDataset.source],
+    ids=["list", "tuple", "held", "chain"],
+)
 @pytest.mark.parametrize("name", ["bytes", "dicts"])
 def test_workers_share_the_records_of_a_list(name: str, hold: Callable[[Any], Any]) -> None:
     """The batches are the inline ones, and a worker's own memory is a fraction of the list's."""

@@ -12,21 +12,35 @@ Guarantees:
 import contextlib
 import threading
 import weakref
-from typing import NamedTuple, final
-
-from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.processes.interpreter import Surroundings
-from millstream.loader.processes.pool import Pool
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Protocol, TypeVar, final
 
 IDLE_SECONDS = 60.0
-"""How long worker processes stay when no iterator uses them."""
+"""How long workers stay when no iterator uses them."""
+
+
+class Pool(Protocol):
+    """Workers that have one pipeline."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has made it: a forked one has only a copy, which it must not use."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another iterator may use it: it is this process's, and has not been stopped."""
+
+    def stop(self) -> None:
+        """Ends the workers. Idempotent."""
+
+
+PoolT = TypeVar("PoolT", bound=Pool)
 
 
 class _Retirement:
     """The end of an idle pool, unless it is cancelled before."""
 
-    def __init__(self, pools: "weakref.ref[WarmPools]", pool: Pool) -> None:
+    def __init__(self, pools: "weakref.ref[WarmPools[PoolT]]", pool: PoolT) -> None:
         self._pools = pools
         # Held until it is cancelled. To release it never waits.
         self._lock = threading.Lock()
@@ -55,40 +69,40 @@ class _Retirement:
             pools.retire(self)
 
 
-class _Idle(NamedTuple):
+class _Idle(NamedTuple, Generic[PoolT]):
     """A pool that no iterator uses."""
 
-    pool: Pool
+    pool: PoolT
     retirement: _Retirement
 
 
 @final
-class WarmPools:
+class WarmPools(Generic[PoolT]):
     """Keeps a pool for the next iterator.
 
     Args:
-        surroundings: where the processes of new pools are to run.
+        start: starts a new pool.
     """
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
-        self._idle: list[_Idle] = []
+    def __init__(self, start: Callable[[], PoolT]) -> None:
+        self._start = start
+        self._idle: list[_Idle[PoolT]] = []
         self._closed = False
 
     @property
-    def idle(self) -> list[Pool]:
+    def idle(self) -> list[PoolT]:
         """The pools that no iterator uses."""
         return [idle.pool for idle in list(self._idle)]
 
-    def take(self, pipeline: Pipeline, workers: MultiprocessingOptions, reading: ReadOptions) -> Pool:
+    def take(self) -> PoolT:
         """Returns a pool: a warm one if there is one."""
         for idle in list(self._idle):
             if idle.pool.is_usable and _remove(self._idle, idle):
                 idle.retirement.cancel()
                 return idle.pool
-        return Pool(pipeline, workers, reading, self._surroundings)
+        return self._start()
 
-    def give_back(self, pool: Pool) -> None:
+    def give_back(self, pool: PoolT) -> None:
         """Keeps a pool for the next iterator; one is enough."""
         if not pool.is_usable or any(idle.is_ours for idle in self.idle):
             pool.stop()
@@ -121,7 +135,7 @@ class WarmPools:
         self.stop_idle()
 
 
-def _remove(pools: list[_Idle], idle: _Idle) -> bool:
+def _remove(pools: list[_Idle[PoolT]], idle: _Idle[PoolT]) -> bool:
     """Removes an idle pool from the list; says whether it was this call that did: several may try at once."""
     try:
         pools.remove(idle)
@@ -130,7 +144,7 @@ def _remove(pools: list[_Idle], idle: _Idle) -> bool:
     return True
 
 
-def give_back(pools: "weakref.ref[WarmPools]", pool: "weakref.ref[Pool]") -> None:
+def give_back(pools: "weakref.ref[WarmPools[PoolT]]", pool: "weakref.ref[PoolT]") -> None:
     """Keeps the pool of an iterator that is gone, if its loader is still there: called by the iterator's end."""
     keeper, kept = pools(), pool()
     if keeper is not None and kept is not None:

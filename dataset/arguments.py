@@ -1,0 +1,45 @@
+"""What the methods of a MapDataset accept: each mistake is an error where it is made."""
+
+import operator
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+
+from millstream.dataset.node import ENDLESS, Positions
+from millstream.sources.base import RecordKeys
+from millstream.transforms import Transformation
+from millstream.transforms.base import as_transformation
+
+Operation = TypeVar("Operation", bound=Transformation)
+
+
+def as_operation(given: Any, kind: type[Operation]) -> Operation:
+    """Returns an operation of a kind: one as it is, or made from a function."""
+    if isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation)):
+        operation = as_transformation(given)
+        if not isinstance(operation, kind):
+            raise TypeError(f"A {kind.__name__} or a function was due here, got {given!r}: use .apply({given!r}).")
+        return operation
+    return kind(given)  # type: ignore[call-arg]  # each kind is made from a function
+
+
+def as_position(position: SupportsIndex) -> int:
+    """Returns a position as an int; refuses what cannot be one."""
+    index = operator.index(position)
+    if index < 0:
+        raise IndexError(
+            f"Positions count from 0, and never from the end, got {index}: write len(dataset) - 1 for the last one."
+        )
+    if index > ENDLESS:
+        raise IndexError(f"Positions must be below 2**63, got {index}.")
+    return index
+
+
+def as_positions(positions: RecordKeys) -> Positions:
+    """Returns positions as an int64 array of shape (n,); refuses what cannot be any."""
+    array = np.asarray(positions)
+    if array.ndim != 1:
+        raise ValueError(f"Positions must be one-dimensional, got the shape {array.shape}.")
+    if array.dtype == np.int64 and (not array.size or array.min() >= 0):
+        return array
+    return np.fromiter(map(as_position, positions), np.int64)

@@ -1,0 +1,90 @@
+"""A chain of operations, compiled to the pipeline that a loader runs."""
+
+import dataclasses
+from typing import Any, Self, final
+
+from millstream.dataset.chain_iterator import ReadIterator
+from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.fed_iterator import FedIterator, with_states
+from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.map_dataset import node_of
+from millstream.dataset.stream_nodes import Ahead, Operated, ReadIterDataset, Seeded
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.transforms import Transformation
+
+NO_THREADS = ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """What runs in one place: operations after a leaf.
+
+    Attributes:
+        leaf: where the elements come from: a `ReadIterDataset`, or any dataset that has an iterator of its own.
+        operations: what is done with each, in order.
+        workers: the processes that do it.
+        reading: the threads that do it, in this process or in each worker; None for those that the leaf says.
+    """
+
+    leaf: IterDataset[Any]
+    operations: tuple[Transformation, ...]
+    workers: MultiprocessingOptions
+    reading: ReadOptions | None
+
+    @classmethod
+    def of(cls, dataset: IterDataset[Any]) -> Self:
+        """Returns the chain that ends with a dataset. What is below an `mp_prefetch`, if any, is its leaf."""
+        operations: list[Transformation] = []
+        workers, reading, node = MultiprocessingOptions(), None, dataset
+        while True:
+            if node is not dataset and iterates_itself(node):
+                break
+            if isinstance(node, Operated):
+                operations.append(node.operation)
+            elif isinstance(node, Ahead):
+                if operations and node.workers.num_workers and not workers.num_workers:
+                    # What comes after workers runs here, and draws from what they make.
+                    break
+                if not workers.num_workers:
+                    workers = node.workers
+                reading = reading or node.reading
+            elif not isinstance(node, Seeded):
+                break
+            node = node.parents[0]
+        return cls(node, tuple(reversed(operations)), workers, reading)
+
+
+def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIterator[Any]:
+    """Returns a new iterator of a dataset.
+
+    Args:
+        dataset: where the chain ends.
+        ahead: whether threads may read ahead; worker processes do, where the chain has any.
+    """
+    chain = Chain.of(dataset)
+    leaf, has_workers = chain.leaf, bool(chain.workers.num_workers)
+    if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
+        reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
+        return ReadIterator(leaf, chain.operations, chain.workers, reading)
+    is_compiled = isinstance(leaf, Ahead) and not iterates_itself(leaf)
+    stream = iterator_of(leaf, ahead=ahead) if is_compiled else with_states(leaf)
+    reading = chain.reading if ahead and chain.reading else NO_THREADS
+    if not chain.operations and not has_workers and not reading.reads_ahead:
+        return stream
+    return FedIterator(stream, chain.operations, chain.workers, reading, _epoch_length(leaf))
+
+
+def _epoch_length(leaf: IterDataset[Any]) -> int | None:
+    """Returns how many positions have the same epoch, where a leaf is a straight chain."""
+    while isinstance(leaf, Ahead | Operated | Seeded) and not iterates_itself(leaf):
+        leaf = leaf.parents[0]
+    if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf):
+        return None
+    return node_of(leaf.source).epoch_length
+
+
+def iterates_itself(dataset: IterDataset[Any]) -> bool:
+    """Whether a dataset is not compiled: its class, or one that it is derived from, has an `__iter__` of its own."""
+    own = type(dataset).__iter__
+    return not any(own is kind.__iter__ for kind in (Ahead, Operated, ReadIterDataset, Seeded))

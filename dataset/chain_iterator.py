@@ -1,0 +1,226 @@
+"""The iterator of a straight chain: a loader's iterator over the plan that the chain is compiled to.
+
+A chain has two plans. In the dense one, every position has an element: a block is a batch, as in a 1:1 pipeline. The
+sparse one drops absent elements first, and so regroups. Both yield the same where nothing is absent, so that an
+iterator may begin with the first and change to the second at any position; a state is the same for both.
+"""
+
+import dataclasses
+import json
+from collections.abc import Collection, Sequence
+from typing import Any, final
+
+from millstream.dataset.absence import DropAbsent
+from millstream.dataset.dataset_iterator import CLOSED, DatasetIterator
+from millstream.dataset.map_dataset import node_of
+from millstream.dataset.peeling import order_of, peeled
+from millstream.dataset.stream_nodes import ReadIterDataset
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
+from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.state_of_plan import stream_of
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.sharding import NoSharding
+from millstream.transforms import Transformation
+from millstream.transforms.present import AbsentElement, Present
+
+
+class EngineIterator(DatasetIterator[Any]):
+    """An iterator whose elements a loader's iterator makes.
+
+    Args:
+        parents: the iterators that this one draws from.
+    """
+
+    _inner: DataLoaderIterator
+
+    def __next__(self) -> Any:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: the stream has ended.
+            ValueError: the iterator is closed.
+            Exception: whatever an operation or the source raised, with notes of where.
+        """
+        if self._closed:
+            raise ValueError(CLOSED)
+        try:
+            return next(self._inner)
+        except AbsentElement as hole:
+            self._change_plan(hole)
+        return next(self._inner)
+
+    def take(self, most: int) -> Elements:
+        """Returns the next elements with their origins, at least one and `most` at most; raises what `next` does."""
+        self._check_open()
+        try:
+            return self._inner.take(most)
+        except AbsentElement as hole:
+            self._change_plan(hole)
+        return self._inner.take(most)
+
+    def start_prefetch(self) -> None:
+        """Begins to read ahead in the background, where threads or processes do, and returns at once."""
+        self._check_open()
+        self._inner.start_prefetch()
+
+    def close(self) -> None:
+        """Ends the threads and processes of this iterator and those below, and frees what was read. Idempotent."""
+        self._closed = True
+        self._inner.close()
+        super().close()
+
+    def _change_plan(self, hole: AbsentElement) -> None:
+        raise hole
+
+
+@final
+class ReadIterator(EngineIterator):
+    """Yields what a chain makes of the elements of a MapDataset.
+
+    Args:
+        leaf: what is read.
+        operations: what is done with each element.
+        workers: the worker processes.
+        reading: the threads.
+    """
+
+    def __init__(
+        self,
+        leaf: ReadIterDataset,
+        operations: Sequence[Transformation],
+        workers: MultiprocessingOptions,
+        reading: ReadOptions,
+    ) -> None:
+        super().__init__()
+        node = node_of(leaf.source)
+        order = order_of(node)
+        self._options = workers, reading
+        self._sparse = Pipeline(leaf.source, order, order, (DropAbsent(), *operations), NoSharding())
+        self._was_sought = False
+        if leaf.allow_nones:
+            self._sparse = dataclasses.replace(self._sparse, operations=tuple(operations))
+        pipeline = self._sparse
+        if not node.is_sparse and not leaf.allow_nones:
+            source, own_order, maps = peeled(leaf.source, node)
+            dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding())
+            # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
+            pipeline = dense if Plan(dense).one_to_one else pipeline
+        self._is_dense = pipeline is not self._sparse
+        sparse = stream_of(Plan(self._sparse))
+        self._execution = Execution(pipeline, *self._options)
+        self._own_stream = stream_of(self._execution.plan)
+        self._num_stages = len(Plan(self._sparse).stages)
+        self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=self._own_stream.fingerprint)
+        self._inner = self._execution.begin(self._own_stream)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position as a small dict that JSON can hold."""
+        state: dict[str, Any] = json.loads(self._state().encode())
+        return state
+
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in a state.
+
+        Args:
+            state: what `get_state` returned, here or on any iterator over the same chain, for any threads and workers.
+            allow: differences to accept on purpose: any of "operations" and "source".
+            strict: whether to refuse the state, too, if the code of the chain has changed.
+
+        Raises:
+            CheckpointError: the state is unreadable or of another chain. The iterator is as it was.
+            ValueError: the iterator is closed, or `allow` has an unknown name.
+        """
+        self._check_open()
+        saved = decoded(state)
+        found = resumption(saved, self._state(), allow, strict=strict)
+        saved = dataclasses.replace(saved, stream=self._stream)
+        if self._is_dense and not self._fits_dense(saved):
+            self._use_sparse()
+        self._move(saved)
+        self._was_sought = False
+        if found.changes:
+            warn_of_changes(found.changes)
+
+    def seek(self, step: int) -> None:
+        """Moves to the position after the first `step` elements.
+
+        Costs nothing where each element of the MapDataset becomes one. Else what is in between is made to be counted.
+
+        Raises:
+            IndexError: there are fewer.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        try:
+            self._inner.seek(step)
+        except AbsentElement as hole:
+            self._change_plan(hole)
+            self._inner.seek(step)
+        self._was_sought = self._is_dense
+
+    @property
+    def next_index(self) -> int | None:
+        """How many elements have come, where each position makes one: `seek` then costs nothing. Else None."""
+        return self._inner.step if self._execution.plan.one_to_one else None
+
+    def _state(self) -> LoaderState:
+        state = LoaderState.decode(self._inner.get_state())
+        return self._with_skip(state, self._stream, self._num_stages)
+
+    def _fits_dense(self, saved: LoaderState) -> bool:
+        """Whether a position lies between two blocks of the dense plan, and no element before it was absent."""
+        block = self._execution.plan.partition.global_block
+        (place,) = saved.places
+        is_between = place.position % block == 0 or place.position == saved.stream.length
+        return not any(place.skip) and is_between and saved.step == -(-place.position // block)
+
+    def _move(self, saved: LoaderState) -> None:
+        """Goes to a position of this stream."""
+        plan = self._execution.plan
+        self._inner.set_state(self._with_skip(saved, self._own_stream, len(plan.stages)).encode())
+
+    def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
+        """Returns a state as one of another stream; between blocks of the dense plan there is nothing to skip."""
+        (place,) = state.places
+        place = place._replace(skip=(0,) * num_stages) if self._is_dense else place
+        return dataclasses.replace(state, places=(place,), stream=stream)
+
+    def _use_sparse(self) -> None:
+        self._inner.close()
+        self._execution.close()
+        self._execution = Execution(self._sparse, *self._options)
+        self._own_stream = stream_of(self._execution.plan)
+        self._is_dense, self._inner = False, self._execution.begin(self._own_stream)
+
+    def _change_plan(self, hole: AbsentElement) -> None:
+        """Continues with the plan that has room for absent elements, at the position reached."""
+        if self._was_sought:
+            raise ValueError(
+                f"{hole} So seek has gone to a position where fewer elements come before than it was asked for. Drop "
+                "elements with a filter instead of a map that returns None: seek then counts those that are there."
+            ) from hole
+        state = self._state()
+        self._use_sparse()
+        self._move(state)
+
+
+def checked_maps(maps: Sequence[Transformation]) -> list[Transformation]:
+    """Returns the operations of a MapDataset, none of which sees an element that is absent."""
+    return [Present(), *(step for operation in maps for step in (operation, Present()))]
+
+
+def decoded(state: Any) -> LoaderState:
+    """Returns the state that a dict says; CheckpointError for anything else."""
+    if not isinstance(state, dict):
+        raise CheckpointError(f"A state of a dataset's iterator is a dict, got {type(state).__name__}.")
+    try:
+        text = json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"The state cannot be read: {error}.") from error
+    return LoaderState.decode(text.encode())

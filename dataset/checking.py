@@ -1,0 +1,165 @@
+"""Checks of a user's own datasets, positions as numbers, and settings found by trying."""
+
+import dataclasses
+import json
+from typing import Any, NamedTuple, SupportsIndex
+
+import numpy as np
+
+from millstream import tree
+from millstream.checks import as_integer, as_integer_or_none
+from millstream.dataset.chain_iterator import ReadIterator
+from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.streams import as_stream, opened_below
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
+
+MOST_BUFFERED = 1000
+"""This many elements are read ahead at most, unless another number is given; as in Grain."""
+
+
+def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
+    """Returns the index of the element that comes next: how many have come.
+
+    Raises:
+        NotImplementedError: the iterator does not read a MapDataset alone, or positions need not become one element
+            each: after a filter, a flat_map, a packer.
+    """
+    index = ds_iter.next_index if isinstance(ds_iter, ReadIterator) else None
+    if index is None:
+        raise NotImplementedError(
+            f"This {type(ds_iter).__name__} has no index: that needs a MapDataset of which each position, or each "
+            "batch of them, becomes one element. Use get_state and set_state."
+        )
+    return index
+
+
+def set_next_index(ds_iter: DatasetIterator[Any], index: SupportsIndex) -> None:
+    """Moves to the element of an index, at no cost.
+
+    Raises:
+        NotImplementedError: as `get_next_index`.
+        IndexError: there are fewer elements.
+    """
+    get_next_index(ds_iter)
+    ds_iter.seek(as_integer(index, "index", minimum=0))
+
+
+def assert_equal_output_after_checkpoint(ds: Any) -> None:
+    """Checks that a dataset resumes exactly after each of its elements; for tests of your own datasets.
+
+    It is read to its end. Each state is restored on a fresh iterator, through JSON, which must then have that state,
+    and yield what came after it. All states must have the same keys, types and lengths.
+
+    Raises:
+        AssertionError: any of that does not hold; the message says after how many elements.
+        ValueError: the dataset yields nothing.
+    """
+    dataset = as_stream(ds, "ds")
+    with opened_below(dataset) as iterator:
+        states = [_text(iterator)]
+        elements = []
+        for element in iterator:
+            elements.append(element)
+            states.append(_text(iterator))
+    if not elements:
+        raise ValueError("The dataset yields nothing, so there is nothing to check.")
+    for step, text in enumerate(states):
+        if _shape(json.loads(text)) != _shape(json.loads(states[0])):
+            raise AssertionError(
+                f"States must have the same keys and types throughout: after {step} elements {text}, at the beginning "
+                f"{states[0]}."
+            )
+        with opened_below(dataset) as fresh:
+            fresh.set_state(json.loads(text))
+            if (there := _text(fresh)) != text:
+                raise AssertionError(f"After {step} elements the state is {text}, and once restored it is {there}.")
+            rest = list(fresh)
+        if len(rest) != len(elements) - step:
+            raise AssertionError(f"After {step} elements {len(elements) - step} come, and once restored {len(rest)}.")
+        for number, (element, other) in enumerate(zip(elements[step:], rest, strict=True), step):
+            _assert_equal(element, other, f"element {number}, restored after {step} elements")
+
+
+@dataclasses.dataclass(frozen=True)
+class PerformanceConfig:
+    """Settings for a dataset.
+
+    Attributes:
+        multiprocessing_options: for `mp_prefetch`.
+        read_options: for `to_iter_dataset`.
+    """
+
+    multiprocessing_options: MultiprocessingOptions | None = None
+    read_options: ReadOptions | None = None
+
+
+def pick_performance_config(
+    ds: Any,
+    *,
+    ram_budget_mb: float,
+    max_workers: SupportsIndex | None = None,
+    max_buffer_size: SupportsIndex | None = None,
+    samples_to_check: SupportsIndex = 5,
+) -> PerformanceConfig:
+    """Returns as many workers, and as long a read-ahead, as fit into memory: some elements are made to measure them.
+
+    No element depends on these settings.
+
+    Args:
+        ds: the dataset.
+        ram_budget_mb: how many megabytes of memory elements may take that are ready or in work.
+        max_workers: how many workers at most; None for one for each core that this process may use.
+        max_buffer_size: how many elements may be read ahead at most; None for 1,000.
+        samples_to_check: how many elements are made.
+
+    Raises:
+        ValueError: the budget is not above 0, or the dataset yields nothing.
+    """
+    if not ram_budget_mb > 0:
+        raise ValueError(f"ram_budget_mb must be above 0, got {ram_budget_mb!r}.")
+    samples = as_integer(samples_to_check, "samples_to_check", minimum=1)
+    most_workers = as_integer_or_none(max_workers, "max_workers")
+    most_buffered = as_integer_or_none(max_buffer_size, "max_buffer_size") or MOST_BUFFERED
+    with opened_below(as_stream(ds, "ds")) as iterator:
+        sizes = [_num_bytes(element) for element, _ in zip(iterator, range(samples), strict=False)]
+    if not sizes:
+        raise ValueError("The dataset yields nothing, so nothing can be measured.")
+    fitting = int(ram_budget_mb * (1 << 20) // max(1, *sizes))
+    # Each worker has an element in work and one that is ready.
+    workers = max(1, min(fitting // 2, available_cores(), most_workers or available_cores()))
+    buffered = max(1, min(fitting, most_buffered))
+    return PerformanceConfig(MultiprocessingOptions(workers), ReadOptions(min(16, buffered), buffered))
+
+
+class _Leaf(NamedTuple):
+    kind: str
+
+
+def _shape(state: Any) -> Any:
+    """Returns the keys, types and lengths in a state."""
+    if isinstance(state, dict):
+        return {key: _shape(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_shape(value) for value in state]
+    return _Leaf(type(state).__name__)
+
+
+def _text(iterator: DatasetIterator[Any]) -> str:
+    return json.dumps(iterator.get_state(), sort_keys=True)
+
+
+def _assert_equal(element: Any, other: Any, what: str) -> None:
+    own, others = dict(tree.leaves(element)), dict(tree.leaves(other))
+    if own.keys() != others.keys():
+        raise AssertionError(f"{what}: the structure was {list(own)} and is {list(others)}.")
+    for path, leaf in own.items():
+        np.testing.assert_array_equal(leaf, others[path], err_msg=f"{what}{path}")
+
+
+def _num_bytes(element: Any) -> int:
+    return sum(np.asarray(leaf).nbytes for _, leaf in tree.leaves(element))
+
+
+def apply_transformations(ds: Any, transformations: Any) -> Any:
+    """Returns `ds.apply(transformations)`."""
+    return ds.apply(transformations)

@@ -1,0 +1,250 @@
+"""Streams made of other streams: side by side, cut off, repeated, kept in memory."""
+
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, final
+
+from millstream.checks import as_flag, as_integer, as_integer_or_none
+from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.streams import as_stream, checked_state, move_all, opened_below
+from millstream.errors import CheckpointError
+from millstream.sources.base import own
+
+
+@final
+class ZipIterDataset(IterDataset[tuple[Any, ...]]):
+    """Tuples of the elements that datasets yield at the same time.
+
+    Args:
+        parents: the datasets, at least one.
+        strict: whether it is an error where one ends before the others; else it ends with the shortest.
+
+    Raises:
+        TypeError, ValueError: there are none, or one is not a dataset. While reading, a ValueError where they are of
+            different lengths.
+    """
+
+    def __init__(self, parents: Sequence[Any], *, strict: bool = True) -> None:
+        if not parents:
+            raise ValueError("ZipIterDataset needs at least one dataset, got none.")
+        super().__init__([as_stream(parent, f"parents[{number}]") for number, parent in enumerate(parents)])
+        self.strict = as_flag(strict, "strict")
+
+    def __iter__(self) -> DatasetIterator[tuple[Any, ...]]:
+        return _ZipIterator([opened_below(parent) for parent in self.parents], self.strict)
+
+
+@final
+class _ZipIterator(DatasetIterator[tuple[Any, ...]]):
+    """Draws an element of each stream, in order. Where one fails, what the others gave waits for the next attempt."""
+
+    def __init__(self, parents: Sequence[DatasetIterator[Any]], strict: bool) -> None:
+        super().__init__(parents)
+        self._strict = strict
+        self._ended = False
+        self._drawn: list[Any] = []
+
+    def __next__(self) -> tuple[Any, ...]:
+        """Returns the next elements."""
+        self._check_open()
+        if self._ended:
+            raise StopIteration
+        for parent in self._parents[len(self._drawn) :]:
+            try:
+                self._drawn.append(next(parent))
+            except StopIteration:
+                self._end()
+        drawn, self._drawn = tuple(self._drawn), []
+        return drawn
+
+    def _end(self) -> None:
+        """Ends, since one of the streams has; which must be the first, and all others too, where it is strict."""
+        drawn, self._drawn, self._ended = len(self._drawn), [], True
+        shorter, longer = drawn, 0
+        if self._strict and not drawn:
+            longer = next((number for number, one in enumerate(self._parents) if number and _has_more(one)), 0)
+        if self._strict and shorter != longer:
+            raise ValueError(
+                f"ZipIterDataset: parents[{shorter}] has ended before parents[{longer}]. With strict=False, it ends "
+                "with the shortest."
+            )
+        raise StopIteration
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns where each stream is."""
+        if self._drawn:
+            raise ValueError("One of the zipped datasets has failed: there is no state before `next` has succeeded.")
+        return {"parents": [parent.get_state() for parent in self._parents], "ended": self._ended}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position."""
+        self._check_open()
+        checked = checked_state(state, {"parents", "ended"}, "zipped datasets")
+        if len(checked["parents"]) != len(self._parents):
+            raise CheckpointError(
+                f"The state is of {len(checked['parents'])} zipped datasets, and here are {len(self._parents)}."
+            )
+        move_all(self._parents, checked["parents"])
+        self._drawn, self._ended = [], checked["ended"]
+
+
+def _has_more(iterator: DatasetIterator[Any]) -> bool:
+    try:
+        next(iterator)
+    except StopIteration:
+        return False
+    return True
+
+
+@final
+class LimitIterDataset(IterDataset[Any]):
+    """The first elements of a dataset.
+
+    Args:
+        parent: the dataset.
+        count: how many at most, at least 1.
+    """
+
+    def __init__(self, parent: Any, count: SupportsIndex) -> None:
+        super().__init__(as_stream(parent, "parent"))
+        self.count = as_integer(count, "count", minimum=1)
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return _LimitIterator(opened_below(self._parent), self.count)
+
+
+@final
+class _LimitIterator(DatasetIterator[Any]):
+    """Draws some elements."""
+
+    def __init__(self, parent: DatasetIterator[Any], limit: int) -> None:
+        super().__init__(parent)
+        self._limit = limit
+        self._count = 0
+
+    def __next__(self) -> Any:
+        """Returns the next element."""
+        self._check_open()
+        if self._count >= self._limit:
+            raise StopIteration
+        element = next(self._parent)
+        self._count += 1
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns how many were drawn."""
+        return {"parent": self._parent.get_state(), "count": self._count}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position."""
+        self._check_open()
+        checked = checked_state(state, {"parent", "count"}, "a limited dataset")
+        self._parent.set_state(checked["parent"])
+        self._count = checked["count"]
+
+
+@final
+class RepeatIterDataset(IterDataset[Any]):
+    """The elements of a dataset several times: the same ones, with the same draws, each time.
+
+    Args:
+        parent: the dataset.
+        num_epochs: how many times, at least 1; None for no end.
+    """
+
+    def __init__(self, parent: Any, num_epochs: SupportsIndex | None = None) -> None:
+        super().__init__(as_stream(parent, "parent"))
+        self.num_epochs = as_integer_or_none(num_epochs, "num_epochs")
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return _RepeatIterator(opened_below(self._parent), self.num_epochs)
+
+
+@final
+class _RepeatIterator(DatasetIterator[Any]):
+    """Draws from a stream, and sends it back to its beginning where it ends; so its worker processes stay."""
+
+    def __init__(self, parent: DatasetIterator[Any], num_epochs: int | None) -> None:
+        super().__init__(parent)
+        self._num_epochs = num_epochs
+        self._epoch = 0
+        self._beginning = parent.get_state()
+        # Whether this epoch has yielded anything: one that yields nothing is the last.
+        self._is_empty = True
+
+    def __next__(self) -> Any:
+        """Returns the next element."""
+        self._check_open()
+        while True:
+            try:
+                element = next(self._parent)
+            except StopIteration:
+                if self._is_empty or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs):
+                    raise
+                self._parent.set_state(self._beginning)
+                self._epoch, self._is_empty = self._epoch + 1, True
+            else:
+                self._is_empty = False
+                return element
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the epoch, and where in it."""
+        return {"parent": self._parent.get_state(), "epoch": self._epoch, "is_empty": self._is_empty}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position."""
+        self._check_open()
+        checked = checked_state(state, {"parent", "epoch", "is_empty"}, "a repeated dataset")
+        self._parent.set_state(checked["parent"])
+        self._epoch, self._is_empty = checked["epoch"], checked["is_empty"]
+
+
+@final
+class CacheIterDataset(IterDataset[Any]):
+    """The elements of a dataset, kept in memory once they have been drawn: for a `RepeatIterDataset` after it.
+
+    Where it is resumed in another process, the elements before are drawn once more.
+
+    Args:
+        parent: the dataset; all of its elements must fit into memory.
+    """
+
+    def __init__(self, parent: Any) -> None:
+        super().__init__(as_stream(parent, "parent"))
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return _CacheIterator(opened_below(self._parent))
+
+
+@final
+class _CacheIterator(DatasetIterator[Any]):
+    """Keeps what it draws; a dict or list is given out as a copy, which its reader may change."""
+
+    def __init__(self, parent: DatasetIterator[Any]) -> None:
+        super().__init__(parent)
+        self._beginning = parent.get_state()
+        self._kept: list[Any] = []
+        self._position = 0
+
+    def __next__(self) -> Any:
+        """Returns the next element."""
+        self._check_open()
+        if self._position == len(self._kept):
+            self._kept.append(next(self._parent))
+        element = own(self._kept[self._position])
+        self._position += 1
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns how many were drawn."""
+        return {"parent": self._beginning, "position": self._position}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position: draws what is not kept yet."""
+        self._check_open()
+        checked = checked_state(state, {"parent", "position"}, "a cached dataset")
+        if not self._kept:
+            self._parent.set_state(checked["parent"])
+        while len(self._kept) < checked["position"]:
+            self._kept.append(next(self._parent))
+        self._position = checked["position"]

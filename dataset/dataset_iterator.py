@@ -1,0 +1,122 @@
+"""The iterator of an IterDataset: a position in a stream that can be told, saved and returned to."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
+
+from millstream.loader.checkpoints.checkpointable import Checkpointable
+
+T_co = TypeVar("T_co", covariant=True)
+
+CLOSED = "Trying to advance a closed iterator. Call iter(dataset) for a new one."
+
+
+class DatasetIterator(Checkpointable, Generic[T_co]):
+    """Yields the elements of an `IterDataset`, and knows its position: just after the last element it yielded.
+
+    What `iter(dataset)` returns. For an iterator of your own, subclass it, give `super().__init__` the iterator that
+    it draws from, or several in a list, or nothing, and write three methods:
+
+        class EveryOther(millstream.DatasetIterator):
+            def __next__(self):
+                next(self._parent)
+                return next(self._parent)
+
+            def get_state(self):
+                return {"parent": self._parent.get_state()}
+
+            def set_state(self, state):
+                self._parent.set_state(state["parent"])
+
+    Args:
+        parents: the iterator that this one draws from, or a sequence of several.
+    """
+
+    states_are_bytes: ClassVar[bool] = False
+    _parents: tuple[Any, ...] = ()
+    _closed: bool = False
+
+    def __init__(self, parents: Any = ()) -> None:
+        self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
+
+    @property
+    def _parent(self) -> Any:
+        """The one iterator that this one draws from; AttributeError where there are none, or several."""
+        return only_parent(self)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T_co:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: the stream has ended; every later call raises it, too.
+            ValueError: the iterator is closed.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define __next__.")
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position as a small dict that JSON can hold.
+
+        All states of an iterator have the same keys, types and shapes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define get_state to be saved.")
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to the position recorded in a state, of this iterator or of another one over the same dataset."""
+        raise NotImplementedError(f"{type(self).__name__} must define set_state to be restored.")
+
+    def seek(self, step: int) -> None:
+        """Moves to the position after the first `step` elements.
+
+        Raises:
+            NotImplementedError: this iterator draws from a stream, which is read in order. What reads a MapDataset
+                alone can be sought.
+        """
+        raise NotImplementedError(
+            f"A {type(self).__name__} cannot seek step {step}: it draws from a stream, which is read in order. Draw "
+            "the elements before, or use set_state with a state that was taken there."
+        )
+
+    def start_prefetch(self) -> None:
+        """Begins to work ahead in the background, where anything below does, and returns at once."""
+        for parent in self._parents:
+            parent.start_prefetch()
+
+    def close(self) -> None:
+        """Ends all threads and worker processes below, and frees what they read. Idempotent.
+
+        After that `next` is a ValueError; the state can still be taken.
+        """
+        self._closed = True
+        for parent in self._parents:
+            close = getattr(parent, "close", None)
+            if callable(close):
+                close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses `copy`, `deepcopy` and `pickle`: two copies would share what works ahead, and so the elements."""
+        raise TypeError(
+            f"A {type(self).__name__} cannot be copied or pickled: what it draws from works for one consumer. "
+            "For another iterator at the same position: other = iter(dataset); other.set_state(iterator.get_state())."
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(CLOSED)
+
+
+def only_parent(node: Any) -> Any:
+    """Returns the one parent of a dataset or iterator."""
+    if len(node._parents) != 1:  # noqa: SLF001  (the attribute that subclasses know)
+        raise AttributeError(f"This {type(node).__name__} has {len(node._parents) or 'no'} parents.")  # noqa: SLF001
+    return node._parents[0]  # noqa: SLF001

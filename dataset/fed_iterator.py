@@ -1,0 +1,154 @@
+"""The iterator of operations after a stream: they run in threads and processes, and the stream in one place."""
+
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from millstream.dataset.chain_iterator import EngineIterator
+from millstream.dataset.counted_iterator import CountedIterator
+from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.in_order import InOrder
+from millstream.errors import CheckpointError
+from millstream.interruptions import cannot_wait
+from millstream.loader.execution import Execution
+from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.steps import annotated
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.sharding import NoSharding
+from millstream.transforms import Transformation
+
+
+@final
+class Fed:
+    """Stands where a pipeline has its source: what comes from a stream is not read by number."""
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, number: int) -> Any:
+        raise LookupError(f"Element {number} of a stream cannot be read at random.")
+
+    def fingerprint(self) -> str:
+        """Returns that it is a stream: its own state says which."""
+        return "a stream"
+
+
+@final
+class FedIterator(EngineIterator):
+    """Yields what operations make of the elements of a stream.
+
+    Args:
+        stream: an iterator at its beginning.
+        operations: what is done with each element.
+        workers: the worker processes.
+        reading: the threads.
+        epoch_length: how many positions have the same epoch, where the stream's elements have positions.
+    """
+
+    def __init__(
+        self,
+        stream: DatasetIterator[Any],
+        operations: Sequence[Transformation],
+        workers: MultiprocessingOptions,
+        reading: ReadOptions,
+        epoch_length: int | None = None,
+    ) -> None:
+        super().__init__(stream)
+        order = InOrder(None, epoch_length)
+        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding())
+        self._block = Plan(pipeline).partition.global_block
+        self._feed = Feed(_Drawing(stream), self._block)
+        self._reads_ahead = bool(workers.num_workers) or reading.reads_ahead
+        self._inner = Execution(pipeline, workers, reading, self._feed).begin()
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
+        made = json.loads(self._inner.get_state())
+        first, state = self._feed.kept_before(made["places"][0]["position"] // self._block)
+        return {"made": made, "block": first, "stream": state}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to the position recorded in a state.
+
+        Raises:
+            CheckpointError: the state is unreadable or of another chain.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        if not isinstance(state, dict) or state.keys() != {"made", "block", "stream"}:
+            raise CheckpointError(f"The state is not one of a chain after a stream: {state!r}.")
+        before = self._inner.get_state()
+        self._inner.set_state(json.dumps(state["made"]).encode())
+        try:
+            self._feed.restore(state["block"], state["stream"])
+        except BaseException:
+            self._inner.set_state(before)
+            raise
+
+    def start_prefetch(self) -> None:
+        """Begins to work ahead, here or, where nothing does here, below."""
+        self._check_open()
+        if self._reads_ahead:
+            self._inner.start_prefetch()
+        else:
+            self._parent.start_prefetch()
+
+
+@final
+class _Drawing:
+    """Draws elements from an iterator, and finds out where they come from."""
+
+    def __init__(self, stream: DatasetIterator[Any]) -> None:
+        self._stream = stream
+        self.get_state = stream.get_state
+        self.set_state = stream.set_state
+
+    def draw(self, count: int, number: int) -> Elements:
+        """Returns the next elements: fewer than `count` where they end, or where an error ends them."""
+        if isinstance(self._stream, EngineIterator):
+            return self._draw_made(self._stream, count)
+        values: list[Any] = []
+        error = None
+        try:
+            values.extend(itertools.islice(self._stream, count))
+        except BaseException as failure:
+            if cannot_wait(failure):
+                raise
+            error = annotated(failure, f"{type(self._stream).__name__}, at element {number + len(values)}")
+        numbers = np.arange(number, number + len(values))
+        table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])
+        return Elements(values, Origins(table), error)
+
+    def _draw_made(self, stream: EngineIterator, count: int) -> Elements:
+        """Returns elements that know where they come from: what is drawn at random does not depend on the place."""
+        parts: list[Elements] = []
+        error, left = None, count
+        while left and error is None:
+            try:
+                part = stream.take(left)
+            except StopIteration:
+                break
+            except BaseException as failure:
+                if cannot_wait(failure):
+                    raise
+                error = failure
+            else:
+                parts.append(Elements(part.values, part.origins.without_sizes()))
+                left -= len(part.values)
+        whole = Elements.concatenate(parts) if parts else Elements([], Origins.none())
+        return Elements(whole.values, whole.origins, error)
+
+
+def with_states(dataset: Any) -> DatasetIterator[Any]:
+    """Returns a new iterator of a dataset; one that has no states is told by how many elements it has yielded."""
+    iterator: DatasetIterator[Any] = iter(dataset)
+    if type(iterator).get_state is not DatasetIterator.get_state:
+        return iterator
+    return CountedIterator(lambda: iter(dataset), iterator)

@@ -1,0 +1,42 @@
+"""The order in which a chain reads its MapDataset: position after position."""
+
+import dataclasses
+from typing import ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.record import RecordMetadata
+from millstream.samplers.base import check_range
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class InOrder:
+    """A sampler whose record at each position is the record of that number.
+
+    Attributes:
+        length: how many positions there are; None where there is no end.
+        num_records: how many positions have the same epoch; None where there are no epochs.
+    """
+
+    seed: ClassVar[None] = None
+    length: int | None
+    num_records: int | None
+
+    def fingerprint(self) -> str:
+        """Returns what decides the order: nothing but this class."""
+        return "in order"
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        check_range(position, position + 1, self.length)
+        return RecordMetadata(position, position, None)
+
+    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the positions [start, stop)."""
+        check_range(start, stop, self.length)
+        return np.arange(start, stop, dtype=np.int64)
+
+    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the positions."""
+        return positions

@@ -1,0 +1,78 @@
+"""The order of rows of several files, one of each in turn: what interleaving them would give, at any position."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.dataset.index_nodes import IndexNode
+from millstream.dataset.node import Positions, divided, joined
+
+Table = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InTurn(IndexNode):
+    """Rows of parts that lie end to end, one of each of `cycle_length` parts in turn.
+
+    Where a part has ended, the next one takes its turns: the order of `InterleaveIterDataset`.
+
+    Attributes:
+        sizes: how many rows each part has.
+        cycle_length: how many parts take turns.
+    """
+
+    sizes: tuple[int, ...]
+    cycle_length: int
+
+    @functools.cached_property
+    def _table(self) -> Table:
+        """Runs of positions in which the same parts take turns.
+
+        Their first positions, shape (runs,); how many parts take turns; and which row of the parent each part begins
+        with, shape (runs, cycle_length).
+        """
+        bounds = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
+        ready = ((begin, end) for begin, end in bounds if end > begin)
+        turns = list(itertools.islice(ready, self.cycle_length))
+        starts, counts, rows, position = [], [], [], 0
+        while turns:
+            count = len(turns)
+            starts.append(position)
+            counts.append(count)
+            rows.append([begin for begin, _ in turns] + [0] * (self.cycle_length - count))
+            # The run ends at the turn of the first part that has no more rows.
+            length, ended = min(((end - begin) * count + turn, turn) for turn, (begin, end) in enumerate(turns))
+            position += length
+            drawn = [begin + (length - turn + count - 1) // count for turn, (begin, _) in enumerate(turns)]
+            left = [(begin, end) for begin, (_, end) in zip(drawn, turns, strict=True)]
+            following = next(ready, None)
+            turns = ([following] if following else []) + left[ended + 1 :] + left[:ended]
+        return np.array(starts), np.array(counts), np.array(rows).reshape(len(rows), self.cycle_length)
+
+    def parent_positions(self, positions: Positions) -> Positions:
+        """Returns which rows of the parts laid end to end come at positions."""
+        epochs, offsets = divided(positions, self.length)
+        if not offsets.size:
+            return positions
+        starts, counts, rows = self._table
+        runs = np.searchsorted(starts, offsets, side="right") - 1
+        rounds, turns = np.divmod(offsets - starts[runs], counts[runs])
+        return joined(epochs, self.length, rows[runs, turns] + rounds)
+
+    def parent_position(self, position: int) -> int:
+        """Returns the same for one position."""
+        (parent_position,) = self.parent_positions(np.array([position])).tolist()
+        return int(parent_position)
+
+    @property
+    def text(self) -> str:
+        """How many parts there are."""
+        return f".in_turn({len(self.sizes)} parts, cycle_length={self.cycle_length})"
+
+    def words(self) -> Iterator[str]:
+        """Yields the sizes of the parts."""
+        yield f"InTurn(sizes: {list(self.sizes)}, cycle_length: {self.cycle_length})"

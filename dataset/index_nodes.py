@@ -1,0 +1,244 @@
+"""Nodes that decide which element stands where: positions become other positions, and elements pass untouched."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.dataset.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
+from millstream.samplers.permutation import derived, permute, permute_one
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class IndexNode(UnaryNode):
+    """A node whose elements are elements of its parent."""
+
+    @abc.abstractmethod
+    def parent_positions(self, positions: Positions) -> Positions:
+        """Returns where the parent has the elements of positions."""
+
+    @abc.abstractmethod
+    def parent_position(self, position: int) -> int:
+        """Returns the same for one position."""
+
+    def locate(self, positions: Positions) -> Any:
+        """Returns what the parent needs."""
+        return self.parent.locate(self.parent_positions(positions))
+
+    def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
+        """Returns the parent's elements, columns too, as they are."""
+        return self.parent.elements(located, start, stop)
+
+    @functools.cached_property
+    def sources(self) -> tuple[Any, ...] | None:
+        """The parent's."""
+        return self.parent.sources
+
+    def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
+        """Returns those of the parent's positions."""
+        return self.parent.record_keys(self.parent_positions(positions), starts)
+
+    def at(self, position: int) -> Any:
+        """Returns the parent's element."""
+        return self.parent.at(self.parent_position(position))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shuffle(IndexNode):
+    """Each epoch in an order of its own: the permutation of an `IndexSampler` with this seed.
+
+    Attributes:
+        seed: selects the permutations.
+        inherited: the seed of a `.seed(...)` that it derives from; None where it has its own.
+    """
+
+    seed: int
+    inherited: int | None = None
+
+    @functools.cached_property
+    def epoch_length(self) -> int:
+        """All that is shuffled together."""
+        return self.length
+
+    def parent_positions(self, positions: Positions) -> Positions:
+        """Returns where offsets land in the permutations of their epochs."""
+        epochs, offsets = divided(positions, self.length)
+        landed = permute(offsets.view(np.uint64), self.length, self.seed, epochs) if offsets.size else offsets
+        return joined(epochs, self.length, landed)
+
+    def parent_position(self, position: int) -> int:
+        """Returns where an offset lands."""
+        epoch, offset = divided_one(position, self.length)
+        return epoch * self.length + permute_one(offset, self.length, self.seed, epoch)
+
+    @property
+    def text(self) -> str:
+        """The method."""
+        return f".shuffle(seed={self.seed})"
+
+    def words(self) -> Iterator[str]:
+        """Yields the seed, and how many elements are shuffled together."""
+        yield f"Shuffle(seed: {self.seed}, of: {self.length})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WindowShuffle(IndexNode):
+    """Each window of an epoch in an order of its own; the last window may be shorter.
+
+    Attributes:
+        window_size: how many elements a window has.
+        seed: selects the permutations.
+    """
+
+    window_size: int
+    seed: int
+
+    @functools.cached_property
+    def _own_seed(self) -> int:
+        """Another one than that of a shuffle: the order within windows has nothing to do with that of an epoch."""
+        return derived(self.seed, self.window_size)
+
+    def parent_positions(self, positions: Positions) -> Positions:
+        """Returns where offsets land in the permutations of their windows, numbered over all epochs."""
+        epochs, offsets = divided(positions, self.length)
+        windows, within = np.divmod(offsets, self.window_size)
+        num_windows = -(-self.length // self.window_size)
+        numbers = joined(epochs, num_windows, windows).view(np.uint64)
+        landed = np.empty_like(within)
+        last_size = self.length - (num_windows - 1) * self.window_size
+        is_last = windows == num_windows - 1
+        for rows, size in ((~is_last, self.window_size), (is_last, last_size)):
+            landed[rows] = permute(within[rows].view(np.uint64), size, self._own_seed, numbers[rows])
+        return joined(epochs, self.length, windows * self.window_size + landed)
+
+    def parent_position(self, position: int) -> int:
+        """Returns where an offset lands."""
+        (parent_position,) = self.parent_positions(np.array([position])).tolist()
+        return int(parent_position)
+
+    @property
+    def text(self) -> str:
+        """The class."""
+        return f".window_shuffle(window_size={self.window_size}, seed={self.seed})"
+
+    def words(self) -> Iterator[str]:
+        """Yields the seed, and how many elements are shuffled together."""
+        yield f"WindowShuffle(size: {self.window_size}, seed: {self.seed}, of: {self.length})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Repeat(IndexNode):
+    """Several epochs as one.
+
+    Attributes:
+        num_epochs: how many; None for no end.
+        reseed_each_epoch: whether they are the parent's epochs in turn, instead of its first one again and again.
+    """
+
+    num_epochs: int | None
+    reseed_each_epoch: bool
+
+    @functools.cached_property
+    def length(self) -> int:
+        """All epochs together."""
+        if not self.parent.length:
+            return 0
+        return ENDLESS if self.num_epochs is None else min(ENDLESS, self.parent.length * self.num_epochs)
+
+    @functools.cached_property
+    def epoch_length(self) -> int:
+        """The parent's: random operations after it draw what they would draw before it."""
+        return self.parent.epoch_length
+
+    def parent_positions(self, positions: Positions) -> Positions:
+        """Returns the positions, or their offsets in the first epoch."""
+        return positions if self.reseed_each_epoch else divided(positions, self.parent.length)[1]
+
+    def parent_position(self, position: int) -> int:
+        """Returns the position, or its offset in the first epoch."""
+        return position if self.reseed_each_epoch else divided_one(position, self.parent.length)[1]
+
+    @property
+    def text(self) -> str:
+        """The method."""
+        number = "" if self.num_epochs is None else str(self.num_epochs)
+        options = "" if self.reseed_each_epoch else "reseed_each_epoch=False"
+        return f".repeat({', '.join(filter(None, (number, options)))})"
+
+    def words(self) -> Iterator[str]:
+        """Yields nothing where the order is the parent's: more epochs continue the same stream."""
+        if not self.reseed_each_epoch:
+            yield f"Repeat(of: {self.parent.length})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slice(IndexNode):
+    """Some positions of each of the parent's epochs.
+
+    Attributes:
+        rows: the positions in an epoch.
+    """
+
+    rows: range
+
+    @functools.cached_property
+    def length(self) -> int:
+        """How many positions are left; no end where the parent's has none and the slice neither."""
+        if self.parent.length == ENDLESS and self.rows and self.rows[-1] + self.rows.step >= ENDLESS:
+            return ENDLESS
+        return len(self.rows)
+
+    def parent_positions(self, positions: Positions) -> Positions:
+        """Returns the positions in the parent, in the same epoch of it."""
+        epochs, offsets = divided(positions, self.length)
+        if offsets.size and int(offsets.max()) >= len(self.rows):
+            raise IndexError(f"Position {offsets.max()} of {self.text} would be 2**63 or more in the dataset beneath.")
+        return joined(epochs, self.parent.length, self.rows.start + offsets * self.rows.step)
+
+    def parent_position(self, position: int) -> int:
+        """Returns the position in the parent."""
+        epoch, offset = divided_one(position, self.length)
+        return epoch * self.parent.length + self.rows[offset]
+
+    @property
+    def text(self) -> str:
+        """The slice in brackets."""
+        stop = "" if self.length == ENDLESS else self.rows.stop
+        step = "" if self.rows.step == 1 else f":{self.rows.step}"
+        return f"[{self.rows.start}:{stop}{step}]"
+
+    def words(self) -> Iterator[str]:
+        """Yields the rows, which more epochs of an endless parent do not change."""
+        stop = "end" if self.length == ENDLESS else len(self.rows)
+        yield f"Slice({self.rows.start} {self.rows.step} {stop} of {self.parent.length})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Seed(IndexNode):
+    """A seed for the random operations after it that have none of their own.
+
+    Attributes:
+        seed: the seed.
+    """
+
+    seed: int
+
+    def parent_positions(self, positions: Positions) -> Positions:
+        """Returns the same positions."""
+        return positions
+
+    def parent_position(self, position: int) -> int:
+        """Returns the same position."""
+        return position
+
+    @property
+    def text(self) -> str:
+        """The method."""
+        return f".seed({self.seed})"
+
+    def words(self) -> Iterator[str]:
+        """Yields nothing: the operations that draw say what they draw from."""
+        yield from ()

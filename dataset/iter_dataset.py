@@ -1,0 +1,267 @@
+"""A pipeline that is said as a chain and read from its beginning to its end."""
+
+import functools
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, SupportsIndex, TypeVar
+
+from millstream.checks import as_integer, named_arguments
+from millstream.dataset.counted_iterator import CountedIterator
+from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
+from millstream.descriptions import described
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.randomness import as_seed
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms.base import as_transformation
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class IterDataset(Generic[T_co]):
+    """A stream of elements that is read in order, and resumed anywhere: `iter(dataset)` is a `DatasetIterator`.
+
+    It is immutable: each method returns a new dataset, and reads nothing. What it yields is a pure function of the
+    chain. Threads and worker processes (`mp_prefetch`) decide how fast the elements come, never what they are: batches,
+    packed rows and random draws are the same for any number of them, and so is the state.
+
+    `MapDataset.to_iter_dataset()` makes one. For one of your own, such as a network stream, subclass it, give
+    `super().__init__` the dataset that it draws from, or several in a list, or nothing, and define `__iter__`: it
+    returns a `DatasetIterator`, or any iterator. (One without `get_state` is resumed by drawing from its beginning.)
+    What stands after it in a chain is spread over threads and workers as ever; the iterator itself runs in the
+    consumer's thread.
+
+    Args:
+        parents: the dataset that this one draws from, or a sequence of several.
+    """
+
+    _parents: tuple[Any, ...] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Sees to it that what `__iter__` of a subclass returns is a `DatasetIterator`."""
+        super().__init_subclass__(**kwargs)
+        own = vars(cls).get("__iter__")
+        if own is not None:
+            cls.__iter__ = _always_dataset_iterators(own)  # type: ignore[method-assign]  # of the same signature
+
+    def __init__(self, parents: Any = ()) -> None:
+        self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
+
+    @property
+    def parents(self) -> tuple[Any, ...]:
+        """The datasets that this one draws from."""
+        return self._parents
+
+    @property
+    def _parent(self) -> Any:
+        """The one dataset that this one draws from; AttributeError where there are none, or several."""
+        return only_parent(self)
+
+    def __iter__(self) -> DatasetIterator[T_co]:
+        """Returns a new iterator at the beginning of the stream."""
+        raise NotImplementedError(f"{type(self).__name__} must define __iter__.")
+
+    @staticmethod
+    def mix(
+        datasets: "Sequence[IterDataset[Any]] | Mapping[str, IterDataset[Any]]",
+        weights: "Sequence[Any] | Mapping[str, Any] | None" = None,
+    ) -> "IterDataset[Any]":
+        """Returns the elements of several datasets, in exact proportions.
+
+        Every prefix is less than one element away from the weights. It ends where a dataset that is due has no more
+        elements: repeat those that should not end it.
+
+        With a mapping, a state holds the positions by name: where it is restored into another mixture, the datasets
+        of the same names resume where they were, new ones start at their beginning, and those that are gone are
+        dropped.
+
+        Args:
+            datasets: a list, or a mapping from names.
+            weights: numbers above 0, in a list or by name; None for equal ones. Decimals count as they are written.
+
+        Raises:
+            TypeError, ValueError: there are no datasets, or the weights do not fit them.
+        """
+        from millstream.dataset.stream_mixing import MixedIterDataset  # noqa: PLC0415  (which needs this class)
+
+        return MixedIterDataset(datasets, weights)
+
+    def apply(self, transformations: Any) -> "IterDataset[Any]":
+        """Returns the elements after one operation, or after several in a list.
+
+        Args:
+            transformations: instances of `Map`, `RandomMap`, `Filter`, `FlatMap`, `Batch`, `FirstFitPack` and all the
+                other operations of a `DataLoader`; a function is a `Map`.
+        """
+        dataset: IterDataset[Any] = self
+        for operation in transformations if isinstance(transformations, Sequence) else [transformations]:
+            dataset = _operated(dataset, as_transformation(operation))
+        return dataset
+
+    def map(self, transform: Map[Any, Any] | Callable[[Any], Any]) -> "IterDataset[Any]":
+        """Returns what a function makes of each element."""
+        return _operated(self, _of_kind(transform, Map))
+
+    def map_with_index(self, transform: MapWithIndex[Any, Any] | Callable[[int, Any], Any]) -> "IterDataset[Any]":
+        """Returns what a function makes of the index of each element and the element.
+
+        The index is the position in the `MapDataset`, or the number in a stream, that the element comes from; of a
+        batch, that of its first element.
+        """
+        return _operated(self, _of_kind(transform, MapWithIndex))
+
+    def random_map(
+        self, transform: RandomMap[Any, Any] | Callable[[Any, Any], Any], *, seed: SupportsIndex | None = None
+    ) -> "IterDataset[Any]":
+        """Returns what a function makes of each element and a `numpy.random.Generator`.
+
+        What is drawn depends on the seed, on the element's index, and on how many random operations come before it
+        under the same seed; not on threads, workers and resumes.
+
+        Args:
+            transform: the function, or an instance of `RandomMap`.
+            seed: 0 … 2**64 - 1; None for that of the nearest `seed` before.
+
+        Raises:
+            ValueError: there is no seed.
+        """
+        return _operated(self, _of_kind(transform, RandomMap), seed)
+
+    def filter(self, transform: Filter[Any] | Callable[[Any], object]) -> "IterDataset[T_co]":
+        """Returns the elements of which a function says that they stay."""
+        return _operated(self, _of_kind(transform, Filter))
+
+    def flat_map(
+        self, transform: FlatMap[Any, Any] | Callable[[Any], Any], max_fan_out: SupportsIndex | None = None
+    ) -> "IterDataset[Any]":
+        """Returns the elements, none or several, into which a function splits each one.
+
+        Args:
+            transform: the function, or an instance of `FlatMap`.
+            max_fan_out: the most elements that one may become; a `FlatMap` knows it.
+        """
+        if not isinstance(transform, FlatMap):
+            transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
+        return _operated(self, transform)
+
+    @named_arguments()
+    def batch(
+        self,
+        batch_size: SupportsIndex,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> "IterDataset[Any]":
+        """Returns batches of elements that follow each other.
+
+        Args:
+            batch_size: how many elements make a batch, at least 1.
+            drop_remainder: whether elements at the end that do not fill a batch are left out.
+            batch_fn: makes a batch from the list of its elements; None stacks them leaf by leaf.
+        """
+        return _operated(self, Batch(batch_size, drop_remainder, batch_fn))  # type: ignore[arg-type]  # as an index
+
+    def seed(self, seed: SupportsIndex) -> "IterDataset[T_co]":
+        """Returns the same elements, with a seed for the random operations that come after.
+
+        Args:
+            seed: 0 … 2**64 - 1.
+        """
+        from millstream.dataset.stream_nodes import Seeded  # noqa: PLC0415  (a subclass of this class)
+
+        return Seeded(self, as_seed(seed))
+
+    def mp_prefetch(
+        self,
+        options: MultiprocessingOptions | SupportsIndex | None = None,
+        worker_init_fn: None = None,
+        sequential_slice: bool = False,
+    ) -> "IterDataset[T_co]":
+        """Returns the same elements, made ahead by worker processes: all operations before this one run there.
+
+        Operations after it run in the consumer's thread. No element and no state depends on where they are made.
+
+        Args:
+            options: how many workers, and what each keeps ready, or only how many; None for one for each core, 0 for
+                none.
+            worker_init_fn: refused: what a worker needs is made where it is first used.
+            sequential_slice: accepted for Grain's sake, and without effect: the elements come in one order.
+        """
+        del sequential_slice
+        if worker_init_fn is not None:
+            raise ValueError(
+                "worker_init_fn is not supported: make what a worker needs where it is first used, for instance in a "
+                "functools.cached_property of a Map."
+            )
+        return _ahead(self, _as_workers(options), None)
+
+    def prefetch(
+        self, options: MultiprocessingOptions | ReadOptions | SupportsIndex | None = None
+    ) -> "IterDataset[T_co]":
+        """Returns the same elements, made ahead by processes, as `mp_prefetch`; or with `ReadOptions` by threads."""
+        if isinstance(options, ReadOptions):
+            return _ahead(self, MultiprocessingOptions(), options)
+        return self.mp_prefetch(options)
+
+    def pipe(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Returns `function(self, *args, **kwargs)`."""
+        return function(self, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"IterDataset\n{self._drawn()}"
+
+    def _drawn(self) -> str:
+        """Returns the chain that ends here, a line for each node; several parents are drawn one under the other."""
+        above = [
+            parent._drawn() if isinstance(parent, IterDataset) else repr(parent).split("\n", 1)[-1]  # noqa: SLF001
+            for parent in self.parents
+        ]
+        if len(above) > 1:
+            above = [f"  {number}:\n{textwrap.indent(text, '  ')}" for number, text in enumerate(above)]
+        return "\n".join([*above, f"  {self._line()}"])
+
+    def _line(self) -> str:
+        """Returns what this node is called where a chain is shown."""
+        return type(self).__name__
+
+
+def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], DatasetIterator[Any]]:
+    """Returns an `__iter__` that gives what `own` gives, with states where that has none."""
+
+    @functools.wraps(own)
+    def begin(self: Any) -> DatasetIterator[Any]:
+        iterator = own(self)
+        return iterator if isinstance(iterator, DatasetIterator) else CountedIterator(lambda: own(self), iter(iterator))
+
+    return begin
+
+
+def _operated(
+    parent: IterDataset[Any], operation: Transformation, seed: SupportsIndex | None = None
+) -> IterDataset[Any]:
+    from millstream.dataset.stream_nodes import Operated  # noqa: PLC0415  (a subclass of the class above)
+
+    return Operated(parent, operation, seed)
+
+
+def _ahead(parent: IterDataset[Any], workers: MultiprocessingOptions, reading: ReadOptions | None) -> IterDataset[Any]:
+    from millstream.dataset.stream_nodes import Ahead  # noqa: PLC0415  (as above)
+
+    return Ahead(parent, workers, reading)
+
+
+def _of_kind(transform: Any, kind: type[Transformation]) -> Transformation:
+    """Returns an operation of a kind: a function is made into one."""
+    operation = transform if isinstance(transform, Transformation) else kind(transform)  # type: ignore[call-arg]
+    if not isinstance(operation, kind):
+        raise TypeError(
+            f"Expected a function or a {kind.__name__}, got {described(operation)}: use apply for any kind."
+        )
+    return as_transformation(operation)
+
+
+def _as_workers(options: Any) -> MultiprocessingOptions:
+    if isinstance(options, MultiprocessingOptions):
+        return options
+    from millstream.loader.threads.options import available_cores  # noqa: PLC0415
+
+    return MultiprocessingOptions(available_cores() if options is None else as_integer(options, "num_workers", 0))

@@ -1,0 +1,56 @@
+"""The randomness of datasets, for datasets of your own."""
+
+from typing import TYPE_CHECKING, SupportsIndex, final
+
+from millstream.checks import as_integer
+from millstream.randomness import as_seed, generator
+from millstream.samplers.permutation import permute_one
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@final
+class RngPool:
+    """Gives a generator for each index: the one that a `random_map` with this seed has at this position.
+
+    Args:
+        seed: 0 … 2**64 - 1.
+    """
+
+    def __init__(self, seed: SupportsIndex) -> None:
+        self.seed = as_seed(seed)
+
+    def acquire_rng(self, index: SupportsIndex, *, op_seed: SupportsIndex = 0) -> "np.random.Generator":
+        """Returns a generator at the start of the stream of an index.
+
+        Args:
+            index: 0 … 2**64 - 1.
+            op_seed: which of several random operations, from 0 on.
+        """
+        return generator(self.seed, 0, as_integer(index, "index", 0), as_integer(op_seed, "op_seed", 0))
+
+    def release_rng(self, rng: "np.random.Generator") -> None:
+        """Does nothing: a generator is made for each call."""
+
+
+def index_shuffle(index: SupportsIndex, max_index: SupportsIndex, seed: SupportsIndex, rounds: SupportsIndex) -> int:
+    """Returns where an index stands in a permutation of [0, max_index]: that of `shuffle` and `IndexSampler`.
+
+    Args:
+        index: 0 … max_index.
+        max_index: the largest index, below 2**63.
+        seed: selects the permutation, 0 … 2**64 - 1.
+        rounds: an even number, 4 … 1024, as Grain asks for; without effect here.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    most = as_integer(max_index, "max_index", minimum=0)
+    place = as_integer(index, "index", minimum=0)
+    number = as_integer(rounds, "rounds")
+    if place > most or most >= 1 << 63:
+        raise ValueError(f"index must be at most max_index, and that below 2**63, got {place} and {most}.")
+    if number % 2 or not 4 <= number <= 1024:
+        raise ValueError(f"rounds must be an even number from 4 to 1024, got {number}.")
+    return permute_one(place, most + 1, as_seed(seed), 0)

@@ -1,0 +1,100 @@
+"""What a straight chain consists of: a leaf that is read, operations, seeds, and where they run."""
+
+from typing import Any, SupportsIndex
+
+from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.stream_seeds import seeded
+from millstream.descriptions import described
+from millstream.loader.pipeline.arguments import check_kind
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
+
+
+class Operated(IterDataset[Any]):
+    """The elements after an operation.
+
+    Attributes:
+        operation: which one; a random one knows its seed.
+    """
+
+    def __init__(self, parent: IterDataset[Any], operation: Transformation, seed: SupportsIndex | None = None) -> None:
+        super().__init__(parent)
+        if isinstance(operation, OnlyFor | Pack):
+            raise TypeError(
+                f"{described(operation)} belongs to a DataLoader, with a MixtureSampler or a PackingSampler: its "
+                "positions say which component or row an element is of, and those of a chain do not."
+            )
+        self.operation = seeded(operation, parent, seed) if isinstance(operation, RandomMap) else operation
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return _iterator_of(self)
+
+    def _line(self) -> str:
+        return f".apply({described(self.operation)})"
+
+
+class Seeded(IterDataset[Any]):
+    """The same elements, and a seed for what comes after."""
+
+    def __init__(self, parent: IterDataset[Any], seed: int) -> None:
+        super().__init__(parent)
+        self.given_seed = seed
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return _iterator_of(self)
+
+    def _line(self) -> str:
+        return f".seed({self.given_seed})"
+
+
+class Ahead(IterDataset[Any]):
+    """The same elements, made ahead by processes or threads.
+
+    Attributes:
+        workers: the processes.
+        reading: the threads; None for those that the leaf says.
+    """
+
+    def __init__(self, parent: IterDataset[Any], workers: MultiprocessingOptions, reading: ReadOptions | None) -> None:
+        super().__init__(parent)
+        self.workers = workers
+        self.reading = reading
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return _iterator_of(self)
+
+    def _line(self) -> str:
+        if self.reading is not None:
+            return f".prefetch({self.reading})"
+        return f".mp_prefetch(num_workers={self.workers.num_workers})"
+
+
+class ReadIterDataset(IterDataset[Any]):
+    """The elements of a `MapDataset`, from the first to the last: the leaf of a straight chain.
+
+    Attributes:
+        source: the MapDataset.
+        reading: the threads that read ahead.
+        allow_nones: whether None is an element, where it would be the absence of one.
+    """
+
+    def __init__(self, source: Any, read_options: ReadOptions | None = None, allow_nones: bool = False) -> None:
+        super().__init__(source)
+        if read_options is not None:
+            check_kind(read_options, "read_options", ReadOptions)
+        self.source = source
+        self.reading = read_options or ReadOptions()
+        self.allow_nones = allow_nones
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return _iterator_of(self)
+
+    def _line(self) -> str:
+        return ".to_iter_dataset()"
+
+
+def _iterator_of(dataset: IterDataset[Any]) -> DatasetIterator[Any]:
+    from millstream.dataset.chain import iterator_of  # noqa: PLC0415  (which needs the classes above)
+
+    return iterator_of(dataset)

@@ -1,0 +1,50 @@
+"""Which seed a random operation of an IterDataset has: that of the nearest `.seed(...)` before it, or its own."""
+
+from typing import Any
+
+from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.seeds import count_random_maps, nearest_seed
+from millstream.randomness import as_seed
+from millstream.samplers.permutation import derived
+from millstream.transforms import RandomMap
+from millstream.transforms.seeded import SeededRandomMap
+
+
+def seeded(operation: RandomMap[Any, Any], parent: Any, seed: Any) -> SeededRandomMap:
+    """Returns a random operation after a dataset that knows its seed, and its number under that seed.
+
+    Raises:
+        ValueError: there is no seed, or it is out of range.
+    """
+    chosen = _nearest_seed(parent) if seed is None else as_seed(seed)
+    if chosen is None:
+        raise ValueError(
+            "random_map needs a seed, and there is none above it: write .random_map(..., seed=0), or .seed(0) before "
+            "it."
+        )
+    return SeededRandomMap(operation, chosen, _count_random_maps(parent, chosen))
+
+
+def _nearest_seed(dataset: Any) -> int | None:
+    """Returns the seed that an operation after this dataset takes, None where there is none above it."""
+    if isinstance(dataset, MapDataset):
+        return nearest_seed(node_of(dataset))
+    own: int | None = getattr(dataset, "given_seed", None)
+    if own is not None:
+        return own
+    found = [seed for parent in dataset.parents if (seed := _nearest_seed(parent)) is not None]
+    if len(set(found)) < 2:
+        return found[0] if found else None
+    together, *others = found
+    for seed in others:
+        together = derived(together, seed)
+    return together
+
+
+def _count_random_maps(dataset: Any, seed: int) -> int:
+    """Returns how many random maps draw from a seed, from this dataset upwards."""
+    if isinstance(dataset, MapDataset):
+        return count_random_maps(node_of(dataset), seed)
+    above = max((_count_random_maps(parent, seed) for parent in dataset.parents), default=0)
+    operation = getattr(dataset, "operation", None)
+    return above + (isinstance(operation, SeededRandomMap) and operation.seed == seed)

@@ -1,0 +1,156 @@
+"""The pages of the site that are made from files elsewhere, for mkdocs: a hook that `mkdocs.yml` names.
+
+Every document is written once, where readers of the repository look for it. Here it gets its page, and links between
+documents become links between pages. The reference is made of the docstrings of all public names, part by part.
+"""
+
+import importlib
+import inspect
+import posixpath
+import re
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+
+DOCUMENTS = {
+    "README.md": "tour.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "loader/README.md": "how-the-loader-works.md",
+    "loader/processes/README.md": "how-workers-work.md",
+    "benchmarks/README.md": "how-it-is-measured.md",
+    "benchmarks/results/latest.md": "benchmarks.md",
+}
+"""Which page shows which document of the repository; those in docs/ have the page of their own name."""
+
+PICTURES = ["benchmarks/results/latest.png"]
+"""What documents show; each lies beside its page, under its own name."""
+
+FILES = ["LICENSE"]
+"""What documents link to that is no page."""
+
+PARTS = {
+    "loader": "Everything that runs a pipeline, and what it gives.",
+    "dataset": "A pipeline said as a chain. `millstream.experimental` has the names that Grain has there.",
+    "samplers": "Which record comes at which position.",
+    "sources": "Where records come from.",
+    "transforms": "What happens to elements: operations.",
+    "sharding": "Which part of every global batch a process reads.",
+    "checkpoint": "Positions in Orbax checkpoints.",
+    "tools": "Functions for the work around training.",
+    "errors": "What goes wrong, as exceptions.",
+}
+"""The parts of the reference, each with what it is about."""
+
+LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+@event_priority(100)  # Before mkdocstrings looks.
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Has docstrings read from the installed package: in the repository, its folders lie apart (see setup.cfg)."""
+    handlers: dict[str, dict[str, Any]] = config.plugins["mkdocstrings"].config.handlers
+    handlers["python"]["paths"] = [sysconfig.get_path("purelib")]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are not in docs/."""
+    for document, page in DOCUMENTS.items():
+        files.append(File.generated(config, page, content=(ROOT / document).read_text()))
+    for example in sorted(ROOT.glob("examples/*.py")):
+        page = page_of(f"examples/{example.name}")
+        files.append(File.generated(config, page, content=example_page(example)))
+    for path in [*PICTURES, *FILES]:
+        files.append(File.generated(config, posixpath.basename(path), abs_src_path=str(ROOT / path)))
+    for part, about in PARTS.items():
+        files.append(File.generated(config, f"reference/{part}.md", content=reference_page(part, about)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
+    """Turns links between documents into links between pages; one to what has no page is an error."""
+    source = document_of(page.file.src_uri)
+    if source is None:
+        return markdown
+
+    def linked(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link[2]))
+        there = page_of(target)
+        if files.get_file_from_path(there) is None:
+            raise PluginError(f"{source} links to {link[2]}, which has no page: name it in {Path(__file__).name}.")
+        return link[1] + posixpath.relpath(there, posixpath.dirname(page.file.src_uri)) + (link[3] or "") + link[4]
+
+    pieces, end = [], 0
+    for block in BLOCK.finditer(markdown):
+        pieces += [LINK.sub(linked, markdown[end : block.start()]), block[0]]
+        end = block.end()
+    return "".join([*pieces, LINK.sub(linked, markdown[end:])])
+
+
+def page_of(path: str) -> str:
+    """Returns the page, or the file, of the site that shows a file of the repository."""
+    if path in DOCUMENTS:
+        return DOCUMENTS[path]
+    if path.startswith("examples/") and path.endswith(".py"):
+        return path.removesuffix(".py") + ".md"
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return posixpath.basename(path) if path in [*PICTURES, *FILES] else path
+
+
+def document_of(page: str) -> str | None:
+    """Returns the file of the repository that a page shows; None if the page was made here."""
+    found = {shown: document for document, shown in DOCUMENTS.items()}.get(page)
+    if found is None and (ROOT / "docs" / page).exists():
+        found = f"docs/{page}"
+    return found
+
+
+def example_page(example: Path) -> str:
+    """Returns the page of an example: its code."""
+    return f"# {example.name}\n\n```python\n{example.read_text()}```\n"
+
+
+def reference_page(part: str, about: str) -> str:
+    """Returns the page of a part's public names: its own, and those of the façade that are from there."""
+    blocks = [f"# millstream.{part}\n\n{about}\n"]
+    for name, value in sorted(public_names(part).items(), key=lambda item: item[0].lower()):
+        path = f"{value.__module__}.{value.__qualname__}"
+        blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {name.rsplit('.', 1)[-1]}\n")
+    return "\n".join(blocks)
+
+
+def public_names(part: str) -> dict[str, Any]:
+    """Returns the public classes and functions of a part, by the shortest name that users can write.
+
+    What only `millstream.experimental` names belongs to the part that defines it.
+    """
+    facade, module = importlib.import_module("millstream"), importlib.import_module(f"millstream.{part}")
+    own = {f"millstream.{part}.{name}": getattr(module, name) for name in getattr(module, "__all__", ())}
+    home = {f"millstream.{name}": getattr(facade, name) for name in facade.__all__}
+    home = {name: value for name, value in home.items() if part_of(value) == part}
+    further = importlib.import_module("millstream.experimental")
+    there = {f"{further.__name__}.{name}": getattr(further, name) for name in further.__all__}
+    there = {name: value for name, value in there.items() if part_of(value) == part}
+    names: dict[str, Any] = {}
+    shown: set[int] = set()
+    for name, value in [*home.items(), *own.items(), *there.items()]:
+        if callable(value) and not inspect.ismodule(value) and id(value) not in shown:
+            shown.add(id(value))
+            names[name] = value
+    return names
+
+
+def part_of(value: Any) -> str:
+    """Returns the part of the reference that a public object belongs to."""
+    words = getattr(value, "__module__", "").split(".")
+    return {"record": "samplers"}.get(words[1], words[1]) if len(words) > 1 else ""

@@ -1,0 +1,71 @@
+"""The states of several shards as one: that of a single shard which runs all their logical shards."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.state import LoaderState
+
+
+def combined(states: Sequence[LoaderState]) -> LoaderState:
+    """Returns the state of all shards that saved together, given theirs in any order.
+
+    Raises:
+        CheckpointError: they are not those of all shards of one stream at one step, each once.
+    """
+    if not states:
+        raise CheckpointError("set_states needs the states of all shards that saved together, and got none.")
+    counts = sorted({state.stream.shard_count for state in states})
+    if len(counts) > 1:
+        raise CheckpointError(
+            f"The states are of {' and of '.join(map(str, counts))} shards: give those that were saved together."
+        )
+    by_shard: dict[int, LoaderState] = {}
+    for state in states:
+        if state.stream.shard_index in by_shard:
+            raise CheckpointError(
+                f"Two of the {len(states)} states are of shard {state.stream.shard_index} of {counts[0]}: give that of "
+                "each shard once."
+            )
+        by_shard[state.stream.shard_index] = state
+    if missing := sorted(set(range(counts[0])) - by_shard.keys()):
+        raise CheckpointError(
+            f"The states are those of {len(states)} of {counts[0]} shards: "
+            f"{_listed('shard', missing)} {'is' if len(missing) == 1 else 'are'} missing. All of them are needed, "
+            "because each shard knows its own position only."
+        )
+    ordered = [by_shard[index] for index in range(counts[0])]
+    _check_together(ordered)
+    first = ordered[0]
+    places = first.places if first.stream.one_to_one else tuple(place for state in ordered for place in state.places)
+    # The logical shards of a 1:1 pipeline are its shards: how many there were makes no difference to what follows.
+    alone = dataclasses.replace(first.stream, shard_index=0, shard_count=1)
+    return LoaderState(first.step, places, first.stream if first.stream.one_to_one else alone)
+
+
+def _check_together(ordered: Sequence[LoaderState]) -> None:
+    """Raises unless the states of all shards, in their order, are of one stream and at one step."""
+    first = ordered[0]
+    for index, state in enumerate(ordered):
+        if dataclasses.replace(state.stream, shard_index=0) != first.stream:
+            raise CheckpointError(
+                f"The states of shard 0 and of shard {index} are of different streams: give those that were saved "
+                "together."
+            )
+    is_one_to_one = first.stream.one_to_one
+    where = [(state.step, state.places if is_one_to_one else None) for state in ordered]
+    if len(set(where)) > 1:
+        listed = ", ".join(
+            f"shard {index} at step {state.step}" + f", position {state.places[0].position}" * is_one_to_one
+            for index, state in enumerate(ordered)
+        )
+        raise CheckpointError(
+            f"The states are of different steps: {listed}. Save where all shards have taken the same number of "
+            "batches, or resume with as many shards as saved, each from its own state."
+        )
+
+
+def _listed(what: str, numbers: Sequence[int]) -> str:
+    """Returns a list of numbers in words, cut short where it is long."""
+    shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+    return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"

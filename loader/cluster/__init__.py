@@ -1,0 +1,1 @@
+"""Who makes the elements in an existing distributed engine: Ray."""

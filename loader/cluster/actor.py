@@ -1,0 +1,117 @@
+"""What runs in an actor: the pipeline, and who makes its outputs. Ray makes the object and calls its methods.
+
+Guarantees:
+    * Calls are made one after the other, in the order they come, in the actor's main thread.
+    * What a call makes is pickled by the same rules as in a worker process: classes that came with the pipeline go back
+      as what they are, and arrays as their memory, which Ray copies into its object store once.
+    * The pipeline's arrays are one copy for all actors of a node, and read-only; the smaller ones, PRIVATE_BYTES in
+      all, are the actor's own: user code may use them as scratch memory.
+"""
+
+import faulthandler
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any, TypeAlias, final
+
+import numpy as np
+
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.threads.profiler import Profiler
+from millstream.loader.transport.arena import INLINE_BYTES
+from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.element_columns import to_columns
+from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pack_failure
+from millstream.loader.transport.pipeline_file import unpickle_pipeline
+from millstream.loader.workers.maker import Made, Maker
+
+PRIVATE_BYTES = 1 << 26
+"""How much of the pipeline's arrays an actor copies, the smallest ones first."""
+
+Packed: TypeAlias = tuple[Any, list[Any]]
+"""Outputs on their way: a pickle, and the memory that it left out."""
+
+_STANDARD_ERROR = 2
+
+
+@final
+class PipelineActor:
+    """Makes the outputs of calls.
+
+    Args:
+        pipeline: its pickle, and the memory of its large arrays.
+        import_path: that of the trainer; what is there on this node, too, can be imported.
+        num_threads: how many threads may read.
+        stack_seconds: a call that takes this long writes its stacks into the actor's log.
+    """
+
+    def __init__(self, pipeline: Packed, import_path: Sequence[str], num_threads: int, stack_seconds: float) -> None:
+        # An accelerator is the trainer's, which may run on this node.
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        sys.path.extend(entry for entry in import_path if entry not in sys.path and os.path.isdir(entry))  # noqa: PTH112
+        self._stack_seconds = min(stack_seconds, threading.TIMEOUT_MAX)
+        self._failure: Failure | None = None
+        self._memory = RecycledMemory()
+        try:
+            pickled, buffers = pipeline
+            read, self._classes = unpickle_pipeline(pickled, _with_private_copies(buffers))
+            profiler = Profiler(read.labels)
+            plan = Plan(read, profiler.timed)
+            self._maker = Maker(
+                plan,
+                profiler,
+                self._classes,
+                num_threads=num_threads,
+                allocate=self._memory.allocate,
+                pack=self._pack,
+            )
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  (user classes do anything when unpickled)
+            self._failure = pack_failure(error, ClassTable())
+
+    def ready(self) -> tuple[int, Failure | None]:
+        """Returns the process number, and why the pipeline cannot be made here, if it cannot."""
+        return os.getpid(), self._failure
+
+    def make(self, message: tuple[int, int, int] | bytes) -> Made[Packed]:
+        """Returns what comes of a call.
+
+        Args:
+            message: the first of its blocks, the one after the last, and of which logical shard; or a pickled
+                `Group`.
+        """
+        faulthandler.dump_traceback_later(self._stack_seconds, file=_STANDARD_ERROR)
+        try:
+            return self._maker.make(message)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _pack(self, run: Elements) -> Packed:
+        buffers: list[Any] = []
+
+        def take_out(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes >= INLINE_BYTES:
+                buffers.append(pickle.PickleBuffer(raw))
+            return raw.nbytes < INLINE_BYTES
+
+        allocate = self._memory.allocate
+        columns = to_columns(list(run.values), allocate), run.origins.to_bytes()
+        body = self._classes.dumps(columns, take_out, allocate)
+        return (pickle.PickleBuffer(body) if len(body) > INLINE_PICKLE_BYTES else body), buffers
+
+
+def _with_private_copies(buffers: Sequence[Any]) -> list[Any]:
+    """Returns the memory of arrays, of which the smallest have become this process's own."""
+    own, left = list(buffers), PRIVATE_BYTES
+    for number, buffer in sorted(enumerate(buffers), key=lambda numbered: memoryview(numbered[1]).nbytes):
+        left -= memoryview(buffer).nbytes
+        if left < 0:
+            break
+        own[number] = np.array(np.frombuffer(buffer, np.uint8))
+    return own

@@ -1,0 +1,189 @@
+"""The executor that has actors of a Ray cluster make the calls: what it does when one of them ends, or stalls.
+
+Guarantees, beside those of all workers:
+    * A call with which an actor has died is made again by an actor that has no other: should that die, too, it is clear
+      of what.
+    * What dies with its node is hardly to blame: only after several times is it given up.
+"""
+
+import functools
+import logging
+import time
+from typing import final
+
+from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.loader.cluster.actor_pool import ActorPool
+from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
+from millstream.loader.cluster.options import RayWorkers
+from millstream.loader.pipeline.calls import BlockCall, Call
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.threads.options import MultiprocessingOptions
+from millstream.loader.threads.profiler import HAND_OVER, Profiler
+from millstream.loader.transport.payload import unpack_failure
+from millstream.loader.workers.warm_pools import WarmPools
+from millstream.loader.workers.workers_executor import WorkersExecutor
+
+GUILT_OF_LOST = 0.25
+"""How far a call is to blame for the end of its actor's node, or for the loss of its outputs."""
+
+LONGEST_CAUSE = 600
+"""Ray's explanations are long: this many characters of one are told."""
+
+logger = logging.getLogger("millstream")
+
+
+@final
+class RayExecutor(WorkersExecutor[Actor]):
+    """Actors make the calls."""
+
+    _pool: ActorPool
+
+    def __init__(
+        self,
+        plan: Plan,
+        position: Position,
+        *,
+        profiler: Profiler,
+        pools: WarmPools[ActorPool],
+        options: MultiprocessingOptions,
+        ray_workers: RayWorkers,
+        feed: Feed | None = None,
+    ) -> None:
+        super().__init__(plan, position, profiler=profiler, pools=pools, options=options, feed=feed)
+        self._unpack = profiler.timed(HAND_OVER, self._pool.memory.unpack)
+        self._ray_workers = ray_workers
+        self._has_warned = False
+
+    def _hand_out_lost(self) -> bool:
+        while (actor := self._free_worker()) is not None and (lost := self._assignments.next_lost()) is not None:
+            number, call = lost
+            if self._assignments.is_suspect(number):
+                # Those at work finish, and then one is free of other calls.
+                if actor.calls:
+                    self._assignments.lose([number])
+                    return False
+                actor.makes_suspect = True
+            self._give(actor, number, call)
+        return True
+
+    def _give(self, worker: Actor, number: int, call: Call) -> None:
+        if (message := self._message_of(number, call)) is not None:
+            self._pool.give(worker, number, message)
+
+    def _receive(self, seconds: float) -> None:
+        for actor, event in self._pool.wait(seconds):
+            self._take(actor, event)
+
+    def _take(self, actor: Actor, event: Event) -> None:
+        if isinstance(event, Answer):
+            self._note_life(actor)
+            self._take_answer(actor, event)
+        elif isinstance(event, PipelineFailed):
+            error = unpack_failure(event.failure, self._pool.classes)
+            error.add_note(
+                "millstream: a Ray actor raised this while it unpickled the pipeline. Modules must be there on "
+                "each node: installed, or brought by ray.init(runtime_env={'working_dir': ...})."
+            )
+            raise error
+        elif isinstance(event, CallFailed):
+            self._take_failure(event)
+        else:
+            self._take_death(actor, event)
+
+    def _take_answer(self, actor: Actor, answer: Answer) -> None:
+        packed, failure, seconds, stages, _ = answer.made
+        call = self._assignments.call(answer.call)
+        blocks = call.request if isinstance(call, BlockCall) else None
+        # The clocks of other machines are others: it ended just now.
+        self._profiler.called(actor.pid, time.perf_counter() - seconds, seconds, blocks, stages)
+        if call is None:
+            return
+
+        def outputs() -> Elements:
+            run = self._unpack(packed, self._pool.classes)
+            if failure is not None:
+                run.error = unpack_failure(failure, self._pool.classes)
+            return run
+
+        self._complete(answer.call, call, seconds, outputs)
+
+    def _take_failure(self, event: CallFailed) -> None:
+        """Has outputs made again that are lost; what Ray cannot send is an error at its turn."""
+        if event.is_lost:
+            self._blame(event.call, GUILT_OF_LOST, "were lost on their way from a Ray actor", str(event.error))
+        elif not self._assignments.split(event.call):
+            event.error.add_note(
+                f"millstream: while Ray took the outputs of an actor, from {self._assignments.describe(event.call)}."
+            )
+            self._assignments.complete(event.call, Elements.failed(event.error))
+
+    def _take_death(self, actor: Actor, died: Died) -> None:
+        """Has the calls of a dead actor made by others."""
+        cause = " ".join(died.cause.split())[:LONGEST_CAUSE]
+        self._profiler.died(f"Ray actor {actor.pid or 'that was starting'} is gone. {cause}")
+        if actor.pid is None:
+            self._note_death_at_start(actor, f"Ray actors die while they start; the last one: {cause}")
+        self._assignments.lose(actor.calls[1:])
+        if actor.calls:
+            guilt = 1.0 if died.is_its_own else GUILT_OF_LOST
+            self._blame(actor.calls[0], guilt, "are what Ray actors died of", cause)
+        logger.warning("millstream: Ray actor %s is gone, and replaced. %s", actor.pid or "that was starting", cause)
+        self._pool.replace(actor)
+        self._hand_out()
+
+    def _blame(self, number: int, guilt: float, what: str, cause: str) -> None:
+        error = functools.partial(_error_of, what, cause)
+        self._assignments.blame(number, error, guilt)
+
+    def _look_for_stalls(self) -> None:
+        super()._look_for_stalls()
+        waited = self._pool.seconds_without_actors
+        wanted = dict(self._ray_workers.resources_per_worker)
+        if waited >= self._options.stall_timeout:
+            raise WorkerStalledError(
+                f"No Ray actor has started in {waited:.1f} s (stall_timeout): each of {self._options.num_workers} asks "
+                f"the cluster {self._pool.cluster} for {wanted}. `ray status` tells what it has."
+            )
+        if waited >= self._warning_seconds and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "millstream: no Ray actor has started for %.1f s. Each asks the cluster %s for %s, "
+                "which it may have no room for. After %g s this becomes an error (stall_timeout).",
+                waited,
+                self._pool.cluster,
+                wanted,
+                self._options.stall_timeout,
+            )
+
+    def _warn_of_stall(self, worker: Actor) -> None:
+        logger.warning(
+            "millstream: Ray actor %s has been busy for %.1f s with %s. "
+            "After %g s this becomes an error (stall_timeout).",
+            worker.pid,
+            worker.waited,
+            self._assignments.describe(worker.calls[0]),
+            self._options.stall_timeout,
+        )
+
+    def _give_up(self, worker: Actor) -> None:
+        first, *lost = worker.calls
+        self._profiler.stalled(
+            f"Ray actor {worker.pid} was given up after {worker.waited:.1f} s.", is_known=worker.warned
+        )
+        error = WorkerStalledError(
+            f"Ray actor {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
+            f"{self._assignments.describe(first)}. Its stacks are in its log, which Ray prints here, too, unless "
+            "it was told not to (log_to_driver=False)."
+        )
+        self._pool.replace(worker)
+        self._assignments.complete(first, Elements.failed(error))
+        self._assignments.lose(lost)
+        self._hand_out()
+
+
+def _error_of(what: str, cause: str, deaths: int, records: str) -> WorkerDiedError:
+    """Returns the error of a call that is given up."""
+    return WorkerDiedError(f"The outputs from {records} {what}, {deaths} times. The last time: {cause}")

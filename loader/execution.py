@@ -1,0 +1,126 @@
+"""A pipeline that is ready to run: compiled, measured, and with the threads or processes that are to run it."""
+
+import functools
+from typing import TYPE_CHECKING, Any, final
+
+from millstream.loader.checkpoints.state import Stream
+from millstream.loader.cluster.options import RayWorkers
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.stages import Watch
+from millstream.loader.state_of_plan import stream_of
+from millstream.loader.threads.inline_executor import InlineExecutor
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.profiler import Profiler
+from millstream.loader.threads.thread_executor import ThreadExecutor
+
+if TYPE_CHECKING:
+    from millstream.loader.workers.warm_pools import WarmPools
+
+
+@final
+class Execution:
+    """Makes the iterators of a pipeline.
+
+    Args:
+        pipeline: what to run.
+        workers: the worker processes, or actors, if any.
+        reading: the threads, in this process or in each worker.
+        feed: where the elements of stage 0 come from; None where records are read.
+        profiler: adds up where the time goes; None for a new one.
+        watch: looks at each part of the work; None for the profiler alone.
+        ray_workers: what the actors are that work instead of processes, if any.
+
+    Attributes:
+        pipeline: what is run.
+        plan: the same, compiled.
+        profiler: adds up where the time goes.
+        pools: the worker processes that wait for the next iterator; None where there are to be none.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        workers: MultiprocessingOptions,
+        reading: ReadOptions,
+        feed: Feed | None = None,
+        *,
+        profiler: Profiler | None = None,
+        watch: Watch | None = None,
+        ray_workers: RayWorkers | None = None,
+    ) -> None:
+        self.pipeline = pipeline
+        self._ray_workers = ray_workers
+        self._workers = workers
+        self._reading = reading
+        self._feed = feed
+        self.pools = self._pools_of(pipeline, reading) if self._workers.num_workers else None
+        self.profiler = profiler or Profiler(pipeline.labels)
+        self.plan = Plan(pipeline, watch or self.profiler.timed)
+
+    def begin(self, stream: Stream | None = None) -> DataLoaderIterator:
+        """Returns a new iterator at the beginning of the stream, which is described now where it was not before."""
+        # Before any of the user's operations has run: one that counts its calls is what it was built as.
+        stream = stream_of(self.plan) if stream is None else stream
+        return DataLoaderIterator(self.plan, stream, self.profiler, self._make_executor, self.stop_idle_workers)
+
+    def stop_idle_workers(self) -> None:
+        """Ends the processes that no iterator uses."""
+        if self.pools is not None:
+            self.pools.stop_idle()
+
+    def close(self) -> None:
+        """Ends the processes that no iterator uses, now and from now on."""
+        if self.pools is not None:
+            self.pools.close()
+
+    def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
+        # Now, not when they are needed: a trainer that changes its folder must not import what lies there.
+        from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415  (these take long to import)
+        from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
+
+        if self._ray_workers is None:
+            from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415
+            from millstream.loader.processes.pool import Pool  # noqa: PLC0415
+
+            return WarmPools(functools.partial(Pool, pipeline, self._workers, reading, surroundings()))
+        from millstream.loader.cluster.actor_pool import ActorPool, check_installed  # noqa: PLC0415
+
+        check_installed()
+        return WarmPools(
+            functools.partial(ActorPool, pipeline, self._ray_workers, self._workers, reading, surroundings().path)
+        )
+
+    def _make_executor(self, position: Position) -> Executor:
+        if self._feed is not None:
+            self._feed.go_to(position[0].block)
+        if self.pools is not None and self._ray_workers is not None:
+            from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
+
+            return RayExecutor(
+                self.plan,
+                position,
+                profiler=self.profiler,
+                pools=self.pools,
+                options=self._workers,
+                ray_workers=self._ray_workers,
+                feed=self._feed,
+            )
+        if self.pools is not None:
+            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
+
+            return PoolExecutor(
+                self.plan,
+                position,
+                profiler=self.profiler,
+                pools=self.pools,
+                options=self._workers,
+                feed=self._feed,
+            )
+        if not self._reading.reads_ahead:
+            return InlineExecutor(self.plan, position, self._feed)
+        return ThreadExecutor(self.plan, position, self._reading, self._feed)

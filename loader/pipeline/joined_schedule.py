@@ -1,0 +1,266 @@
+"""The calls of a shard that runs several logical shards: each has a schedule of its own, and the last stage joins them.
+
+    logical shard 0   blocks -> groups -> elements ─┐
+    logical shard 1   blocks -> groups -> elements ─┼─▶ joined: a share of each, end to end ─▶ the last stage
+    logical shard 2   blocks -> groups -> elements ─┘
+
+A batch takes equally many elements of each logical shard, in their order, whenever these come. So what is in it depends
+on them alone, and not on which others the same shard runs. Where the streams end, a batch has what is left of each, or
+is left out where it would be short; an error of a logical shard comes at the first batch that it has no share of.
+
+Blocks are read for the logical shard that has the fewest elements ready: so that each is ahead of the others by a call
+at most, however different the numbers of their elements are.
+"""
+
+from collections import deque
+from typing import TypeAlias, final
+
+from millstream.loader.pipeline.calls import BlockCall, Call, JoinedCall, failed_call
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
+from millstream.loader.pipeline.schedule import Schedule
+from millstream.transforms.grouping import Grouping
+
+
+@final
+class JoinedSchedule:
+    """The calls of one pass over several logical shards, from a position on; used as a `Schedule` is.
+
+    Args:
+        plan: what the calls are of.
+        share: which elements of a logical shard go into one batch.
+        position: where the first call of each logical shard begins.
+    """
+
+    def __init__(self, plan: Plan, share: Grouping, position: Position) -> None:
+        self._keeps_remainder = share.keeps_remainder
+        self._last_stage = len(plan.stages) - 1
+        self._lanes = [_Lane(plan, share, number, cursor) for number, cursor in enumerate(position)]
+        self._pending: deque[Call] = deque()
+        self._untaken: deque[Call] = deque()
+        self._outputs: deque[Outputs] = deque()
+        self._is_over = False
+        # Which one to read for is asked several times before anything changes.
+        self._is_chosen = False
+        self._chosen: _Lane | None = None
+        self._join()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether everything has been given out."""
+        return self._is_over and not self._pending and not self._outputs
+
+    @property
+    def backlog(self) -> int:
+        """How many calls are begun, or can begin, or have outputs that were not given out."""
+        in_lanes = 0 if self._is_over else sum(lane.schedule.backlog for lane in self._lanes)
+        return in_lanes + len(self._pending) + len(self._outputs)
+
+    @property
+    def records_ahead(self) -> int:
+        """How many records the backlog is about: those that calls of stage 0 read, and elements from there on."""
+        in_lanes = 0 if self._is_over else sum(lane.schedule.records_ahead for lane in self._lanes)
+        in_work = sum(call.num_records for call in self._pending)
+        return in_lanes + in_work + sum(outputs.num_records for outputs in self._outputs)
+
+    def next_blocks(self, most: int) -> int:
+        """Returns how many blocks a call of stage 0 that makes `most` at most would make now."""
+        lane = self._neediest_lane()
+        return 0 if lane is None else lane.schedule.next_blocks(most)
+
+    @property
+    def next_stage(self) -> int | None:
+        """The latest stage that has a call which may run now; None when there is none."""
+        if self._untaken:
+            return self._last_stage
+        if self._is_over:
+            return None
+        # Before the last stage there is most often one alone.
+        latest = 0 if self._last_stage == 1 else max(lane.schedule.next_stage or 0 for lane in self._lanes)
+        return latest if latest or self._neediest_lane() is not None else None
+
+    def take(self, stage: int, most_blocks: int = 1) -> Call | None:
+        """Returns the next call of a stage, or None if none may run now.
+
+        Args:
+            stage: which one.
+            most_blocks: how many blocks a call of stage 0 makes at most.
+        """
+        if stage == self._last_stage:
+            return self._untaken.popleft() if self._untaken else None
+        if stage == 0:
+            lane, self._is_chosen = self._neediest_lane(), False
+            return None if lane is None else lane.take_blocks(most_blocks)
+        calls = (lane.schedule.take(stage) for lane in ([] if self._is_over else self._lanes))
+        return next((call for call in calls if call is not None), None)
+
+    def wants(self, call: Call) -> bool:
+        """Whether the outputs of a call that was taken are still waited for."""
+        if call.stage == self._last_stage:
+            return call in self._pending
+        return not self._is_over and self._lanes[call.shard].schedule.wants(call)
+
+    def split(self, call: BlockCall) -> list[BlockCall]:
+        """Returns calls of one block each that replace a call; none if it is no longer wanted."""
+        return [] if self._is_over else self._lanes[call.shard].schedule.split(call)
+
+    def complete(self, call: Call, elements: Elements) -> None:
+        """Takes the result of a call."""
+        if call.stage == self._last_stage:
+            call.complete(elements)
+            self._line_up()
+        elif not self._is_over:
+            self._is_chosen = False
+            self._lanes[call.shard].complete(call, elements)
+            self._join()
+
+    def pop(self) -> Outputs | None:
+        """Returns the next outputs in order, if they are ready. Outputs with an error are the last."""
+        return self._outputs.popleft() if self._outputs else None
+
+    def _neediest_lane(self) -> "_Lane | None":
+        """Returns the logical shard to read blocks for, if any is waited for."""
+        if not self._is_chosen:
+            self._chosen, self._is_chosen = self._choose_lane(), True
+        return self._chosen
+
+    def _choose_lane(self) -> "_Lane | None":
+        open_lanes = [lane for lane in self._lanes if lane.may_read]
+        # No batch is made beyond the one that a logical shard cannot give its share of.
+        ended = [len(lane.shares) for lane in self._lanes if lane.has_ended and not self._goes_on_without(lane)]
+        if ended:
+            open_lanes = [lane for lane in open_lanes if len(lane.shares) <= min(ended)]
+        if not open_lanes:
+            return None
+        made = sum([lane.made for lane in self._lanes])
+        elements_per_record = (made + 1) / (sum([lane.read for lane in self._lanes]) + 1)
+        supplies = [lane.ready + (lane.begun - lane.read) * elements_per_record for lane in open_lanes]
+        least = min(supplies)
+        equals = [lane for lane, supply in zip(open_lanes, supplies, strict=True) if supply == least]
+        return min(equals, key=lambda lane: lane.begun)
+
+    def _goes_on_without(self, lane: "_Lane") -> bool:
+        """Whether batches are made when a logical shard has nothing left for them."""
+        return self._keeps_remainder and lane.error is None
+
+    def _join(self) -> None:
+        """Begins the batches of which there are all shares."""
+        while not self._is_over:
+            shares: list[FormedGroup] = []
+            for lane in self._lanes:
+                if lane.shares:
+                    shares.append(lane.shares[0])
+                elif not lane.has_ended:
+                    return
+                elif not self._goes_on_without(lane):
+                    self._end(lane.error)
+                    return
+            if not shares:
+                self._end(None)
+                return
+            end = tuple(lane.use_share() for lane in self._lanes)
+            call = JoinedCall(self._last_stage, Elements.concatenate([share.elements for share in shares]), end)
+            self._pending.append(call)
+            self._untaken.append(call)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Ends the stream after the batches that were begun, perhaps with an error."""
+        self._is_over, self._is_chosen = True, False
+        self._lanes.clear()
+        if error is not None:
+            self._pending.append(failed_call(0, self._last_stage, error))
+            self._line_up()
+
+    def _line_up(self) -> None:
+        """Passes on the batches that are made, in order; nothing after an error is ever wanted."""
+        while self._pending and (outputs := self._pending[0].outputs) is not None:
+            self._pending.popleft()
+            self._outputs.append(outputs)
+            if outputs.error is not None:
+                self._is_over = True
+                self._is_chosen = False
+                self._lanes.clear()
+                self._pending.clear()
+                self._untaken.clear()
+
+
+@final
+class _Lane:
+    """One of the logical shards: its elements on their way to the batches.
+
+    Attributes:
+        schedule: the calls that make its elements.
+        shares: what it gives to the batches to come, in order.
+        error: what comes instead of its next element.
+        has_ended: whether no element comes after those that are here.
+        may_read: whether there are blocks that were not begun.
+        begun: how many records were to be read for it.
+        read: how many of them have been.
+        made: how many elements came of these.
+        ready: how many of those are not in a batch.
+    """
+
+    def __init__(self, plan: Plan, share: Grouping, number: int, cursor: Cursor) -> None:
+        # The last number is of the last stage, of which there is never a part of a group used up.
+        start = Cursor(cursor.block, cursor.skip[:-1])
+        self.schedule = Schedule(plan, start, number)
+        self.shares: deque[FormedGroup] = deque()
+        self.error: BaseException | None = None
+        self.has_ended = False
+        self.begun = self.read = self.made = self.ready = 0
+        self._regrouping = Regrouping(share, start)
+        self._position = cursor
+        self._look_for_end()
+
+    def take_blocks(self, most: int) -> Call | None:
+        """Returns the next call of stage 0."""
+        call = self.schedule.take(0, most)
+        if call is not None:
+            self.begun += call.num_records
+            self.may_read = self.schedule.next_blocks(1) > 0
+        return call
+
+    def complete(self, call: Call, elements: Elements) -> None:
+        """Takes the result of a call."""
+        if isinstance(call, BlockCall):
+            self.read += call.num_records
+        self.schedule.complete(call, elements)
+        while (outputs := self.schedule.pop()) is not None:
+            count = len(outputs.values) - outputs.first
+            self.made += count
+            self.ready += count
+            self.shares.extend(self._regrouping.add(outputs))
+            self.error = outputs.error
+        self._look_for_end()
+
+    def use_share(self) -> Cursor:
+        """Gives the first share away, if there is one, and returns the position after it."""
+        if not self.shares:
+            # Other logical shards go on: their batches are short because this one ends.
+            self._position = self._position._replace(is_final=True)
+            return self._position
+        share = self.shares.popleft()
+        self.ready -= len(share.elements.values)
+        self._position = share.end
+        return share.end
+
+    def _look_for_end(self) -> None:
+        self.may_read = self.schedule.next_blocks(1) > 0
+        if self.schedule.exhausted and not self.has_ended:
+            self.has_ended = True
+            if self.error is None:
+                self.shares.extend(self._regrouping.finish())
+
+
+AnySchedule: TypeAlias = Schedule | JoinedSchedule
+"""The calls of one pass over what a shard reads."""
+
+
+def schedule_from(plan: Plan, position: Position) -> AnySchedule:
+    """Returns the calls of one pass over the stream of a plan, from a position on."""
+    if plan.share is None:
+        (cursor,) = position
+        return Schedule(plan, cursor)
+    return JoinedSchedule(plan, plan.share, position)

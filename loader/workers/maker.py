@@ -1,0 +1,142 @@
+"""What a worker does with a call: make its outputs, and see to it that they can be sent.
+
+Guarantees:
+    * What a call makes is pickled before anything of it is announced: a worker never sends an answer and then fails.
+    * A process that user code has forked never answers in the worker's name: it ends when the user's code returns.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar, final
+
+from millstream.columnar import Allocate
+from millstream.loader.pipeline.elements import Elements, describe_origin
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.requests import Blocks, Request
+from millstream.loader.threads.memory_budget import affordable_threads
+from millstream.loader.threads.profiler import HAND_OVER, Profiler
+from millstream.loader.threads.reader_threads import ReaderThreads
+from millstream.loader.threads.sliced_reading import SlicedReading
+from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.payload import Failure, pack_failure, unpicklable_parts
+
+Packed = TypeVar("Packed")
+
+
+class Made(NamedTuple, Generic[Packed]):
+    """The outputs of a call, and what was raised instead of the next one, if anything.
+
+    Attributes:
+        packed: the values and origins.
+        failure: the error at the end of the outputs.
+        seconds: how long it took.
+        stages: of these, how long each part of the pipeline took, in the order of the profiler.
+        begun: when it began, on the clock of `time.perf_counter`, which all processes of a machine share.
+    """
+
+    packed: Packed
+    failure: Failure | None
+    seconds: float
+    stages: tuple[float, ...]
+    begun: float
+
+
+@final
+class Maker(Generic[Packed]):
+    """Makes the outputs of calls in this process.
+
+    Args:
+        plan: what they are outputs of.
+        profiler: measures the plan.
+        classes: those that crossed by value with the pipeline.
+        num_threads: how many threads may read.
+        allocate: gives the memory for batches.
+        pack: makes outputs ready to be sent; raises where they cannot be pickled.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        profiler: Profiler,
+        classes: ClassTable,
+        *,
+        num_threads: int,
+        allocate: Allocate,
+        pack: Callable[[Elements], Packed],
+    ) -> None:
+        self._plan = plan
+        self._profiler = profiler
+        self._classes = classes
+        self._readers = ReaderThreads(affordable_threads(num_threads))
+        self._allocate = allocate
+        self._pack = pack
+        self._process = os.getpid()
+
+    def make(self, message: tuple[int, int, int] | bytes) -> Made[Packed]:
+        """Returns what comes of a call.
+
+        Args:
+            message: the first of its blocks, the one after the last, and of which logical shard; or a pickled
+                `Group`.
+        """
+        start = time.perf_counter()
+        try:
+            run = self._perform(message)
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  (whatever it is, the consumer gets it at its turn)
+            run = Elements.failed(error)
+        leave_if_forked(self._process, status=int(run.error is not None))
+        if isinstance(run.error, SystemExit):
+            # Caught in a read thread: to leave is to leave, whichever thread runs the user's code.
+            raise run.error
+        if run.error is not None:
+            explain_debugger(run.error)
+        begin = time.perf_counter()
+        try:
+            packed = self._pack(run)
+        except Exception as error:  # noqa: BLE001  (user objects may do anything when pickled)
+            run = without_unpicklable(run, error)
+            packed = self._pack(run)
+        failure = None if run.error is None else pack_failure(run.error, self._classes)
+        end = time.perf_counter()
+        self._profiler.add(HAND_OVER, end - begin)
+        return Made(packed, failure, end - start, self._profiler.take(), start)
+
+    def _perform(self, message: tuple[int, int, int] | bytes) -> Elements:
+        request: Request = self._classes.loads(message) if isinstance(message, bytes) else Blocks(*message)
+        in_one = self._readers.size == 0 or self._plan.batched_source
+        prepare_blocks = None if in_one else SlicedReading(self._plan, self._readers).prepare_blocks
+        return self._plan.make(request, self._allocate, prepare_blocks)
+
+
+def leave_if_forked(owner: int, status: int = 0) -> None:
+    """Ends a process that user code has forked, and that returned from it: the worker alone answers its parent."""
+    if os.getpid() != owner:
+        os._exit(status)
+
+
+def explain_debugger(error: BaseException) -> None:
+    """Adds to the error of a debugger that found no terminal how a pipeline can be debugged."""
+    debugger = sys.modules.get("bdb")
+    if debugger is not None and isinstance(error, debugger.BdbQuit):
+        error.add_note(
+            "millstream: a worker process has no terminal for a debugger. To debug, use worker_count=0 and "
+            "read_options=ReadOptions(num_threads=0)."
+        )
+
+
+def without_unpicklable(run: Elements, error: BaseException) -> Elements:
+    """Returns a run up to its first element that cannot be pickled, and an error that names what in it cannot."""
+    for row, value in enumerate(run.values):
+        if parts := unpicklable_parts(value):
+            refusal = TypeError(
+                f"The pipeline's output cannot be sent from a worker process, since not all of it can be pickled: "
+                f"{'; '.join(parts)}. "
+                "Make it an array, a number or a string in an operation, or use worker_count=0."
+            )
+            refusal.add_note(f"millstream: at {describe_origin(run.origins, row)}.")
+            return Elements(run.values[:row], run.origins.take(slice(row)), refusal)
+    return Elements.failed(error)

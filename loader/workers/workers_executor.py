@@ -1,0 +1,282 @@
+"""The executor whose calls are made by workers, wherever those run: what comes to whom, and what is done with answers.
+
+Guarantees:
+    * User code runs in the workers only. The consumer's thread copies elements into regrouped batches, where a stage
+      is no more than that, and nothing else.
+    * Each worker has as many calls as its buffer allows: one in work, and finished ones ahead.
+    * The calls of a worker that dies go to another one. A call that kills its worker twice is an error which names its
+      records (see `assignments`), and so is one for which the consumer has waited longer than the stall timeout.
+    * Workers that die while they start, again and again, are an error.
+"""
+
+import abc
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+from millstream.errors import WorkerDiedError
+from millstream.interruptions import is_from_signal_handler
+from millstream.loader.pipeline.assignments import Assignments
+from millstream.loader.pipeline.calls import Call
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.pipeline.requests import Blocks
+from millstream.loader.threads.call_size import CallSize
+from millstream.loader.threads.inline_executor import run_here
+from millstream.loader.threads.options import MultiprocessingOptions
+from millstream.loader.threads.profiler import Profiler
+from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.workers.warm_pools import Pool, WarmPools, give_back
+
+STALL_WARNING_SECONDS = 30.0
+"""A worker that makes one call for this long is reported in the log."""
+
+LOOK_SECONDS = 1.0
+"""How long to wait at once. If a look takes longer, all of us were suspended: that is not a stall of the workers."""
+
+RECORDS_PER_MESSAGE = 2048
+"""A call of many small blocks has this many records at most: enough to make its message cheap for each."""
+
+MOST_DEATHS_AT_START = 8
+"""A pool is given up when this many new workers, plus as many as it has, died in a row without beginning a call."""
+
+logger = logging.getLogger("millstream")
+
+
+class Worker(Protocol):
+    """A worker, as its executor sees it.
+
+    Attributes:
+        number: which worker; later ones have higher numbers.
+        pid: the number of its process; None while it is not known.
+        calls: the numbers of the calls it was given and has not answered, in order.
+        waited: seconds that the consumer has waited since the worker began with the first of them, or was last heard.
+        warned: whether it has been reported in the log since then.
+    """
+
+    number: int
+    pid: int | None
+    calls: list[int]
+    waited: float
+    warned: bool
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether calls may be given to it, if it has not too many."""
+
+
+WorkerT = TypeVar("WorkerT", bound=Worker)
+
+
+class WorkersPool(Pool, Protocol[WorkerT]):
+    """Workers that have one pipeline.
+
+    Attributes:
+        call_numbers: gives each call a number.
+        classes: those that crossed by value with the pipeline.
+    """
+
+    call_numbers: Iterator[int]
+    classes: ClassTable
+
+    @property
+    def workers(self) -> list[WorkerT]:
+        """The workers, dead ones not counted."""
+
+
+class WorkersExecutor(Executor, Generic[WorkerT]):
+    """Workers make the calls.
+
+    Args:
+        plan: what makes the outputs.
+        position: where the pass begins.
+        profiler: adds up what the workers measure.
+        pools: has, or starts, the workers.
+        options: how many workers the pool has, how much they may have ready, and when they stall.
+        feed: where the elements of stage 0 come from; None where they are read.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        position: Position,
+        *,
+        profiler: Profiler,
+        pools: WarmPools[Any],
+        options: MultiprocessingOptions,
+        feed: Feed | None = None,
+    ) -> None:
+        super().__init__(plan, position, feed)
+        self._profiler = profiler
+        self._size = CallSize(plan, RECORDS_PER_MESSAGE)
+        self._memory = RecycledMemory()
+        self._pool: WorkersPool[WorkerT] = pools.take()
+        # A loop that is left by `break` drops its iterator: the next one finds the workers warm.
+        self._returning = weakref.finalize(self, give_back, weakref.ref(pools), weakref.ref(self._pool))
+        self._returning.atexit = False
+        self._options = options
+        self._assignments = Assignments(plan, self._schedule, self._pool.call_numbers)
+        self._deaths_at_start = 0
+        self._last_dead_at_start = -1
+
+    def start(self) -> None:
+        """Gives the workers their first calls: they begin to read at once."""
+        self._check_process()
+        self._hand_out()
+
+    def pause(self) -> None:
+        """Leaves the pool to the next iterator, its workers warm. Calls in work are finished and dropped."""
+        self._returning()
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self._returning.detach()
+        self._pool.stop()
+
+    @abc.abstractmethod
+    def _give(self, worker: WorkerT, number: int, call: Call) -> None:
+        """Sends a call to a worker; one that cannot be sent is completed with an error instead."""
+
+    @abc.abstractmethod
+    def _receive(self, seconds: float) -> None:
+        """Takes what has happened, having waited for something for at most this many seconds."""
+
+    @abc.abstractmethod
+    def _warn_of_stall(self, worker: WorkerT) -> None:
+        """Reports a worker that is at one call for long in the log."""
+
+    @abc.abstractmethod
+    def _give_up(self, worker: WorkerT) -> None:
+        """Ends a worker that is at one call for too long, and makes that call an error."""
+
+    def _begin(self) -> None:
+        self._check_process()
+        self._receive(0.0)
+        self._hand_out()
+
+    def _advance(self) -> None:
+        self._receive(self._seconds_to_next_look())
+        self._look_for_stalls()
+        self._hand_out()
+
+    def _end(self) -> None:
+        self._hand_out()
+
+    def _check_process(self) -> None:
+        if not self._pool.is_ours:
+            raise RuntimeError(
+                "This iterator belongs to the process that made it, and its worker processes too. "
+                "Call iter(loader) in the forked process."
+            )
+
+    def _hand_out(self) -> None:
+        """Gives calls to the workers that have room for them, lost ones first."""
+        if not self._hand_out_lost():
+            return
+        while (stage := self._schedule.next_stage) is not None:
+            if not self._plan.stages[stage].runs_user_code:
+                self._make_here(stage)
+                continue
+            worker = self._free_worker()
+            if worker is None or (stage == 0 and self._schedule.backlog >= self._most_calls * len(self._pool.workers)):
+                return
+            call = self._schedule.take(stage, self._size.blocks)
+            if call is not None:
+                self._give(worker, self._assignments.assign(call), call)
+
+    def _hand_out_lost(self) -> bool:
+        """Gives lost calls to workers; says whether new ones may follow."""
+        while (worker := self._free_worker()) is not None and (lost := self._assignments.next_lost()) is not None:
+            self._give(worker, *lost)
+        return True
+
+    def _make_here(self, stage: int) -> None:
+        call = self._schedule.take(stage)
+        if call is not None:
+            run_here(self._plan, self._schedule, call, self._memory.allocate)
+
+    @property
+    def _most_calls(self) -> int:
+        """How many calls a worker may have: one in work, and finished ones ahead."""
+        return 1 + self._options.per_worker_buffer_size
+
+    def _free_worker(self) -> WorkerT | None:
+        """Returns the worker with the fewest calls, None if all have enough."""
+        takers = (worker for worker in self._pool.workers if worker.takes_calls)
+        worker = min(takers, key=lambda worker: len(worker.calls), default=None)
+        return worker if worker is not None and len(worker.calls) < self._most_calls else None
+
+    def _message_of(self, number: int, call: Call) -> tuple[int, int, int] | bytes | None:
+        """Returns what to send of a call; None where it cannot be sent, and is completed with an error."""
+        request = call.request
+        if isinstance(request, Blocks):
+            return request.start, request.stop, request.shard
+        try:
+            return self._pool.classes.dumps(request)
+        except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)
+            error.add_note(
+                f"millstream: while it was pickled for a worker process, from {self._plan.describe(request)}."
+            )
+            self._assignments.complete(number, Elements.failed(error))
+            return None
+
+    def _complete(self, number: int, call: Call, seconds: float, unpack: Callable[[], Elements]) -> None:
+        """Completes a call; what cannot be unpickled here is an error at its turn, as any other."""
+        try:
+            outputs = unpack()
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            if self._assignments.split(number):
+                # Which of the blocks it is will show, and those before it will be delivered.
+                return
+            where = self._assignments.describe(number)
+            error.add_note(f"millstream: while an output of a worker process was unpickled, from {where}.")
+            outputs = Elements.failed(error)
+        self._size.note(call, seconds)
+        self._assignments.complete(number, outputs)
+
+    def _note_life(self, worker: WorkerT) -> None:
+        """Takes note that a worker has made something."""
+        if worker.number > self._last_dead_at_start:
+            # Workers can start, then. One that has been there for long says nothing of that.
+            self._deaths_at_start = 0
+
+    def _note_death_at_start(self, worker: WorkerT, text: str) -> None:
+        """Takes note that a worker has died before it began a call; deaths of idle workers are not counted.
+
+        Raises:
+            WorkerDiedError: too many have.
+        """
+        self._deaths_at_start += 1
+        self._last_dead_at_start = worker.number
+        if self._deaths_at_start >= MOST_DEATHS_AT_START + self._options.num_workers:
+            raise WorkerDiedError(text)
+
+    def _seconds_to_next_look(self) -> float:
+        """Returns the seconds until some worker may have to be reported or given up, at most LOOK_SECONDS."""
+        left = [
+            (self._options.stall_timeout if worker.warned else self._warning_seconds) - worker.waited
+            for worker in self._pool.workers
+            if worker.calls
+        ]
+        return min([LOOK_SECONDS, *left])
+
+    @property
+    def _warning_seconds(self) -> float:
+        return min(STALL_WARNING_SECONDS, self._options.stall_timeout)
+
+    def _look_for_stalls(self) -> None:
+        """Reports workers that are at one call for long, and gives up the call of one that is for too long."""
+        for worker in [worker for worker in self._pool.workers if worker.calls]:
+            if worker.waited >= self._options.stall_timeout:
+                self._give_up(worker)
+            elif worker.waited >= self._warning_seconds and not worker.warned:
+                worker.warned = True
+                self._profiler.stalled(f"Worker {worker.pid} made no progress for {worker.waited:.1f} s.")
+                self._warn_of_stall(worker)

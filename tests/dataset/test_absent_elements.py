@@ -1,0 +1,139 @@
+"""Elements that are absent are passed over, wherever it shows; states do not tell one plan from another."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from millstream import DataLoader, IndexSampler, MapDataset, ReadOptions
+from millstream.transforms import Batch, RandomMap
+
+
+def holes(number: int) -> int | None:
+    """Returns the number, or None for some."""
+    return None if number in {13, 14, 29} else number
+
+
+def batches(dataset: Any) -> list[Any]:
+    """Returns what a dataset yields, as lists."""
+    return [batch.tolist() for batch in dataset]
+
+
+EXPECTED = [number for number in range(30) if holes(number) is not None]
+CHUNKS = [EXPECTED[start : start + 4] for start in range(0, len(EXPECTED), 4)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_an_absent_element_is_passed_over(is_known: bool, workers: int) -> None:
+    """Batches are of the elements that are there, whether a filter says that some are not, or a map returns None."""
+    dataset = MapDataset.range(30)
+    made = dataset.filter(lambda number: holes(number) is not None) if is_known else dataset.map(holes)
+    stream = made.to_iter_dataset().batch(4).mp_prefetch(workers)
+
+    assert batches(stream) == CHUNKS
+    assert list(made) == EXPECTED
+    assert list(made.to_iter_dataset(allow_nones=True)) == [holes(number) for number in range(30)]
+
+
+def test_states_before_and_after_the_first_absent_element_are_alike() -> None:
+    """Every state, of before and after, resumes on a fresh iterator and in place; all have the same keys."""
+    stream = MapDataset.range(30).map(holes).to_iter_dataset().map(lambda number: number).batch(4)
+    with iter(stream) as iterator:
+        states = [json.loads(json.dumps(iterator.get_state()))]
+        states += [json.loads(json.dumps(iterator.get_state())) for _ in iterator]
+        assert all(state.keys() == states[0].keys() for state in states)
+        assert all(len(state["places"][0]["skip"]) == len(states[0]["places"][0]["skip"]) for state in states)
+        for step in (0, 6, 2, 4):
+            iterator.set_state(states[step])
+            assert iterator.get_state() == states[step]
+            assert batches(iterator) == CHUNKS[step:]
+        for step, state in enumerate(states):
+            with iter(stream) as fresh:
+                fresh.set_state(state)
+                assert fresh.get_state() == state
+                assert batches(fresh) == CHUNKS[step:]
+
+
+def test_a_position_that_was_sought_cannot_have_absent_elements_before() -> None:
+    """`seek` counts positions; where it then shows that some are empty, that is an error which says what to do."""
+    stream = MapDataset.range(30).map(holes).to_iter_dataset().batch(4)
+    with iter(stream) as iterator:
+        iterator.seek(2)
+        assert next(iterator).tolist() == [8, 9, 10, 11]
+        with pytest.raises(ValueError, match="filter"):
+            next(iterator)
+
+
+def test_seek_costs_nothing_where_all_are_there() -> None:
+    """Any step of an endless dense chain is sought at once; behind a filter, elements are counted."""
+    stream = MapDataset.range(10).repeat().to_iter_dataset(ReadOptions(0, 0)).batch(4)
+    with iter(stream) as iterator:
+        iterator.seek(10**12)
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+    with iter(MapDataset.range(30).filter(lambda n: n % 2).to_iter_dataset().batch(4)) as iterator:
+        iterator.seek(2)
+        assert next(iterator).tolist() == [17, 19, 21, 23]
+
+
+def draw(number: Any, rng: Any) -> Any:
+    """Returns the number and a draw."""
+    return number * 1000 + int(rng.integers(1000))
+
+
+@pytest.mark.parametrize("where", ["map", "both", "stream"])
+def test_a_chain_is_the_data_loader(where: str) -> None:
+    """`shuffle.repeat.random_map.batch` yields what a DataLoader of these operations does, wherever the maps stand."""
+    loader = DataLoader(
+        data_source=range(25),
+        sampler=IndexSampler(25, shuffle=True, seed=7, num_epochs=3),
+        operations=[RandomMap(draw), RandomMap(draw), Batch(4)],
+    )
+    dataset = MapDataset.range(25).seed(7).shuffle().repeat(3)
+    if where == "map":
+        stream = dataset.random_map(draw).map(lambda number: number).random_map(draw).to_iter_dataset()
+    elif where == "both":
+        stream = dataset.random_map(draw).to_iter_dataset().map(lambda number: number).random_map(draw)
+    else:
+        stream = dataset.to_iter_dataset().random_map(draw).random_map(draw)
+
+    assert batches(stream.batch(4)) == batches(loader)
+
+
+def test_none_of_an_operation_is_an_element() -> None:
+    """After the MapDataset, None is an element as any other: only a filter drops one."""
+    stream = MapDataset.range(4).to_iter_dataset().map(lambda number: None if number == 2 else number)
+
+    assert list(stream) == [0, 1, None, 3]
+    assert list(stream.filter(lambda number: number is not None)) == [0, 1, 3]
+
+
+def test_no_map_of_a_dataset_sees_an_absent_element() -> None:
+    """Maps after the one that returns None are not called, whatever they would make of it."""
+    records: Any = [0, None, 2, 3]
+    dataset = MapDataset.source(records).map(holes).map(lambda number: None if number == 2 else number)
+
+    assert list(dataset.map(repr).to_iter_dataset().map(lambda text: text * 2)) == ["00", "33"]
+
+
+def test_an_empty_dataset_yields_nothing() -> None:
+    """A MapDataset without elements is an empty stream."""
+    for stream in (MapDataset.range(0).to_iter_dataset(), MapDataset.range(5)[3:3].to_iter_dataset().batch(2)):
+        with iter(stream) as iterator:
+            assert list(itertools.islice(iterator, 1)) == []
+            assert iter(stream).get_state() == iterator.get_state()
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_state_after_an_absent_element_is_kept_by_a_fresh_iterator(absent: int) -> None:
+    """Its step counts elements, of which there are fewer than positions; the fresh one has not met the absent one."""
+    dataset = MapDataset.range(3).map(lambda number: None if number == absent else number).to_iter_dataset()
+    with iter(dataset) as iterator:
+        first = next(iterator)
+        second = next(iterator)
+        state = iterator.get_state()
+    with iter(dataset) as fresh:
+        fresh.set_state(state)
+        assert fresh.get_state() == state
+        assert list(fresh) == [number for number in range(3) if number not in (absent, first, second)]

@@ -1,0 +1,180 @@
+"""Streams of streams: their order, their ends, their states by name, and what they refuse."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from millstream import CheckpointError, IterDataset, MapDataset
+from millstream.dataset import (
+    CacheIterDataset,
+    InterleaveIterDataset,
+    LimitIterDataset,
+    RepeatIterDataset,
+    ZipIterDataset,
+)
+
+
+def numbers(count: int, start: int = 0) -> IterDataset[int]:
+    """Returns a stream of numbers in a row."""
+    return MapDataset.range(start, start + count).to_iter_dataset()
+
+
+def test_a_mixture_keeps_its_weights_and_ends_with_the_first() -> None:
+    """Every prefix is less than one element away from the weights; the first that is due and has ended ends it."""
+    mixed = list(IterDataset.mix([numbers(300), numbers(1000, 1000)], [0.3, 0.7]))
+
+    assert [number for number in mixed if number < 1000] == list(range(300))
+    for length in range(len(mixed)):
+        assert abs(sum(number < 1000 for number in mixed[:length]) - 0.3 * length) < 1
+    assert list(IterDataset.mix([numbers(3), numbers(5, 10)])) == [0, 10, 1, 11, 2, 12]
+    assert list(IterDataset.mix([numbers(5), numbers(3, 10)])) == [0, 10, 1, 11, 2, 12, 3]
+
+
+def test_weights_go_by_name() -> None:
+    """The order of a mapping of weights does not matter."""
+    datasets = {"b": numbers(30), "a": numbers(90, 100)}
+    mixed = list(IterDataset.mix(datasets, {"a": 0.75, "b": 0.25}))
+
+    assert mixed == list(IterDataset.mix(datasets, {"b": 1, "a": 3}))
+    assert sum(number >= 100 for number in mixed[:40]) == 30
+
+
+def test_a_named_mixture_is_resumed_with_others() -> None:
+    """By name, known datasets resume, new ones begin at their beginning, and those that are gone are dropped."""
+    before = IterDataset.mix({"web": numbers(90), "books": numbers(90, 100)})
+    after = IterDataset.mix({"books": numbers(90, 100), "code": numbers(90, 200)}, {"code": 1, "books": 1})
+    with iter(before) as iterator, iter(after) as other:
+        list(itertools.islice(iterator, 8))
+        other.set_state(json.loads(json.dumps(iterator.get_state())))
+        assert sorted(itertools.islice(other, 6)) == [104, 105, 106, 200, 201, 202]
+
+
+def test_a_mixture_of_others_is_refused() -> None:
+    """Without names, and where the kinds of states differ, it is a CheckpointError."""
+    with (
+        iter(IterDataset.mix([numbers(5), numbers(5)])) as two,
+        iter(IterDataset.mix([numbers(5)])) as one,
+        iter(IterDataset.mix({"a": numbers(5)})) as named,
+        iter(numbers(5)) as plain,
+    ):
+        for iterator, other in itertools.permutations([two, one, named, plain], 2):
+            with pytest.raises(CheckpointError):
+                iterator.set_state(other.get_state())
+            assert next(iterator) in {0, 1, 2}
+
+
+@pytest.mark.parametrize(("lengths", "words"), [([4, 5], r"\[0\] has ended before"), ([5, 5, 4], r"\[2\] has ended")])
+def test_zipped_datasets_end_together(lengths: Sequence[int], words: str) -> None:
+    """Of different lengths is an error, unless the shortest may end it."""
+    datasets = [numbers(length) for length in lengths]
+
+    assert list(ZipIterDataset([numbers(3), numbers(3, 10)])) == [(0, 10), (1, 11), (2, 12)]
+    with pytest.raises(ValueError, match=words):
+        list(ZipIterDataset(datasets))
+    assert len(list(ZipIterDataset(datasets, strict=False))) == 4
+
+
+def fail_once(failures: list[int], number: int) -> int:
+    """Returns the number; fails the first time at 2."""
+    if number == 2 and not failures:
+        failures.append(number)
+        raise ConnectionError(number)
+    return number
+
+
+def test_zipped_datasets_survive_an_error() -> None:
+    """Where one fails, the others wait: the next attempt gives the tuple that was due."""
+    failures: list[int] = []
+    with iter(ZipIterDataset([numbers(4), numbers(4).map(lambda n: fail_once(failures, n))])) as iterator:
+        assert list(itertools.islice(iterator, 2)) == [(0, 0), (1, 1)]
+        with pytest.raises(ConnectionError):
+            next(iterator)
+        with pytest.raises(ValueError, match="no state before"):
+            iterator.get_state()
+        assert list(iterator) == [(2, 2), (3, 3)]
+
+
+def test_interleaved_datasets_take_turns() -> None:
+    """Some are open at a time; where one ends, the next takes its turns at once."""
+    datasets = [numbers(3), numbers(2), numbers(4)]
+
+    assert list(InterleaveIterDataset(datasets, cycle_length=2)) == [0, 0, 1, 1, 2, 0, 1, 2, 3]
+    assert list(InterleaveIterDataset(datasets, cycle_length=1)) == [0, 1, 2, 0, 1, 0, 1, 2, 3]
+    assert list(InterleaveIterDataset(datasets, cycle_length=9)) == [0, 0, 0, 1, 1, 1, 2, 2, 3]
+
+
+def test_interleaved_datasets_resume_everywhere() -> None:
+    """From each state, before the first and after the last element too; all have the same keys."""
+    dataset = InterleaveIterDataset(MapDataset.source([3, 1, 0, 4]).map(numbers), cycle_length=3)
+    expected = list(dataset)
+    with iter(dataset) as iterator:
+        states = [json.loads(json.dumps(iterator.get_state()))]
+        states += [json.loads(json.dumps(iterator.get_state())) for _ in iterator]
+    for step, state in enumerate(states):
+        with iter(dataset) as fresh:
+            fresh.set_state(state)
+            assert fresh.get_state() == state
+            assert list(fresh) == expected[step:]
+
+
+def test_a_cache_is_filled_once() -> None:
+    """Under a repeat, the parent is drawn from once, and a dict is another one each time."""
+    made: list[int] = []
+
+    def make(number: int) -> dict[str, int]:
+        made.append(number)
+        return {"number": number}
+
+    dataset = RepeatIterDataset(CacheIterDataset(numbers(3).map(make)), 3)
+    for element in dataset:
+        element["number"] += 1
+
+    assert made == [0, 1, 2]
+    assert list(itertools.islice(RepeatIterDataset(numbers(2)), 5)) == [0, 1, 0, 1, 0]
+    assert list(RepeatIterDataset(numbers(0))) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: IterDataset.mix([]), ValueError, "at least one"),
+        (lambda: IterDataset.mix([[1, 2]]), TypeError, r"datasets\[0\] must be an IterDataset"),  # type: ignore[list-item]
+        (lambda: IterDataset.mix({"a": numbers(1)}, {"b": 1}), ValueError, "no weight for 'a'"),
+        (lambda: ZipIterDataset([]), ValueError, "at least one"),
+        (lambda: LimitIterDataset(numbers(1), 0), ValueError, "count must be at least 1"),
+        (lambda: RepeatIterDataset(numbers(1), 0), ValueError, "num_epochs must be at least 1"),
+        (lambda: InterleaveIterDataset("files", cycle_length=2), TypeError, "a list or a MapDataset"),
+        (lambda: InterleaveIterDataset([], cycle_length=0), ValueError, "cycle_length must be at least 1"),
+        (lambda: numbers(1).random_map(max), ValueError, "needs a seed"),
+        (lambda: numbers(1).map(3), TypeError, "needs a function"),  # type: ignore[arg-type]
+        (lambda: numbers(1).batch(0), ValueError, "batch_size must be at least 1"),
+        (lambda: numbers(1).mp_prefetch(-1), ValueError, "num_workers must be at least 0"),
+        (lambda: numbers(1).mp_prefetch(1, worker_init_fn=print), ValueError, "worker_init_fn"),  # type: ignore[arg-type]
+        (lambda: MapDataset.range(3).to_iter_dataset(5), TypeError, "read_options"),  # type: ignore[arg-type]
+    ],
+)
+def test_mistakes_are_errors_where_they_are_made(make: Any, error: type[Exception], words: str) -> None:
+    """Wrong arguments are refused when the chain is built."""
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_a_chain_shows_what_it_does() -> None:
+    """`repr` has a line for each node."""
+    dataset = MapDataset.range(9).map(abs).to_iter_dataset().filter(bool).seed(3).mp_prefetch(2).batch(4)
+    text = repr(dataset)
+
+    assert [line.split("(")[0] for line in text.splitlines()] == [
+        "IterDataset",
+        "  source",
+        "  .map",
+        "  .to_iter_dataset",
+        "  .apply",
+        "  .seed",
+        "  .mp_prefetch",
+        "  .apply",
+    ]
+    assert dataset.pipe(lambda stream, size: list(stream.batch(size)), 2)[0][0].tolist() == [1, 2, 3, 4]

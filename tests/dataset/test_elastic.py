@@ -1,0 +1,103 @@
+"""An iterator for any number of shards: the same global batches, the same state on all, any resume."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millstream import CheckpointError, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions
+from millstream.experimental import ElasticIterator
+
+GLOBAL = 12
+
+
+def dataset(count: int = 50) -> MapDataset[Any]:
+    """Returns shuffled numbers over two epochs, with draws."""
+    shuffled = MapDataset.range(count).shuffle(seed=3).random_map(lambda n, rng: (n, rng.random()), seed=5)
+    return shuffled.repeat(2)
+
+
+def shards(count: int, workers: int = 0, ds: MapDataset[Any] | None = None) -> list[ElasticIterator]:
+    """Returns the iterators of all shards."""
+    options = MultiprocessingOptions(workers)
+    return [
+        ElasticIterator(ds or dataset(), GLOBAL, ShardOptions(shard, count), multiprocessing_options=options)
+        for shard in range(count)
+    ]
+
+
+def global_batches(iterators: list[ElasticIterator]) -> list[list[tuple[int, float]]]:
+    """Returns what all shards yield together, to the end."""
+    steps = zip(*iterators, strict=True)
+    return [
+        list(zip(*(np.concatenate(leaf).tolist() for leaf in zip(*step, strict=True)), strict=True)) for step in steps
+    ]
+
+
+@pytest.mark.parametrize(("before", "after", "workers"), [(1, 4, 0), (3, 1, 2), (2, 6, 0)])
+def test_any_number_of_shards_resumes(before: int, after: int, workers: int) -> None:
+    """The global batches are those of the dataset in its order; a state of any shard restores on all of others."""
+    elements = list(dataset())
+    expected = [elements[start : start + GLOBAL] for start in range(0, 96, GLOBAL)]
+    first, second = shards(before), shards(after, workers)
+    try:
+        begun = [list(map(next, [iterator] * 3)) for iterator in first]
+        (state,) = {json.dumps(iterator.get_state()) for iterator in first}
+        for iterator in second:
+            iterator.set_state(json.loads(state))
+            assert json.dumps(iterator.get_state()) == state
+        assert len(begun) == before
+        assert global_batches(first) == global_batches(second) == expected[3:]
+        assert len(first[0]) == len(expected)
+        for iterator in second:
+            iterator.seek(0)
+        assert global_batches(second) == expected
+    finally:
+        for iterator in [*first, *second]:
+            iterator.close()
+
+
+def test_it_is_its_own_iterator() -> None:
+    """`iter(elastic)` is an ElasticIterator, and closed it says so."""
+    with ElasticIterator(dataset(), GLOBAL, ShardOptions(0, 1), read_options=ReadOptions(0, 0)) as iterator:
+        assert iter(iterator) is iterator
+        next(iterator)
+    with pytest.raises(ValueError, match="Trying to advance a closed iterator"):
+        next(iterator)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        None,
+        {},
+        {"global_next_index": 0},
+        {"global_next_index": 0, "dataset": "another"},
+        {"global_next_index": 5},
+        {"global_next_index": 1200},
+    ],
+    ids=str,
+)
+def test_another_state_is_refused(state: Any) -> None:
+    """Of another dataset, between batches, beyond the end, or none at all; the iterator stays where it is."""
+    with ElasticIterator(dataset(), GLOBAL, ShardOptions(0, 1)) as iterator:
+        own = iterator.get_state()
+        if isinstance(state, dict) and state.get("global_next_index"):
+            state = {**own, **state}
+        with pytest.raises(CheckpointError):
+            iterator.set_state(state)
+        assert iterator.get_state() == own
+
+
+def test_absent_elements_are_refused() -> None:
+    """A filter at construction, a map that returns None at its turn; and shards that do not divide the batch."""
+    with pytest.raises(ValueError, match="filter"):
+        ElasticIterator(dataset().filter(bool), GLOBAL, ShardOptions(0, 1))
+    with pytest.raises(ValueError, match="multiple of shard_count"):
+        ElasticIterator(dataset(), GLOBAL, ShardOptions(0, 5))
+    holed = MapDataset.range(20).map(lambda number: number if number != 7 else None)
+    with ElasticIterator(holed, 5, ShardOptions(0, 1)) as iterator:
+        assert next(iterator).tolist() == [0, 1, 2, 3, 4]
+        with pytest.raises(ValueError, match="None"):
+            next(iterator)

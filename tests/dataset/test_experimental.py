@@ -1,0 +1,294 @@
+"""The datasets with Grain's names: what they yield, where they run, how they resume, what they refuse."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import millstream as grain
+from millstream.sources.crc32c import masked_crc32c
+
+LENGTH = 8
+
+
+def documents(count: int = 23) -> grain.MapDataset[Any]:
+    """Returns documents of 1 to 8 tokens, each of the document's number."""
+    return grain.MapDataset.range(1, count + 1).map(document)
+
+
+def document(number: int) -> dict[str, Any]:
+    """Returns one document."""
+    return {"tokens": np.full(number * 5 % LENGTH + 1, number, np.int32)}
+
+
+def write_parquet(folder: Path, sizes: Sequence[int]) -> list[str]:
+    """Writes files whose rows say their file and number, two rows a row group; returns their paths."""
+    paths = []
+    for file, size in enumerate(sizes):
+        table = pa.table({"file": np.full(size, file), "row": np.arange(size)})
+        pq.write_table(table, folder / f"{file}.parquet", row_group_size=2)
+        paths.append(str(folder / f"{file}.parquet"))
+    return paths
+
+
+def write_tfrecord(path: Path, count: int) -> str:
+    """Writes a file of small records."""
+    with path.open("wb") as file:
+        for number in range(count):
+            data = b"%d" % number
+            length = len(data).to_bytes(8, "little")
+            crcs = [int(crc).to_bytes(4, "little") for crc in masked_crc32c([length, data])]
+            file.write(length + crcs[0] + data + crcs[1])
+    return str(path)
+
+
+def split(number: int) -> list[int]:
+    """Returns none, one or two children."""
+    return [number] * (number % 3)
+
+
+STREAMS: dict[str, Callable[[Path], Any]] = {
+    "first_fit": lambda _: grain.experimental.FirstFitPackIterDataset(
+        documents(), length_struct={"tokens": LENGTH}, num_packing_bins=3, meta_features=(), max_sequences_per_bin=2
+    ),
+    "best_fit": lambda _: grain.experimental.BestFitPackIterDataset(
+        documents().to_iter_dataset(),
+        length_struct={"tokens": LENGTH},
+        num_packing_bins=3,
+        padding_struct={"tokens": -1},
+    ),
+    "concat_then_split": lambda _: grain.experimental.ConcatThenSplitIterDataset(
+        documents().to_iter_dataset(), length_struct={"tokens": LENGTH}
+    ),
+    "window_shuffle": lambda _: grain.experimental.WindowShuffleIterDataset(
+        grain.MapDataset.range(11), window_size=4, seed=1
+    ),
+    "rebatch": lambda _: grain.experimental.RebatchIterDataset(
+        grain.MapDataset.range(11).batch(3).to_iter_dataset(), batch_size=4
+    ),
+    "flat_map": lambda _: grain.experimental.FlatMapIterDataset(
+        grain.MapDataset.range(11).to_iter_dataset(), grain.transforms.FlatMap(split, 2)
+    ),
+    "flat_map_at_random": lambda _: grain.experimental.FlatMapMapDataset(
+        grain.MapDataset.range(11), grain.transforms.FlatMap(split, 2)
+    ).to_iter_dataset(),
+    "tfrecord": lambda folder: grain.experimental.TFRecordIterDataset(write_tfrecord(folder / "a.tfrecord", 7)),
+    "parquet": lambda folder: grain.experimental.ParquetIterDataset(write_parquet(folder, [3, 5, 2])),
+    "options": lambda _: grain.experimental.WithOptionsIterDataset(
+        grain.MapDataset.range(5).to_iter_dataset(), grain.experimental.DatasetOptions(min_shm_size=3)
+    ),
+    "threads": lambda _: grain.experimental.multithread_prefetch(grain.MapDataset.range(9).map(document), 2, 3),
+    "thread": lambda _: grain.experimental.ThreadPrefetchIterDataset(
+        grain.IterDataset.mix([documents(4).to_iter_dataset(), documents(5).to_iter_dataset()]).map(dict),
+        prefetch_buffer_size=3,
+    ),
+}
+
+
+def plain(element: Any) -> Any:
+    """Returns an element without arrays, for `==`."""
+    if isinstance(element, dict):
+        return {name: plain(value) for name, value in element.items()}
+    return element.tolist() if isinstance(element, np.ndarray | np.generic) else element
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_each_dataset_resumes_after_each_element(name: str, tmp_path: Path) -> None:
+    """Its states restore on fresh iterators, through JSON, at every step; all have the same keys and types."""
+    grain.experimental.assert_equal_output_after_checkpoint(STREAMS[name](tmp_path))
+
+
+@pytest.mark.parametrize("name", ["first_fit", "concat_then_split", "parquet"])
+def test_workers_change_nothing(name: str, tmp_path: Path) -> None:
+    """Elements and states are the same with two workers as without any."""
+    dataset = STREAMS[name](tmp_path)
+    expected = [plain(element) for element in dataset]
+    with iter(dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))) as iterator:
+        made = [plain(element) for element in itertools.islice(iterator, 3)]
+        state = json.loads(json.dumps(iterator.get_state()))
+        assert made + [plain(element) for element in iterator] == expected
+    with iter(dataset) as fresh:
+        fresh.set_state(state)
+        assert [plain(element) for element in fresh] == expected[3:]
+
+
+@pytest.mark.parametrize("name", ["first_fit", "best_fit", "concat_then_split"])
+def test_packed_rows_hold_each_document_once(name: str, tmp_path: Path) -> None:
+    """Segments are numbered from 1, positions restart at 0, and no token is lost."""
+    tokens: list[int] = []
+    for row in STREAMS[name](tmp_path):
+        ids, positions = row["tokens_segment_ids"], row["tokens_positions"]
+        for segment in range(1, ids.max() + 1):
+            assert positions[ids == segment].tolist() == list(range((ids == segment).sum()))
+        assert set(row["tokens"][ids == 0].tolist()) <= {-1 if name == "best_fit" else 0}
+        tokens += row["tokens"][ids > 0].tolist()
+
+    assert sorted(tokens) == [token for one in documents() for token in one["tokens"]]
+
+
+def test_the_others_yield_what_they_say(tmp_path: Path) -> None:
+    """Windows are permutations, batches keep rows in order, children follow each other, files are read."""
+    shuffled = list(STREAMS["window_shuffle"](tmp_path))
+    children = [number for number in range(11) for _ in range(number % 3)]
+
+    assert [sorted(shuffled[start : start + 4]) for start in (0, 4, 8)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert [batch.tolist() for batch in STREAMS["rebatch"](tmp_path)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert list(STREAMS["flat_map"](tmp_path)) == list(STREAMS["flat_map_at_random"](tmp_path)) == children
+    assert list(STREAMS["tfrecord"](tmp_path)) == [b"%d" % number for number in range(7)]
+    assert list(STREAMS["options"](tmp_path)) == list(range(5))
+
+
+@pytest.mark.parametrize("sizes", [[4], [3, 5, 2], [1, 1, 1, 7], [2] * 20 + [5], [9] + [1] * 17])
+def test_parquet_files_are_read_in_turn(sizes: list[int], tmp_path: Path) -> None:
+    """The order is that of interleaving the files, 16 at a time."""
+    paths = write_parquet(tmp_path, sizes)
+    apart = [grain.experimental.ParquetIterDataset(path) for path in paths]
+    in_turn = list(grain.experimental.ParquetIterDataset(paths))
+
+    assert in_turn == list(grain.experimental.InterleaveIterDataset(apart, cycle_length=16))
+    assert next(iter(grain.experimental.ParquetIterDataset(paths, columns=["row"], filesystem=None))) == {"row": 0}
+
+
+def test_a_dataset_of_one_s_own_may_be_derived_from_these(tmp_path: Path) -> None:
+    """Its `__iter__` counts, at the end of a chain, within one and below another; and may call its parent's."""
+
+    class Twice(grain.experimental.TFRecordIterDataset):
+        def __iter__(self) -> Any:
+            return itertools.chain.from_iterable((record, record) for record in super().__iter__())
+
+    twice = Twice(write_tfrecord(tmp_path / "a.tfrecord", 2))
+
+    assert list(twice) == [b"0", b"0", b"1", b"1"]
+    assert list(twice.map(int).mp_prefetch(0)) == [0, 0, 1, 1]
+    assert list(grain.experimental.LimitIterDataset(twice, 3)) == [b"0", b"0", b"1"]
+
+
+@pytest.mark.parametrize(("count", "pad_value"), [(1, 0), (3, -7), (4, 5)])
+def test_a_batch_is_filled_up(count: int, pad_value: int) -> None:
+    """Every leaf has batch_size rows: the elements, then the value, in the dtype of the leaf."""
+    values = [{"a": np.int16(number), "b": np.full(2, number, np.float32)} for number in range(count)]
+    batch = grain.experimental.batch_and_pad(values, batch_size=4, pad_value=pad_value)
+
+    assert batch["a"].tolist() == [*range(count)] + [pad_value] * (4 - count)
+    assert batch["b"].tolist() == [[row, row] for row in batch["a"].tolist()]
+    assert (batch["a"].dtype, batch["b"].dtype) == (np.int16, np.float32)
+
+
+def test_indices_of_iterators() -> None:
+    """Where each position becomes one element, the next one can be told and chosen; else that is an error."""
+    dataset = grain.MapDataset.range(20).to_iter_dataset().batch(3)
+    with iter(dataset) as iterator, iter(dataset.filter(len)) as filtered:
+        next(iterator)
+        assert grain.experimental.get_next_index(iterator) == 1
+        grain.experimental.set_next_index(iterator, 5)
+        assert next(iterator).tolist() == [15, 16, 17]
+        with pytest.raises(NotImplementedError, match="no index"):
+            grain.experimental.set_next_index(filtered, 1)
+
+
+def test_random_numbers_of_datasets() -> None:
+    """A pool gives what random_map draws, and index_shuffle is the order of shuffle."""
+    pool = grain.experimental.RngPool(seed=3)
+    drawn = grain.MapDataset.range(5).random_map(lambda _, rng: rng.random(), seed=3)
+    order = [grain.experimental.index_shuffle(index, max_index=8, seed=4, rounds=4) for index in range(9)]
+
+    assert list(drawn) == [pool.acquire_rng(index).random() for index in range(5)]
+    assert order == list(grain.MapDataset.range(9).shuffle(seed=4))
+    assert pool.acquire_rng(1, op_seed=1).random() != pool.acquire_rng(1).random()
+
+
+def test_a_configuration_fits_into_the_budget() -> None:
+    """The larger the elements, the fewer workers and the less read-ahead; never none."""
+    dataset = grain.MapDataset.range(9).map(lambda _: np.zeros(1 << 18, np.uint8))
+
+    def picked(budget: float) -> Any:
+        return grain.experimental.pick_performance_config(ds=dataset, ram_budget_mb=budget, max_workers=3)
+
+    assert picked(0.1).multiprocessing_options.num_workers == 1
+    assert picked(0.1).read_options.prefetch_buffer_size == 1
+    assert picked(10).read_options.prefetch_buffer_size == 40
+    assert 1 <= picked(1000).multiprocessing_options.num_workers <= 3
+
+
+def test_a_dataset_that_does_not_resume_is_found_out() -> None:
+    """The check of one's own datasets fails for one whose states lie, and for one without elements."""
+
+    class Liar(grain.DatasetIterator[int]):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def __next__(self) -> int:
+            self.count += 1
+            if self.count > 3:
+                raise StopIteration
+            return self.count
+
+        def get_state(self) -> dict[str, Any]:
+            return {"count": self.count // 2}
+
+        def set_state(self, state: dict[str, Any]) -> None:
+            self.count = 2 * state["count"]
+
+    class Lies(grain.IterDataset[int]):
+        def __iter__(self) -> Any:
+            return Liar()
+
+    with pytest.raises(AssertionError, match="After 1 elements"):
+        grain.experimental.assert_equal_output_after_checkpoint(Lies())
+    with pytest.raises(ValueError, match="yields nothing"):
+        grain.experimental.assert_equal_output_after_checkpoint(grain.MapDataset.range(0))
+
+
+def packed(**options: Any) -> Any:
+    """Returns a packed stream with some options."""
+    return grain.experimental.FirstFitPackIterDataset(
+        documents(), **{"length_struct": {"tokens": LENGTH}, "num_packing_bins": 2, **options}
+    )
+
+
+def cut(**options: Any) -> Any:
+    """Returns a stream that is cut into rows with some options."""
+    return grain.experimental.ConcatThenSplitIterDataset(documents(), **{"length_struct": {"tokens": 4}, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: packed(pack_alignment_struct={"tokens": 4}), ValueError, "pack_alignment_struct"),
+        (lambda: packed(shuffle_bins_group_by_feature="a"), ValueError, "shuffle_bins_group_by_feature"),
+        (lambda: packed(num_packing_bins=0), ValueError, "num_packing_bins must be at least 1"),
+        (lambda: packed(meta_features=["x"]), ValueError, "'x'"),
+        (lambda: cut(split_full_length_features=False), ValueError, "split_full_length_features"),
+        (lambda: cut(length_struct={"a": 3, "b": 4}), ValueError, "one length"),
+        (lambda: grain.experimental.FlatMapIterDataset(documents(), split), TypeError, "max_fan_out"),  # type: ignore[arg-type]
+        (lambda: grain.experimental.ParquetIterDataset("x", filesystem=3), TypeError, "filesystem"),
+        (lambda: grain.experimental.TFRecordIterDataset("/nowhere"), FileNotFoundError, "nowhere"),
+        (
+            lambda: grain.experimental.ThreadPrefetchIterDataset(documents(), prefetch_buffer_size=-1),
+            ValueError,
+            "at least 0",
+        ),
+        (
+            lambda: grain.experimental.DatasetOptions(filter_raise_threshold_ratio=0.5),
+            ValueError,
+            "count in the filter",
+        ),
+        (lambda: grain.experimental.WithOptionsIterDataset(documents(), None), TypeError, "DatasetOptions"),  # type: ignore[arg-type]
+        (lambda: grain.experimental.index_shuffle(1, 3, 0, rounds=5), ValueError, "even"),
+        (lambda: grain.experimental.index_shuffle(4, 3, 0, rounds=4), ValueError, "at most max_index"),
+        (lambda: grain.experimental.batch_and_pad([], batch_size=2), ValueError, "got 0"),
+        (lambda: grain.experimental.batch_and_pad([1, 2, 3], batch_size=2), ValueError, "got 3"),
+        (lambda: grain.experimental.pick_performance_config(documents(), ram_budget_mb=0), ValueError, "above 0"),
+    ],
+)
+def test_mistakes_are_errors_where_they_are_made(make: Any, error: type[Exception], words: str) -> None:
+    """What cannot be done is refused when the dataset is built, in words that say what to do."""
+    with pytest.raises(error, match=words):
+        make()

@@ -1,0 +1,224 @@
+"""A stream of the user's own feeds operations that run in threads and workers: exactly once, in order, resumable."""
+
+import gc
+import itertools
+import os
+import signal
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from millstream import CheckpointError, DatasetIterator, IterDataset, MapDataset, ReadOptions
+from millstream.dataset import InterleaveIterDataset
+from millstream.errors import WorkerDiedError
+from millstream.loader.pipeline import feed
+
+
+class Numbers(IterDataset[int]):
+    """Numbers, from a stream that counts how often it was read, and may fail."""
+
+    def __init__(self, count: int, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.count = count
+        self.fails_at = fails_at
+        self.failures = 0
+
+    def __iter__(self) -> "NumbersIterator":
+        return NumbersIterator(self)
+
+
+class NumbersIterator(DatasetIterator[int]):
+    """Yields the numbers."""
+
+    def __init__(self, dataset: Numbers) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self.next = 0
+
+    def __next__(self) -> int:
+        if self.next == self._dataset.fails_at and not self._dataset.failures:
+            self._dataset.failures += 1
+            raise ConnectionError("the network is gone")
+        if self.next == self._dataset.count:
+            raise StopIteration
+        self.next += 1
+        return self.next - 1
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the next number."""
+        return {"next": self.next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a number."""
+        self.next = state["next"]
+
+
+def spread(dataset: IterDataset[Any], how: str) -> IterDataset[Any]:
+    """Returns the same dataset, made in some place."""
+    options: dict[str, Any] = {"inline": 0, "threads": ReadOptions(3, 100), "workers": 2}
+    return dataset.prefetch(options[how])
+
+
+PLACES = pytest.mark.parametrize("how", ["inline", "threads", "workers"])
+
+
+@PLACES
+def test_an_error_of_the_stream_comes_at_its_turn(how: str) -> None:
+    """All that comes before the error is delivered, then it is raised; the next attempt continues where it was."""
+    dataset = spread(Numbers(23, fails_at=10).map(lambda number: number * 2).batch(3), how)
+    with iter(dataset) as iterator:
+        batches = [next(iterator).tolist() for _ in range(3)]
+        with pytest.raises(ConnectionError, match="the network is gone"):
+            next(iterator)
+        state = iterator.get_state()
+        batches += [batch.tolist() for batch in iterator]
+
+        assert batches == [[2 * n for n in range(start, min(start + 3, 23))] for start in range(0, 23, 3)]
+        iterator.set_state(state)
+        assert next(iterator).tolist() == [18, 20, 22]
+
+
+@PLACES
+def test_an_error_of_an_operation_names_the_element(how: str) -> None:
+    """An operation that fails at an element is an error at its turn, which says where; it comes again."""
+    dataset = spread(Numbers(9).map(lambda number: 1 // (number - 4)), how)
+    with iter(dataset) as iterator:
+        assert list(itertools.islice(iterator, 4)) == [-1, -1, -1, -1]
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError) as caught:
+                next(iterator)
+            assert "position 4" in "".join(caught.value.__notes__)
+
+
+class KillOnce:
+    """Ends its process at an element, once."""
+
+    def __init__(self, element: int, file: Path, *, always: bool = False) -> None:
+        self.element = element
+        self.file = file
+        self.always = always
+
+    def __call__(self, element: int) -> int:
+        """Returns the element, unless this is the one."""
+        if element == self.element and (self.always or not self.file.exists()):
+            self.file.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return element
+
+
+def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
+    """What a dead worker had of the stream is sent again, to another one: the elements are the same."""
+    dataset = Numbers(500).map(KillOnce(123, tmp_path / "killed")).filter(lambda n: n % 3).batch(7).mp_prefetch(2)
+    with iter(dataset) as iterator:
+        elements = [number for batch in iterator for number in batch.tolist()]
+
+    assert (tmp_path / "killed").exists()
+    assert elements == [number for number in range(500) if number % 3]
+
+
+def test_an_element_that_kills_its_workers_is_named(tmp_path: Path) -> None:
+    """An element at which workers die again and again is an error at its turn, and those before it are delivered."""
+    dataset = Numbers(60).map(KillOnce(31, tmp_path / "killed", always=True)).mp_prefetch(1)
+    with iter(dataset) as iterator:
+        assert list(itertools.islice(iterator, 31)) == list(range(31))
+        with pytest.raises(WorkerDiedError, match="position"):
+            next(iterator)
+
+
+@PLACES
+def test_nothing_is_left(how: str) -> None:
+    """A closed iterator has no threads and processes, nor has one that nobody holds; closing it twice is one time."""
+    dataset = spread(Numbers(10_000).map(lambda number: number).batch(8), how)
+    iterator = iter(dataset)
+    next(iterator)
+    iterator.close()
+    iterator.close()
+    assert psutil.Process().children(recursive=True) == []
+    with pytest.raises(ValueError, match="Trying to advance a closed iterator"):
+        next(iterator)
+    assert iterator.get_state()["stream"] is not None
+    dropped = iter(dataset)
+    next(dropped)
+    reference = weakref.ref(dropped)
+    del dropped
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_state_holds_a_little_more_than_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the stream's states are kept rarely, elements are drawn again, and exactly those that were delivered."""
+    monkeypatch.setattr(feed, "KEPT_ELEMENTS", 16)
+    dataset = Numbers(100).map(lambda number: number).filter(lambda number: number % 4 != 1).batch(5)
+    expected = [batch.tolist() for batch in dataset]
+    with iter(dataset) as iterator:
+        for step in range(len(expected)):
+            with iter(dataset) as other:
+                other.set_state(iterator.get_state())
+                assert [batch.tolist() for batch in other] == expected[step:]
+            next(iterator)
+
+
+def test_the_stream_is_read_once_and_not_ahead() -> None:
+    """Without workers and threads, no more is drawn than is asked for, up to a call."""
+    stream = iter(Numbers(1_000_000).map(lambda number: number))
+    list(itertools.islice(stream, 3))
+
+    assert stream.get_state()["stream"]["next"] <= 8
+
+
+def test_a_state_of_another_chain_is_refused() -> None:
+    """A state that does not fit is a CheckpointError, and the iterator is as it was."""
+    with iter(Numbers(50).map(abs).batch(5)) as iterator, iter(Numbers(50).map(abs).batch(4)) as other:
+        next(iterator)
+        before = iterator.get_state()
+        wrong: list[Any] = [other.get_state(), {"made": 1}, "text", {**before, "made": {}}, None]
+        for state in wrong:
+            with pytest.raises(CheckpointError):
+                iterator.set_state(state)
+        assert iterator.get_state() == before
+        assert next(iterator).tolist() == [5, 6, 7, 8, 9]
+
+
+def names(number: int) -> IterDataset[int]:
+    """Returns a file's elements."""
+    return MapDataset.range(number * 100, number * 100 + 3).to_iter_dataset()
+
+
+@PLACES
+def test_an_endless_list_of_files(how: str) -> None:
+    """`source(files).repeat().map(open)` under an interleave is read lazily, and resumed where it was."""
+    files = MapDataset.source([1, 2, 3]).repeat().map(names)
+    dataset = spread(InterleaveIterDataset(files, cycle_length=2).map(lambda number: number).batch(4), how)
+    with iter(dataset) as iterator, iter(dataset) as other:
+        first = [next(iterator).tolist() for _ in range(3)]
+        state = iterator.get_state()
+        following = [next(iterator).tolist() for _ in range(9)]
+        other.set_state(state)
+        assert [next(other).tolist() for _ in range(9)] == following
+
+    assert list(itertools.chain(*first)) == [100, 200, 101, 201, 102, 202, 300, 100, 301, 101, 302, 102]
+
+
+class Endless(IterDataset[int]):
+    """A generator, which has no states, and no end."""
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # as users write it
+        return itertools.count()
+
+
+def test_a_generator_is_a_dataset() -> None:
+    """What `__iter__` returns is made a DatasetIterator; it is resumed by drawing from its beginning."""
+    dataset = Endless().map(np.int64).batch(3)
+    endless: IterDataset[int] = Endless()
+    with iter(endless) as plain, iter(dataset) as iterator, iter(dataset) as other:
+        assert isinstance(plain, DatasetIterator)
+        with pytest.raises(NotImplementedError, match="read in order"):
+            plain.seek(3)
+        next(iterator)
+        other.set_state(iterator.get_state())
+        assert next(other).tolist() == [3, 4, 5]

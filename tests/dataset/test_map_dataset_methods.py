@@ -1,0 +1,594 @@
+"""What each method of MapDataset promises beside its elements: errors, seeds, columns, texts, classes of the user's."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, SupportsIndex
+
+import datasets
+import numpy as np
+import pytest
+from dataset_chains import CountedSource, Every
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream import (
+    Batch,
+    ConcatenatedDataSource,
+    DataLoader,
+    FilterTransform,
+    FirstFitPack,
+    FlatMapTransform,
+    IndexSampler,
+    InMemoryDataSource,
+    MapTransform,
+    MapWithIndexTransform,
+    MixtureSampler,
+    OnlyFor,
+    PaddedBatch,
+    RandomMapTransform,
+    SequentialSampler,
+)
+from millstream.columnar import ColumnarRecords
+from millstream.dataset import MapDataset, WindowShuffleMapDataset, ZipMapDataset
+
+TEN = MapDataset.range(10)
+UNTYPED: Any = MapDataset
+"""For calls that no type checker lets pass, the class and a dataset."""
+UNTYPED_TEN: Any = TEN
+
+
+def read(dataset: MapDataset[Any], count: int | None = None) -> list[Any]:
+    """Returns the first elements, read as one block."""
+    return list(dataset.__getitems__(range(len(dataset) if count is None else count)))
+
+
+def draw(element: Any, rng: np.random.Generator) -> tuple[Any, int]:
+    """Returns an element with a draw."""
+    return element, int(rng.integers(2**40))
+
+
+def test_an_inserted_map_changes_neither_order_nor_draws() -> None:
+    """Only what draws counts for seeds: maps, batches and slices in between change nothing."""
+
+    def chain(between: Callable[[MapDataset[Any]], MapDataset[Any]]) -> list[Any]:
+        start = between(TEN.seed(7)).shuffle()
+        return read(between(between(start).random_map(draw)).random_map(draw).repeat(2))
+
+    plain = chain(lambda dataset: dataset)
+
+    assert chain(lambda dataset: dataset.map(lambda element: element)) == plain
+    assert chain(lambda dataset: dataset.repeat(1)[:].map_with_index(lambda _, element: element)) == plain
+
+
+def test_the_nearest_seed_counts() -> None:
+    """A `.seed` holds until the next one; an own seed wins; the first shuffle under a seed is that of the seed."""
+    own = read(TEN.shuffle(seed=3).random_map(draw, seed=4))
+
+    assert read(TEN.seed(3).shuffle().seed(4).random_map(draw)) == own
+    assert read(TEN.seed(1).shuffle(seed=3).random_map(draw, seed=4)) == own
+
+
+def test_shuffles_under_one_seed_differ() -> None:
+    """Two shuffles under one `.seed` are two permutations, in each number of them."""
+    orders = [TEN.seed(5)]
+    for _ in range(4):
+        orders.append(orders[-1].shuffle())
+    (numbers, *permutations) = [
+        [child for child, _ in sorted(zip(range(10), read(after), strict=True), key=lambda pair: before[pair[1]])]
+        for before, after in zip(
+            [{value: row for row, value in enumerate(read(order))} for order in orders], orders[1:], strict=False
+        )
+    ]
+
+    assert len({tuple(order) for order in [numbers, *permutations]}) == 4
+
+
+def test_random_maps_under_one_seed_draw_apart() -> None:
+    """Random maps with the same seed, own or inherited, never draw the same."""
+    drawn = read(TEN.random_map(draw, seed=2).random_map(draw, seed=2).seed(2).random_map(draw))
+
+    assert all(len({first, second, third}) == 3 for (((_, first), second), third) in drawn)
+
+
+def test_seeds_of_several_parents_make_one() -> None:
+    """A shuffle after a mix has the seed of its parts if they agree, else one of all of them."""
+
+    def order(*seeds: int) -> list[int]:
+        return read(MapDataset.concatenate([TEN.seed(seed) for seed in seeds]).shuffle())
+
+    assert order(1, 1) == read(MapDataset.concatenate([TEN, TEN]).shuffle(seed=1))
+    assert len({tuple(order(*seeds)) for seeds in [(1, 1), (1, 2), (2, 1), (2, 2), (1, 2**64 - 1)]}) == 5
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
+def test_a_mix_is_in_the_order_of_a_mixture_sampler(lengths: list[int], data: st.DataObject) -> None:
+    """Order, length and what comes after a part's end are those of MixtureSampler, of short and of long periods."""
+    weights = data.draw(
+        st.lists(st.sampled_from([1, 2, 0.3, 0.7, 1e-3, 0.123457]), min_size=len(lengths), max_size=len(lengths))
+    )
+    parts = [list(range(100 * part, 100 * part + length)) for part, length in enumerate(lengths)]
+
+    def loader(num_epochs: int | None) -> DataLoader:
+        samplers = [IndexSampler(length, num_epochs=num_epochs) for length in lengths]
+        return DataLoader(data_source=ConcatenatedDataSource(parts), sampler=MixtureSampler(samplers, weights))
+
+    dataset = MapDataset.mix([MapDataset.source(part) for part in parts], weights)
+    endless = iter(loader(None))
+
+    assert read(dataset) == list(loader(1))
+    assert read(dataset, 50) == [next(endless) for _ in range(50)]
+
+
+def test_weights_of_a_mapping_go_by_name() -> None:
+    """The weights of named datasets are matched by name, whatever the order of either."""
+    parts = {"b": MapDataset.range(10), "a": MapDataset.range(100, 130)}
+    mixed = MapDataset.mix(parts, {"a": 0.75, "b": 0.25})
+
+    assert sum(element >= 100 for element in read(mixed, 40)) == 30
+
+
+def test_a_selection_map_of_ones_own_is_asked_at_each_position() -> None:
+    """Any object with `len` and `[position]` selects, after its length too."""
+
+    class Alternate:
+        """Takes turns."""
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, position: int) -> tuple[int, int]:
+            return position % 2, position // 2
+
+    dataset = MapDataset.select_from_datasets([TEN, MapDataset.range(50, 60)], Alternate())
+
+    assert (len(dataset), read(dataset, 6)) == (4, [0, 50, 1, 51, 2, 52])
+    assert [dataset[position] for position in range(6)] == read(dataset, 6)
+
+
+def test_slices_of_an_endless_dataset_share_it_out() -> None:
+    """`ds[i::n]` of an endless dataset are exact strides of one order, and endless; so is what is made of them."""
+    whole = TEN.shuffle(seed=0).repeat()
+    parts = [whole[start::3] for start in range(3)]
+
+    assert {len(part) for part in [whole, *parts, whole.batch(3), parts[0].map(str)]} == {sys.maxsize}
+    assert [parts[position % 3][position // 3] for position in range(60)] == read(whole, 60)
+    assert [read(part, 20) for part in parts] == [read(whole, 60)[start::3] for start in range(3)]
+    assert len(whole[:25]) == 25
+
+
+def test_a_subset_keeps_the_epochs_of_what_is_sliced() -> None:
+    """A slice of a shuffle has other records in each epoch; repeated without reseeding, or sliced first, the same."""
+    subset = TEN.shuffle(seed=1)[:4]
+    epochs = np.reshape(read(subset.repeat(8)), (8, 4))
+    fixed = np.reshape(read(subset.repeat(8, reseed_each_epoch=False)), (8, 4))
+    first_four = np.reshape(read(TEN[:4].shuffle(seed=1).repeat(8)), (8, 4))
+
+    assert len({frozenset(epoch) for epoch in epochs.tolist()}) > 1
+    assert {tuple(epoch) for epoch in fixed.tolist()} == {tuple(read(subset))}
+    assert {frozenset(epoch) for epoch in first_four.tolist()} == {frozenset(range(4))}
+    assert len({tuple(epoch) for epoch in first_four.tolist()}) > 1
+
+
+def test_shuffling_an_endless_dataset_draws_with_replacement() -> None:
+    """A shuffle after an endless repeat permutes all positions up to 2**63."""
+    dataset = TEN.repeat().shuffle(seed=0)
+
+    assert set(read(dataset, 200)) == set(range(10))
+    assert read(dataset, 20) == [dataset[position] for position in range(20)]
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 2**64 - 1))
+def test_a_window_shuffle_keeps_every_element_in_its_window(count: int, size: int, seed: int) -> None:
+    """Each window of each epoch, the last one too, holds exactly its own elements."""
+    dataset = WindowShuffleMapDataset(MapDataset.range(count), window_size=size, seed=seed)
+    elements = read(dataset, 2 * count)
+
+    for epoch in (elements[:count], elements[count:]):
+        for start in range(0, count, size):
+            assert sorted(epoch[start : start + size]) == list(range(start, min(start + size, count)))
+
+
+def test_records_in_memory_are_not_changed_by_maps() -> None:
+    """A map that writes into its element finds the record as it was in the next epoch, read alone or in blocks."""
+    records = [{"x": number} for number in range(20)]
+
+    def spoil(record: dict[str, int]) -> dict[str, int]:
+        record["x"] += 100
+        return record
+
+    dataset = MapDataset.source(records).map(spoil).repeat(2)
+    expected = [{"x": number + 100} for number in range(20)] * 2
+
+    assert read(dataset) == expected
+    assert [dataset[position] for position in range(40)] == expected
+    assert list(DataLoader(data_source=dataset, sampler=SequentialSampler(40))) == expected
+    assert records == [{"x": number} for number in range(20)]
+
+
+def test_columns_pass_through_index_nodes() -> None:
+    """Columns of a source reach a batch as columns: no record is made of them on the way."""
+    columns = {"x": np.arange(100), "y": np.arange(200.0).reshape(100, 2)}
+    source = InMemoryDataSource(columns)
+    dataset = MapDataset.source(source).shuffle(seed=0)[5:95].repeat(2).seed(1)
+    joined = MapDataset.concatenate([WindowShuffleMapDataset(dataset, window_size=8, seed=0)])
+    order = [record["x"] for record in read(joined)]
+
+    assert isinstance(joined.__getitems__(np.arange(64)), ColumnarRecords)
+    for batch, start in zip(joined.batch(50).__getitems__([0, 1]), (0, 50), strict=True):
+        rows = order[start : start + 50]
+        assert np.array_equal(batch["x"], columns["x"][rows])
+        assert np.array_equal(batch["y"], columns["y"][rows])
+    assert read(joined.map(lambda record: int(record["x"]))) == order
+
+    mixed = MapDataset.mix([dataset, MapDataset.source(InMemoryDataSource(columns))[::-1], dataset[:7]], [3, 2, 1])
+    assert isinstance(mixed.__getitems__(np.arange(64)), ColumnarRecords)
+    assert mixed.batch(30)[0]["x"].tolist() == [mixed[position]["x"] for position in range(30)]
+
+
+@pytest.mark.third_party
+def test_a_hugging_face_dataset_is_read_many_at_once() -> None:
+    """A Hugging Face dataset is a source, by its `__getitems__`."""
+    rows = datasets.Dataset.from_dict({"x": list(range(40)), "text": [str(number) for number in range(40)]})
+    dataset = MapDataset.source(rows).shuffle(seed=0)
+
+    assert sorted(record["x"] for record in read(dataset)) == list(range(40))
+    assert read(dataset) == [dataset[position] for position in range(40)]
+    assert next(iter(DataLoader(data_source=dataset, sampler=SequentialSampler(40), operations=[Batch(4)])))[
+        "text"
+    ].tolist() == [record["text"] for record in read(dataset, 4)]
+
+
+def test_a_dataset_is_a_source_of_its_first_epoch() -> None:
+    """`source(dataset)` has the dataset's first epoch in each of its own."""
+    inner = TEN.shuffle(seed=0)
+
+    assert read(MapDataset.source(inner).repeat(2)) == 2 * read(inner)
+
+
+def test_workers_read_a_dataset() -> None:
+    """In worker processes, a chain with functions defined here gives what it gives inline."""
+    factor = 3
+    dataset = MapDataset.mix([TEN.shuffle(seed=2), Every(TEN, 2)]).map(lambda x: x * factor).random_map(draw, seed=1)
+    sampler = IndexSampler(len(dataset), shuffle=True, seed=3, num_epochs=2)
+
+    def batches(worker_count: int) -> list[Any]:
+        loader = DataLoader(
+            data_source=dataset, sampler=sampler, operations=[Batch(4, batch_fn=list)], worker_count=worker_count
+        )
+        with iter(loader) as iterator:
+            return list(iterator)
+
+    assert batches(2) == batches(0)
+
+
+class Squares(MapDataset[int]):
+    """A dataset of a user's without parents, which is generic and does not call `super().__init__`."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: Any) -> Any:
+        return (index % self.count) ** 2
+
+
+class Named:
+    """A plain class to inherit from, too."""
+
+    name = "named"
+
+
+class Both(Named, MapDataset[Any]):
+    """Two datasets in one, as a user would write it."""
+
+    def __init__(self, first: MapDataset[Any], second: MapDataset[Any]) -> None:
+        super().__init__()
+        MapDataset.__init__(self, [first, second])
+
+    def __len__(self) -> int:
+        return min(map(len, self.parents))
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(parent[index] for parent in self._parents)
+
+
+def test_users_subclass_map_dataset() -> None:
+    """A dataset of one's own stands anywhere in a chain, with any number of parents, and other base classes."""
+    both = Both(Squares(5).map(str), TEN.shuffle(seed=0))
+
+    assert read(both.shuffle(seed=1).repeat(2)) == [
+        (str((index % 5) ** 2), TEN.shuffle(seed=0)[index])
+        for index in read(MapDataset.range(5).shuffle(seed=1).map(int))
+    ] + [
+        (str((index % 5) ** 2), TEN.shuffle(seed=0)[index])
+        for index in (5 + value for value in read(MapDataset.range(5).shuffle(seed=1).repeat(2))[5:])
+    ]
+    assert len(both.parents) == 2
+    assert both.name == "named"
+    assert Every(both, 2)._parent is both
+    with pytest.raises(AttributeError, match="Both has 2 parents, not one"):
+        _ = both._parent
+    with pytest.raises(AttributeError, match="Squares has 0 parents"):
+        _ = Squares(3)._parent
+
+
+class Half(MapDataset[int]):
+    """Lacks `__getitem__`."""
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_the_elements_of_a_users_dataset_are_asked_for_one_by_one() -> None:
+    """A dataset of a user's needs no batched read, and one that lacks a method is an error that names it."""
+    assert read(Squares(4).batch(2, batch_fn=list)) == [[0, 1], [4, 9]]
+    with pytest.raises(NotImplementedError, match="Half must override __getitem__"):
+        Half().map(str)
+    with pytest.raises(NotImplementedError, match="MapDataset must override __len__"):
+        len(MapDataset())
+
+
+def test_apply_takes_every_kind_of_operation() -> None:
+    """`apply` takes one operation or several, functions too, and does what the methods do."""
+    operations: list[Any] = [
+        MapTransform(lambda x: x + 1),
+        lambda x: x * 2,
+        MapWithIndexTransform(lambda index, x: (index, x)),
+        RandomMapTransform(draw),
+    ]
+    by_methods = TEN.seed(1).map(lambda x: (x + 1) * 2).map_with_index(lambda index, x: (index, x)).random_map(draw)
+
+    assert read(TEN.seed(1).apply(operations)) == read(by_methods)
+    assert read(TEN.apply(FilterTransform(lambda x: x > 7))) == [None] * 8 + [8, 9]
+    assert read(TEN[:2].apply(FlatMapTransform(lambda x: [x] * x, 2))) == [None, None, 1, None]
+    assert read(TEN[:2].flat_map(lambda x: [x] * x, 2)) == [None, None, 1, None]
+    assert read(TEN.apply(Batch(4, drop_remainder=True)).map(lambda batch: batch.tolist())) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
+    padded = TEN.apply(Batch(4, pad_remainder=True))[2]
+    assert isinstance(padded, PaddedBatch)
+    assert (padded.batch.tolist(), padded.mask.tolist()) == ([8, 9, 0, 0], [True, True, False, False])
+
+
+def test_pipe_calls_a_function() -> None:
+    """`pipe` passes the dataset and the arguments on."""
+
+    def take(dataset: MapDataset[int], count: int, *, step: int) -> list[int]:
+        return read(dataset[: count * step : step])
+
+    assert TEN.pipe(take, 3, step=2) == [0, 2, 4]
+
+
+def test_the_chain_is_shown_line_by_line() -> None:
+    """`repr` has a node a line, and what is joined side by side."""
+    chain = UNTYPED_TEN.shuffle(seed=0).map(draw).filter(FilterTransform(bool))[2:8:2].repeat(reseed_each_epoch=False)
+    mixed = MapDataset.mix([chain, Every(MapDataset.source([1, 2, 3]), 2)], [1, 2])
+
+    assert repr(ZipMapDataset([mixed.random_map(draw, seed=5), mixed])[:3].shuffle(seed=1)).splitlines() == [
+        "MapDataset of 3 elements",
+        "  zip",
+        "  - mix(weights=[1, 2])",
+        "    - source(range(0, 10))",
+        "      .shuffle(seed=0)",
+        "      .map(draw)",
+        "      .filter(bool)",
+        "      [2:8:2]",
+        "      .repeat(reseed_each_epoch=False)",
+        "    - Every",
+        "      - source(list of 3 records)",
+        "    .random_map(draw, seed=5)",
+        "  - mix(weights=[1, 2])",
+        "    - source(range(0, 10))",
+        "      .shuffle(seed=0)",
+        "      .map(draw)",
+        "      .filter(bool)",
+        "      [2:8:2]",
+        "      .repeat(reseed_each_epoch=False)",
+        "    - Every",
+        "      - source(list of 3 records)",
+        "  [0:3]",
+        "  .shuffle(seed=1)",
+    ]
+    assert repr(MapDataset.source([1])) == "MapDataset of 1 element\n  source(list of 1 records)"
+
+
+def variants() -> Iterator[MapDataset[Any]]:
+    """Yields datasets, no two of which have the same elements."""
+    yield TEN
+    yield MapDataset.range(11)
+    for seed in (0, 1):
+        yield TEN.shuffle(seed=seed)
+        yield TEN.random_map(draw, seed=seed)
+        yield WindowShuffleMapDataset(TEN, window_size=3, seed=seed)
+    yield TEN.random_map(draw, seed=0).random_map(draw, seed=0)
+    yield TEN.repeat(2).shuffle(seed=0)
+    yield TEN.shuffle(seed=0)[:4].repeat(2)
+    yield TEN.shuffle(seed=0)[:4].repeat(2, reseed_each_epoch=False)
+    yield TEN[1:]
+    yield TEN.map(str)
+    yield TEN.map(float)
+    yield TEN.filter(bool)
+    yield TEN.batch(2)
+    yield TEN.batch(3)
+    yield TEN.batch(3, drop_remainder=True)
+    yield TEN.repeat(2).batch(3)
+    yield MapDataset.mix([TEN, TEN.map(str)])
+    yield MapDataset.mix([TEN, TEN.map(str)], [1, 2])
+    yield MapDataset.concatenate([TEN, TEN.map(str)])
+    yield ZipMapDataset([TEN, TEN.map(str)])
+    yield MapDataset.select_from_datasets([TEN, TEN.map(str)], [(0, 1)])
+    yield MapDataset.select_from_datasets([TEN, TEN.map(str)], [(1, 1)])
+    yield Every(TEN, 2)
+    yield Every(TEN, 3)
+    yield Every(TEN.map(str), 3)
+
+
+def test_fingerprints_tell_datasets_apart() -> None:
+    """Each difference in a chain is one in the fingerprint; the same chain, and more epochs of it, have the same."""
+    fingerprints = [dataset.fingerprint() for dataset in variants()]
+
+    assert len(set(fingerprints)) == len(fingerprints)
+    assert fingerprints == [dataset.fingerprint() for dataset in variants()]
+    assert TEN.shuffle(seed=0).repeat(3).fingerprint() == TEN.shuffle(seed=0).fingerprint()
+    assert "source: CountedSource, source.start: 7" in MapDataset.source(CountedSource(7, 3)).fingerprint()
+
+
+def fail_at_seven(element: int) -> int:
+    """Fails at one element."""
+    if element == 7:
+        raise KeyError(element)
+    return element
+
+
+@pytest.mark.parametrize("node", ["map", "filter", "map_with_index", "batch_fn"])
+def test_errors_say_in_which_node_and_at_which_position(node: str) -> None:
+    """What a function raises arrives as it is, with the node and the position in notes, from blocks too."""
+    shuffled = MapDataset.source(list(range(20)))[::-1]
+    chains: dict[str, MapDataset[Any]] = {
+        "map": shuffled.map(fail_at_seven),
+        "filter": shuffled.filter(fail_at_seven),
+        "map_with_index": shuffled.map_with_index(lambda _, element: fail_at_seven(element)),
+        "batch_fn": shuffled.batch(1, batch_fn=lambda batch: fail_at_seven(batch[0])),
+    }
+    for positions in ([12], list(range(20))):
+        with pytest.raises(KeyError) as caught:
+            chains[node].__getitems__(positions)
+        (note,) = caught.value.__notes__
+        assert f".{'batch' if node == 'batch_fn' else node}(" in note
+        assert "of a MapDataset at position 12" in note
+    with pytest.raises(KeyError):
+        _ = chains[node][12]
+
+
+def test_an_error_of_a_source_names_the_record() -> None:
+    """What a source raises says which record, read alone or in a block."""
+
+    class Broken(CountedSource):
+        """Lacks a record."""
+
+        def __getitem__(self, key: int) -> int:
+            return fail_at_seven(key)
+
+    dataset = MapDataset.source(Broken(0, 10)).shuffle(seed=0)
+    for reading in (lambda: read(dataset), lambda: dataset[read(TEN.shuffle(seed=0)).index(7)]):
+        with pytest.raises(KeyError) as caught:
+            reading()
+        assert "reading from Broken, at record key 7" in caught.value.__notes__[0]
+
+
+def test_stop_iteration_of_a_function_is_an_error() -> None:
+    """A StopIteration from user code does not pass for an end."""
+
+    def stop(element: Any) -> Any:
+        raise StopIteration(element)
+
+    for positions in ([0], range(10)):
+        with pytest.raises(RuntimeError, match="StopIteration was raised"):
+            TEN.map(stop).__getitems__(positions)
+
+
+def test_batches_of_absent_elements_are_refused() -> None:
+    """A batch with a hole is an error that says where, or at construction where holes are to be expected."""
+    holes = TEN.map(lambda element: None if element == 3 else element)
+
+    assert read(holes.batch(3)[2:])[0].tolist() == [6, 7, 8]
+    with pytest.raises(ValueError, match=r"no element at position 3: a map before .batch returned None"):
+        _ = holes.batch(3)[1]
+    for sparse in (TEN.filter(bool), TEN.apply(FlatMapTransform(lambda x: [x], 2)), Every(TEN.filter(bool), 2)):
+        with pytest.raises(ValueError, match=r"may be absent, after a filter or flat_map.*to_iter_dataset"):
+            sparse.batch(2)
+
+
+def test_elements_that_do_not_stack_are_named() -> None:
+    """The error of a batch says at which positions the elements that differ stand."""
+    with pytest.raises(ValueError, match="shape") as caught:
+        read(MapDataset.source([np.zeros(2), np.zeros(2), np.zeros(3)]).shuffle(seed=0).batch(3))
+
+    assert any("the positions of these elements before .batch" in note for note in caught.value.__notes__)
+
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "path": (lambda: UNTYPED.source("a.txt"), TypeError, r"millstream\.TextLineDataSource\('a\.txt'\)"),
+    "number": (lambda: UNTYPED.source(3), TypeError, r"source must have len\(source\)"),
+    "no seed": (
+        UNTYPED_TEN.shuffle,
+        ValueError,
+        r"shuffle needs a seed, .*write \.shuffle\(\.\.\., seed=0\), or \.seed\(0\)",
+    ),
+    "no draws": (lambda: UNTYPED_TEN.random_map(draw), ValueError, "random_map needs a seed"),
+    "large seed": (lambda: UNTYPED_TEN.shuffle(seed=2**64), ValueError, r"seed must be between 0 and 2\*\*64 - 1"),
+    "negative seed": (lambda: UNTYPED_TEN.seed(-1), ValueError, "seed must be between"),
+    "float seed": (lambda: UNTYPED_TEN.random_map(draw, seed=1.5), TypeError, "seed must be an integer"),
+    "endless twice": (lambda: UNTYPED_TEN.repeat().repeat(2), ValueError, "has no end already"),
+    "no epochs": (lambda: UNTYPED_TEN.repeat(0), ValueError, "num_epochs must be at least 1, got 0"),
+    "flag": (lambda: UNTYPED_TEN.repeat(2, reseed_each_epoch=1), TypeError, "reseed_each_epoch must be True or False"),
+    "endless part": (lambda: UNTYPED.concatenate([TEN, UNTYPED_TEN.repeat()]), ValueError, r"datasets\[1\] has no end"),
+    "no parts": (lambda: UNTYPED.concatenate([]), ValueError, "at least one dataset, got none"),
+    "a list": (lambda: UNTYPED.concatenate([TEN, [1]]), TypeError, r"datasets\[1\] must be a MapDataset, got list"),
+    "not a list": (lambda: UNTYPED.concatenate(TEN), TypeError, "datasets must be a list of MapDatasets"),
+    "empty part": (lambda: UNTYPED.mix([TEN, UNTYPED_TEN[3:3]]), ValueError, "Dataset 1 is empty"),
+    "weights": (lambda: UNTYPED.mix([TEN, TEN], [1]), ValueError, "one number for each of the 2 components"),
+    "names": (lambda: UNTYPED.mix({"a": TEN}, {"b": 1}), ValueError, "no weight for 'a'"),
+    "selection": (lambda: UNTYPED.select_from_datasets([TEN], [(1, 0)]), IndexError, r"selection_map\[0\] must be"),
+    "no selection": (lambda: UNTYPED.select_from_datasets([TEN], 3), TypeError, "selection_map must have len"),
+    "lengths": (lambda: ZipMapDataset([TEN, UNTYPED_TEN[:3]]), ValueError, r"equal length.*\[10, 3\]"),
+    "window": (lambda: WindowShuffleMapDataset(TEN, window_size=0, seed=0), ValueError, "window_size must be at least"),
+    "batch size": (lambda: UNTYPED_TEN.batch(0), ValueError, "batch_size must be at least 1, got 0"),
+    "operation": (lambda: UNTYPED_TEN.map(FilterTransform(bool)), TypeError, "A Map or a function was due here"),
+    "a class": (lambda: UNTYPED_TEN.map(MapTransform), TypeError, "must be an instance, got the class Map"),
+    "fan out": (lambda: UNTYPED_TEN.flat_map(lambda x: [x]), TypeError, "max_fan_out"),
+    "packer": (
+        lambda: UNTYPED_TEN.apply(FirstFitPack({"x": 4}, num_packing_bins=2)),
+        TypeError,
+        r"to_iter_dataset\(\)\.apply",
+    ),
+    "component": (lambda: UNTYPED_TEN.apply(OnlyFor("a", fail_at_seven)), TypeError, r"to_iter_dataset\(\)\.apply"),
+    "backwards": (lambda: UNTYPED_TEN.repeat()[::-1], ValueError, "cannot be read backwards"),
+    "a pair": (lambda: UNTYPED_TEN.slice(3), TypeError, r"such as slice\(0, 10\)"),
+    "negative": (lambda: UNTYPED_TEN[-1], IndexError, r"count from 0.* got -1: write len\(dataset\) - 1"),
+    "negatives": (lambda: UNTYPED_TEN.__getitems__([3, -1]), IndexError, "got -1"),
+    "large": (lambda: UNTYPED_TEN[2**63], IndexError, r"below 2\*\*63"),
+    "float": (lambda: UNTYPED_TEN[1.0], TypeError, "integer"),
+    "floats": (lambda: UNTYPED_TEN.__getitems__(np.zeros(3)), TypeError, "integer"),
+    "table": (lambda: UNTYPED_TEN.__getitems__(np.zeros((2, 2), np.int64)), ValueError, "one-dimensional"),
+    "empty": (lambda: UNTYPED.source([])[0], IndexError, "empty: there is no element"),
+    "empty block": (
+        lambda: UNTYPED_TEN[5:5].shuffle(seed=0).__getitems__([0]),
+        IndexError,
+        "empty: there is no element",
+    ),
+    "too many": (
+        lambda: read(UNTYPED_TEN.apply(FlatMapTransform(lambda x: [x] * 3, 2))),
+        ValueError,
+        "more than 2 elements for one",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_mistakes_are_errors_that_say_what_to_do(name: str) -> None:
+    """Each mistake is an error, at construction where it can be known, whose text says the rule or the remedy."""
+    make, kind, text = REFUSED[name]
+    with pytest.raises(kind, match=text):
+        make()
+
+
+def test_empty_datasets_are_datasets() -> None:
+    """A dataset without elements has chains, too."""
+    empty: MapDataset[int] = MapDataset.source([])
+
+    assert len(empty.shuffle(seed=0).map(str).batch(2).repeat()) == 0
+    assert list(TEN[5:3].__getitems__([])) == []
+
+
+def test_positions_of_all_kinds_are_taken() -> None:
+    """NumPy's integers, lists, ranges and arrays of any integer type are positions."""
+    index: SupportsIndex = np.int64(3)
+
+    assert TEN[index] == 3
+    for positions in ([1, 2], (1, 2), range(1, 3), np.array([1, 2], np.uint8), np.array([1, 2])):
+        assert list(TEN.__getitems__(positions)) == [1, 2]

@@ -1,0 +1,432 @@
+"""Actors of a Ray cluster: the stream is the oracle's, to the byte; faults end in it going on, or in a clear error."""
+
+import contextlib
+import dataclasses
+import gc
+import itertools
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import elements_of_all_kinds
+import faults
+import numpy as np
+import psutil
+import pytest
+import ray
+import strategies
+from elements_of_all_kinds import elements
+from faults import At
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import oracle
+from ray.cluster_utils import Cluster
+from strategies import UNEVEN_ENDS, Pipeline, pipelines
+from streams import drain
+from worker_pools import BATCH, EXPECTED, SIZE, batches, loader_of, python
+
+import millstream
+from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.loader.cluster.actor_pool import ActorPool
+from millstream.loader.cluster.actors import Actor
+from millstream.loader.cluster.ray_executor import RayExecutor
+from millstream.loader.workers import workers_executor
+from millstream.sharding import ShardOptions
+from millstream.transforms import Map
+
+# Actors need not import hypothesis to have the operations and classes of these modules.
+for module in (strategies, elements_of_all_kinds, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(module)
+
+pytestmark = [
+    pytest.mark.ray_cluster,
+    pytest.mark.third_party,
+    pytest.mark.usefixtures("nodes"),
+    # Ray forks to start its daemons. JAX warns of that, where a test before these has imported it.
+    pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
+]
+
+STORE_BYTES = 80 << 20
+"""The object store of each node: the least that Ray accepts, about."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Nodes:
+    """The nodes of a cluster."""
+
+    cluster: Any
+
+    @contextlib.contextmanager
+    def extra(self, resource: str, amount: int) -> Iterator[Any]:
+        """Adds a node that alone has some amount of a resource, and removes it if it is still there."""
+        node = self.cluster.add_node(num_cpus=0, resources={resource: amount}, object_store_memory=STORE_BYTES)
+        try:
+            yield node
+        finally:
+            if node in self.cluster.worker_nodes:
+                self.lose(node)
+
+    def lose(self, node: Any) -> None:
+        """Has a node vanish, without a word to anybody."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """A cluster whose head, where the trainer runs, has room for eight actors; nothing of it is left afterwards."""
+    settings = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    cluster = Cluster(initialize_head=True, head_node_args=settings)
+    try:
+        ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+        yield Nodes(cluster)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert psutil.Process().children(recursive=True) == []
+
+
+def on_ray(num_workers: int = 2, **options: Any) -> dict[str, Any]:
+    """Returns the arguments that make a loader work with actors."""
+    return {"worker_count": 0, "workers": millstream.RayWorkers(num_workers, **options)}
+
+
+def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
+    """Returns the actors that work for an iterator."""
+    executor = iterator._executor
+    assert isinstance(executor, RayExecutor)
+    return executor._pool
+
+
+def pipeline_loader(pipeline: Pipeline, **options: Any) -> millstream.DataLoader:
+    """Returns a loader of a random pipeline."""
+    return millstream.DataLoader(
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
+        **options,
+    )
+
+
+@UNEVEN_ENDS
+@given(pipeline=pipelines(), buffer_size=st.sampled_from([1, 3]), threads=st.sampled_from([0, 16]), data=st.data())
+@settings(deadline=None, max_examples=3)
+def test_actors_equal_the_oracle(pipeline: Pipeline, buffer_size: int, threads: int, data: st.DataObject) -> None:
+    """Any pipeline, any options: the same elements, then the same type of error; states go both ways."""
+    expected, error = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
+    reading = millstream.ReadOptions(threads)
+    inline = iter(pipeline_loader(pipeline, read_options=millstream.ReadOptions(0)))
+    loader = pipeline_loader(pipeline, **on_ray(), worker_buffer_size=buffer_size, read_options=reading)
+    there, back = data.draw(st.tuples(*[st.integers(0, len(expected))] * 2))
+    with iter(loader) as actors:
+        assert drain(actors) == (expected, error)
+
+        actors.seek(there)
+        state = actors.get_state()
+        inline.set_state(state)
+        assert inline.get_state() == state
+        assert drain(inline) == (expected[there:], error)
+
+        inline.seek(back)
+        actors.set_state(inline.get_state())
+        assert drain(actors) == (expected[back:], error)
+
+
+@given(records=st.lists(elements, min_size=30, max_size=30))
+@settings(deadline=None, max_examples=1)
+def test_elements_of_all_kinds_come_back_as_they_are(records: list[Any]) -> None:
+    """Structures, dtypes, layouts and the classes of a script are what they were, and arrays can be written to."""
+    order = millstream.IndexSampler(len(records), num_epochs=1)
+    expected = drain(iter(millstream.DataLoader(data_source=records, sampler=order)))
+    loader = millstream.DataLoader(data_source=records, sampler=order, **on_ray(1))
+    with iter(loader) as actors:
+        assert drain(actors) == expected
+
+
+def image(number: int) -> dict[str, Any]:
+    """Returns an array of 64 KiB, and a number."""
+    return {"image": np.full((256, 256), number, np.uint8), "label": number}
+
+
+def test_large_batches_are_the_memory_of_the_object_store() -> None:
+    """They can be written to and kept, hold the store's memory as long as they are there, and not all of it."""
+    loader = loader_of(image, **on_ray(1))
+    expected = [batch["image"].copy() for batch in loader_of(image, worker_count=0)]
+    with iter(loader) as iterator:
+        kept = []
+        for batch, numbers in zip(iterator, expected, strict=True):
+            assert np.array_equal(batch["image"], numbers)
+            batch["image"] += 1
+            kept.append(batch["image"])
+        memory = loader._execution.pools.idle[0].memory  # type: ignore[union-attr]
+        held = len(kept) * kept[0].nbytes
+        assert memory.held == held
+        assert all(np.array_equal(array, numbers + 1) for array, numbers in zip(kept, expected, strict=True))
+        del batch, kept
+        gc.collect()
+        assert memory.held == 0
+
+        memory._most_bytes = held // 2
+        copies = [batch["image"] for batch in loader]
+        assert 0 < memory.held <= held // 2
+        assert all(np.array_equal(array, numbers) for array, numbers in zip(copies, expected, strict=True))
+
+
+def test_a_label_that_is_kept_pins_no_images() -> None:
+    """Small arrays beside large ones are copies."""
+    with iter(loader_of(image, **on_ray(1))) as iterator:
+        labels = [batch["label"] for batch in iterator]
+        gc.collect()
+        assert labels[0].flags.writeable
+        assert len(labels) == len(EXPECTED)
+
+
+def test_scratch_memory_of_operations_can_be_written_to() -> None:
+    """An operation may write into an array that it has brought along, as it may elsewhere."""
+    scratch = np.zeros(1 << 17)
+
+    def through_scratch(number: int) -> int:
+        scratch[:] = number
+        return int(scratch[-1])
+
+    assert batches(loader_of(through_scratch, **on_ray(1))) == EXPECTED
+
+
+def test_hosts_share_a_cluster() -> None:
+    """The loaders of two shards, each with actors of its own, give the global batches of one."""
+    order = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=1, seed=5)
+    halves = [
+        loader_of(
+            sampler=order, operations=[millstream.Batch(BATCH // 2)], shard_options=ShardOptions(k, 2), **on_ray(1)
+        )
+        for k in range(2)
+    ]
+    with iter(halves[0]) as first, iter(halves[1]) as second:
+        assert [[*a.tolist(), *b.tolist()] for a, b in zip(first, second, strict=True)] == EXPECTED
+
+
+def test_actors_stay_for_the_next_iterator_and_end_with_the_loader() -> None:
+    """A loop that is left by `break` leaves warm actors; `close` leaves none, and iterating again is an error."""
+    loader = loader_of(**on_ray())
+    iterator = iter(loader)
+    assert next(iterator).tolist() == EXPECTED[0]
+    actors = list(pool_of(iterator).workers)
+    del iterator
+    again = iter(loader)
+    assert [batch.tolist() for batch in itertools.islice(again, 3)] == EXPECTED[:3]
+    assert pool_of(again).workers == actors
+    loader.close()
+    assert pool_of_closed(loader) == []
+    with pytest.raises(ValueError, match="its DataLoader was closed"):
+        next(again)
+
+
+def pool_of_closed(loader: millstream.DataLoader) -> list[Any]:
+    """Returns the idle pools of a loader."""
+    assert loader._execution.pools is not None
+    return loader._execution.pools.idle
+
+
+def test_the_profile_adds_up_what_actors_measure() -> None:
+    """Reading, operations and the way between processes have taken time, and the consumer has waited."""
+    loader = loader_of(image, **on_ray(1))
+    with iter(loader) as iterator:
+        assert sum(1 for _ in iterator) == len(EXPECTED)
+    profile = loader.profile()
+    assert all(profile[stage] > 0 for stage in ("read", "operations[0], Map(image)", "hand-over", "next"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+ORDER = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=12, seed=5)
+"""Enough batches for actors to be killed meanwhile."""
+
+STEP = 5
+BAD = EXPECTED[STEP][2]
+"""An element in the middle of batch STEP."""
+
+KILLS = 3
+
+
+def ready_actors(iterator: millstream.DataLoaderIterator) -> list[Actor]:
+    """Returns the actors that work for an iterator and are ready."""
+    return [actor for actor in pool_of(iterator).workers if actor.pid is not None]
+
+
+def fail(number: int) -> int:
+    """Raises at one number."""
+    if number == BAD:
+        raise LookupError("nothing there", number)
+    return number
+
+
+def slowly(number: int) -> int:
+    """Returns the number after some work: actors are in the middle of it when they are killed."""
+    return sum(range(20_000)) * 0 + number
+
+
+def test_an_error_has_its_type_its_traceback_and_its_record() -> None:
+    """What an operation raises comes at its turn; the next batch is to be had by `seek`."""
+    with iter(loader_of(fail, **on_ray(1))) as iterator:
+        assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+        with pytest.raises(LookupError) as caught:
+            next(iterator)
+        iterator.seek(STEP + 1)
+        assert [batch.tolist() for batch in iterator] == EXPECTED[STEP + 1 :]
+    assert caught.value.args == ("nothing there", BAD)
+    assert f"record key {BAD} " in " ".join(caught.value.__notes__)
+    assert "in fail\n" in str(caught.value.__cause__)
+
+
+def test_a_pipeline_that_cannot_cross_is_an_error() -> None:
+    """What cannot be pickled is named; what cannot be unpickled says what a node must have."""
+    with (
+        iter(loader_of(At(BAD, threading.Lock().acquire), **on_ray(1))) as iterator,
+        pytest.raises(TypeError, match=r"^workers: operations\[0\]"),
+    ):
+        next(iterator)
+    source = faults.Numbers(SIZE, on_arrival=is_not_there)
+    with iter(loader_of(data_source=source, **on_ray(1))) as iterator, pytest.raises(ModuleNotFoundError) as caught:
+        next(iterator)
+    assert "must be there on each node" in " ".join(caught.value.__notes__)
+
+
+def is_not_there() -> None:
+    """Fails as an import does that finds nothing."""
+    raise ModuleNotFoundError("No module named 'of_the_trainer_alone'")
+
+
+def test_an_output_that_cannot_cross_is_an_error_at_its_turn() -> None:
+    """It is named, with its record; the batches before it are delivered."""
+    with iter(loader_of(operations=[Map(open_at_bad)], **on_ray(1))) as iterator:
+        numbers = [number for batch in EXPECTED for number in batch]
+        before = numbers[: numbers.index(BAD)]
+        assert [next(iterator) for _ in before] == before
+        with pytest.raises(TypeError, match="cannot be sent from a worker process") as caught:
+            next(iterator)
+    assert f"record key {BAD} " in " ".join(caught.value.__notes__)
+
+
+def open_at_bad(number: int) -> Any:
+    """Returns the number, or at one of them something that no other process can have."""
+    return (value for value in [number]) if number == BAD else number
+
+
+def test_an_actor_that_dies_once_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its calls are made again, by others; the log says so."""
+    with iter(loader_of(At(BAD, faults.be_killed, tmp_path / "once"), **on_ray())) as iterator:
+        assert [batch.tolist() for batch in iterator] == EXPECTED
+    assert any("is gone, and replaced" in record.getMessage() for record in caplog.records)
+
+
+def test_a_call_that_kills_twice_is_an_error_that_names_its_records() -> None:
+    """No other call is blamed, however many the actor had; the next batch is to be had by `seek`."""
+    loader = loader_of(At(BAD, faults.exit_at_once), worker_buffer_size=3, **on_ray())
+    with iter(loader) as iterator:
+        assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+        with pytest.raises(WorkerDiedError) as caught:
+            next(iterator)
+        iterator.seek(STEP + 1)
+        assert [batch.tolist() for batch in iterator] == EXPECTED[STEP + 1 :]
+    assert f"the records {', '.join(map(str, EXPECTED[STEP]))} (" in str(caught.value)
+    assert "2 times" in str(caught.value)
+
+
+def test_actors_killed_at_random_change_nothing() -> None:
+    """Under load, again and again: the stream is the same."""
+    chance = random.Random(7)
+    loader = loader_of(Map(slowly), sampler=ORDER, **on_ray())
+    expected = batches(loader_of(Map(slowly), sampler=ORDER, worker_count=0))
+    actual, kills = [], 0
+    with iter(loader) as iterator:
+        for step, batch in enumerate(iterator):
+            actual.append(batch.tolist())
+            if step % 20 == 10 and kills < KILLS and (ready := ready_actors(iterator)):
+                os.kill(chance.choice(ready).pid or 0, signal.SIGKILL)
+                kills += 1
+    assert kills == KILLS
+    assert actual == expected
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_nodes_come_and_go(nodes: Any) -> None:
+    """Actors wait for a node that has room; with a node that vanishes, no batch is lost; a new node is used."""
+    loader = loader_of(Map(slowly), sampler=ORDER, **on_ray(2, resources_per_worker={"spot": 1}))
+    expected = batches(loader_of(Map(slowly), sampler=ORDER, worker_count=0))
+    with iter(loader) as iterator:
+        iterator.start_prefetch()
+        assert ready_actors(iterator) == []
+        with nodes.extra("spot", 2) as first:
+            actual = [next(iterator).tolist() for _ in range(20)]
+            nodes.lose(first)
+            with nodes.extra("spot", 2):
+                actual += [batch.tolist() for batch in iterator]
+    assert actual == expected
+
+
+def test_a_stall_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """An actor that is at one call for too long is reported, and given up; where none can start, that is an error."""
+    monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
+    with iter(loader_of(At(BAD, faults.hang), **on_ray())) as iterator:
+        assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
+        executor = iterator._executor
+        assert isinstance(executor, RayExecutor)
+        executor._options = dataclasses.replace(executor._options, stall_timeout=0.5)
+        with pytest.raises(WorkerStalledError, match=r"has made no progress for 0\.5 s"):
+            next(iterator)
+    assert any("has been busy for" in record.getMessage() for record in caplog.records)
+
+    loader = loader_of(stall_timeout=0.5, **on_ray(1, resources_per_worker={"of no node": 1}))
+    with iter(loader) as iterator, pytest.raises(WorkerStalledError, match=r"for \{'of no node': 1\}"):
+        next(iterator)
+
+
+LOST_CLUSTER = """
+import sys
+import psutil, ray
+import millstream
+from millstream.loader.cluster import actor_pool
+
+actor_pool.LOST_SECONDS = 1.0
+offset, victims = 3, sys.argv[1:]
+
+class Shifted(millstream.RandomMapTransform):
+    def random_map(self, element, rng):
+        return element + offset + int(rng.integers(10))
+
+def loader(**options):
+    order = millstream.IndexSampler(4000, shuffle=True, seed=1, num_epochs=1)
+    operations = [Shifted(), lambda element: 2 * element, millstream.Batch(4)]
+    return millstream.DataLoader(data_source=range(4000), sampler=order, operations=operations, **options)
+
+expected = [batch.tolist() for batch in loader()]
+iterator = iter(loader(workers=millstream.RayWorkers(1, address="local")))
+actual = [next(iterator).tolist() for _ in range(5)]
+for process in psutil.Process().children(recursive=True):
+    if process.name() in victims:
+        process.kill()
+try:
+    for batch in iterator:
+        actual.append(batch.tolist())
+    print("nothing was lost")
+except millstream.WorkerDiedError as error:
+    print(error)
+iterator.close()
+inline = iter(loader())
+inline.set_state(iterator.get_state())
+print(actual + [batch.tolist() for batch in inline] == expected, ray.is_initialized())
+"""
+
+
+def test_a_lost_cluster_is_an_error_and_the_state_is_good(tmp_path: Path) -> None:
+    """From a script without a main guard, whose classes and lambdas have crossed; the rest comes without a cluster."""
+    done = python("-", "gcs_server", "raylet", input=LOST_CLUSTER, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "cannot be reached for 1 s" in done.stdout
+    assert done.stdout.endswith("True False\n")

@@ -1,0 +1,188 @@
+"""Each advice comes where its numbers call for it, with these numbers, and stays away where they do not."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+from loader_facts import facts_of_run, with_order, with_source, with_stage
+
+from millstream.loader.showing.advice import advice_of
+from millstream.loader.showing.facts import LoaderFacts, Place
+
+
+def kinds(facts: LoaderFacts) -> list[str]:
+    """Returns which advice is given."""
+    return [advice.kind for advice in advice_of(facts)]
+
+
+def text_of(facts: LoaderFacts, kind: str) -> str:
+    """Returns the one advice of a kind."""
+    (text,) = [advice.text for advice in advice_of(facts) if advice.kind == kind]
+    return text
+
+
+def test_nothing_is_said_of_what_was_not_measured() -> None:
+    """Before the first batch, and while only moments were measured, there is no advice on speed."""
+    assert kinds(facts_of_run(augment=1.0, waits=1.0, trains=1.0)) != ["unmeasured"]
+    facts = facts_of_run(augment=0.01, waits=0.01, trains=0.01)
+    assert kinds(facts) == ["too_short"]
+    assert "100 batches in 20 ms" in text_of(facts, "too_short")
+
+
+def test_a_waiting_trainer_is_told_for_how_long_and_how_many_workers_hide_it() -> None:
+    """The sentences have the share of the waits, the slowest part with its share, and how many workers hide it."""
+    facts = facts_of_run(read=9.0, augment=22.0, waits=3.8, trains=6.2 + 2.0, workers=3)
+    assert kinds(facts) == ["waiting", "bottleneck"]
+    assert text_of(facts, "waiting") == "The trainer waited 32 % of the time."
+    assert text_of(facts, "bottleneck") == (
+        "operations[0], Augment, takes 71 % of the workers' time: worker_count=4 would hide it; "
+        "this machine has 8 cores."
+    )
+
+
+def test_a_trainer_that_does_not_wait_is_left_alone() -> None:
+    """However slow the pipeline is in itself: if it is hidden, nothing is to be done."""
+    facts = facts_of_run(augment=50.0, waits=0.2, trains=9.8, workers=6)
+    assert kinds(facts) == ["not_waiting"]
+    assert text_of(facts, "not_waiting").startswith("The trainer waited 2 % of the time")
+
+
+def test_a_loop_without_training_is_told_that() -> None:
+    """Where the loop does nothing but draw batches, there is nothing to hide the loading behind."""
+    assert "no training to hide" in text_of(facts_of_run(augment=9.9, waits=9.9, trains=0.1), "waiting")
+    assert "no training to hide" not in text_of(facts_of_run(augment=9.0, waits=9.0, trains=1.0), "waiting")
+
+
+def test_no_more_workers_than_cores_are_recommended() -> None:
+    """Where the cores do not suffice, the advice says so; where all are at work, it does not ask for more."""
+    facts = facts_of_run(augment=40.0, waits=9.0, trains=1.0, workers=2, cores=4)
+    assert "worker_count=4 would shorten the waits; this machine has 4 cores." in text_of(facts, "bottleneck")
+    facts = facts_of_run(augment=40.0, waits=9.0, trains=1.0, workers=4, cores=4)
+    assert "all at work" in text_of(facts, "bottleneck")
+    facts = facts_of_run(augment=9.0, waits=9.0, trains=1.0, cores=1)
+    assert "worker_count" not in text_of(facts, "bottleneck")
+
+
+def test_waits_for_the_lock_ask_for_no_more_workers() -> None:
+    """Sixteen threads in one another's way seem to work all the time: no more was done than two cores can do."""
+    facts = facts_of_run(augment=160.0, waits=3.0, trains=7.0, cores=2)
+    assert "worker_count=2 would shorten" in text_of(facts, "bottleneck")
+    facts = facts_of_run(augment=160.0, waits=0.6, trains=9.4, cores=4)
+    assert "would shorten" not in text_of(facts, "bottleneck") or "worker_count=4" in text_of(facts, "bottleneck")
+
+
+def test_a_pipeline_that_does_next_to_nothing_is_not_blamed() -> None:
+    """A trainer that waits though there is hardly any work waits for something else; else that is not said."""
+    facts = facts_of_run(augment=0.1, hand_over=0.2, waits=1.0, trains=9.0, workers=2)
+    assert kinds(facts) == ["waiting", "something_else"]
+    assert "took 3 % of the time" in text_of(facts, "something_else")
+    assert "something_else" not in kinds(facts_of_run(augment=5.0, waits=1.0, trains=9.0, workers=2))
+
+
+def test_a_source_without_batched_reads_is_named() -> None:
+    """Its class and the share of reading are in the sentence; not so where it has them, or where reading is little."""
+    facts = with_source(facts_of_run(read=6.0, augment=4.0, waits=4.0, trains=6.0), reads_many=False)
+    assert text_of(facts, "batched_reads").startswith(
+        "Tokens.__getitems__ is missing: reading record by record takes 60 % of the pipeline's time."
+    )
+    assert "batched_reads" not in kinds(with_source(facts, reads_many=True))
+    little = with_source(facts_of_run(read=1.0, augment=9.0, waits=4.0, trains=6.0), reads_many=False)
+    assert "batched_reads" not in kinds(little)
+
+
+def test_reads_that_could_be_ahead_are_named() -> None:
+    """Without threads and workers, threads; with threads, more records ahead; with workers, neither."""
+    facts = facts_of_run(read=6.0, augment=1.0, waits=6.0, trains=4.0, threads=0)
+    assert kinds(facts) == ["waiting", "read_ahead"]
+    facts = facts_of_run(read=60.0, augment=1.0, waits=6.0, trains=4.0)
+    assert "prefetch_buffer_size=1000" in text_of(facts, "read_further_ahead")
+    assert "86 % of" not in text_of(facts, "read_further_ahead")
+    facts = facts_of_run(read=6.0, augment=1.0, waits=6.0, trains=4.0, workers=1)
+    assert not {"read_ahead", "read_further_ahead"} & set(kinds(facts))
+    facts = facts_of_run(read=1.0, augment=6.0, waits=6.0, trains=4.0, threads=0)
+    assert not {"read_ahead", "read_further_ahead"} & set(kinds(facts))
+
+
+def test_a_sampler_that_is_asked_one_by_one_is_named() -> None:
+    """Its class and the share; not so for one that answers for many, or where it takes little."""
+    facts = with_order(
+        facts_of_run(keys=5.0, augment=5.0, waits=5.0, trains=5.0), answers_for_many=False, kind="Curriculum"
+    )
+    assert text_of(facts, "sampler_keys").startswith("Curriculum is asked for each position alone: that takes 50 %")
+    assert "sampler_keys" not in kinds(with_order(facts, answers_for_many=True))
+    little = with_order(facts_of_run(keys=0.5, augment=5.0, waits=5.0, trains=5.0), answers_for_many=False)
+    assert "sampler_keys" not in kinds(little)
+
+
+def test_batches_that_are_pickled_are_named() -> None:
+    """A hand-over that takes long is named with the size of the batches; a short one is not."""
+    facts = facts_of_run(augment=5.0, hand_over=5.0, waits=5.0, trains=5.0, workers=2, batch_bytes=19_000_000)
+    assert "Handing batches over takes 50 % of the workers' time, 19 MB each." in text_of(facts, "hand_over")
+    assert "hand_over" not in kinds(facts_of_run(augment=5.0, hand_over=0.5, waits=5.0, trains=5.0, workers=2))
+    assert "hand_over" not in kinds(facts_of_run(augment=5.0, hand_over=5.0, waits=5.0, trains=5.0))
+
+
+def test_batches_that_the_trainer_copies_are_named() -> None:
+    """Where its own thread stacks what workers have made, with size and share, and what avoids it."""
+    run = facts_of_run(augment=5.0, batch=2.0, waits=5.0, trains=5.0, workers=2, batch_bytes=19_000_000)
+    copied = with_stage(run, "operations[1]", place=Place.TRAINER)
+    filtered = with_stage(copied, "operations[0]", keeps_count=False)
+    assert text_of(filtered, "copied_batches").startswith(
+        "Batches are 19 MB, and the trainer's thread copies them: operations[1], Batch(8), takes 20 % of its time"
+    )
+    assert "surviving_keys" in text_of(filtered, "copied_batches")
+    packed = with_stage(copied, "operations[1]", regroups=True)
+    assert "PackingSampler" in text_of(packed, "copied_batches")
+    assert "copied_batches" not in kinds(run)
+    assert "copied_batches" not in kinds(with_stage(copied, "operations[1]", seconds=0.2))
+
+
+def test_the_trainers_own_copying_is_not_blamed_on_the_workers() -> None:
+    """Where it is the slowest part, more workers would not help, and are not recommended."""
+    run = facts_of_run(augment=1.0, batch=4.0, waits=5.0, trains=5.0, workers=2)
+    assert kinds(with_stage(run, "operations[1]", place=Place.TRAINER)) == ["waiting", "copied_batches"]
+
+
+def test_workers_that_have_little_to_do_are_named() -> None:
+    """With how much they worked and how many would do; not so where they are busy, or where there is one."""
+    facts = facts_of_run(augment=5.0, waits=0.1, trains=9.9, workers=4)
+    assert "The 4 workers worked 12 % of the time: worker_count=1 would do" in text_of(facts, "idle_workers")
+    assert "idle_workers" not in kinds(facts_of_run(augment=30.0, waits=0.1, trains=9.9, workers=4))
+    assert "idle_workers" not in kinds(facts_of_run(augment=1.0, waits=0.1, trains=9.9, workers=1))
+
+
+@pytest.mark.parametrize("waits", [0.0, 0.01, 5.0], ids=["hidden", "moments", "waiting"])
+def test_deaths_and_stalls_are_named_whatever_else_there_is(waits: float) -> None:
+    """With how many there were; where there were none, nothing is said."""
+    run = {"augment": 5.0, "waits": waits, "trains": 0.0 if waits == 0.01 else 5.0, "workers": 2}
+    facts = facts_of_run(**run, deaths=2, stalls=1)  # type: ignore[arg-type]
+    assert text_of(facts, "trouble").startswith("2 worker processes died and 1 time a worker made no progress")
+    assert text_of(facts_of_run(**run, deaths=1), "trouble").startswith("1 worker process died:")  # type: ignore[arg-type]
+    assert "trouble" not in kinds(facts_of_run(**run))  # type: ignore[arg-type]
+
+
+SECONDS = strategies.one_of(strategies.just(0.0), strategies.floats(1e-6, 1e6))
+
+
+@hypothesis.given(
+    strategies.tuples(*[SECONDS] * 7),
+    strategies.integers(0, 64),
+    strategies.integers(0, 16),
+    strategies.integers(1, 64),
+)
+def test_advice_of_any_numbers_is_sentences(seconds: tuple[float, ...], workers: int, threads: int, cores: int) -> None:
+    """Whatever was measured, there is advice, each kind once, and it never asks for more workers than cores."""
+    names = ("keys", "read", "augment", "batch", "hand_over", "waits", "trains")
+    facts = facts_of_run(
+        **dict(zip(names, seconds, strict=True)),
+        workers=workers,
+        threads=threads,
+        cores=cores,
+    )
+    given = advice_of(facts)
+    assert given
+    assert len({advice.kind for advice in given}) == len(given)
+    for advice in given:
+        assert advice.text.endswith(".")
+        for word in advice.text.replace(";", " ").split():
+            if word.startswith("worker_count="):
+                assert 1 <= int(word.removeprefix("worker_count=")) <= max(cores, workers - 1)

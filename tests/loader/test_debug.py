@@ -1,0 +1,188 @@
+"""The debug mode makes the same batches in one thread, and names what is wrong with operations, and nothing else."""
+
+import itertools
+import random
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream
+
+RECORDS = 12
+
+
+def findings(*operations: Any, source: Any = range(RECORDS), batch_size: int | None = 4) -> list[str]:
+    """Returns the warnings of one pass in debug mode."""
+    loader = millstream.load(
+        source, shuffle=True, seed=0, num_epochs=1, transformations=operations, batch_size=batch_size, debug=True
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert list(loader)
+    return [str(warning.message) for warning in caught]
+
+
+class Jitter(millstream.RandomMapTransform[Any, Any]):
+    """Random, as it should be."""
+
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns the element with noise."""
+        return element + rng.normal()
+
+
+def held() -> list[dict[str, Any]]:
+    """Returns a source that holds the arrays of its records."""
+    return [{"x": np.arange(1, 3)} for _ in range(RECORDS)]
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [abs, Jitter(), millstream.FilterTransform(bool)],
+        [
+            millstream.FlatMapTransform(lambda value: [value, value], 2),
+            millstream.MapWithIndexTransform(lambda i, v: (i, v)),
+        ],
+        [lambda value: {"x": np.full(3, value), "nan": float("nan"), "text": str(value), "none": None}],
+        [lambda _: object.__new__(object)],
+    ],
+    ids=["random", "fan-out", "dicts", "objects"],
+)
+def test_sound_operations_are_left_alone(operations: Sequence[Any]) -> None:
+    """Maps, draws from the given rng, filters and fan-outs, and leaves of all kinds give no warning."""
+    assert findings(*operations, batch_size=None) == []
+
+
+def test_sound_batches_are_left_alone() -> None:
+    """Views of the source that are stacked are copies; so are records that an operation may write to."""
+
+    def write(record: dict[str, Any]) -> dict[str, Any]:
+        record["y"] = record["x"] + 1
+        return record
+
+    assert findings(source=millstream.InMemoryDataSource({"x": np.ones((RECORDS, 2))})) == []
+    assert findings(source=held()) == []
+    assert findings(write, source=held()) == []
+
+
+def test_an_operation_that_counts_is_named() -> None:
+    """It gives something else each time: named with the record and the leaf, once however often it happens."""
+    count = itertools.count()
+
+    def number(value: int) -> dict[str, int]:
+        return {"value": value, "number": next(count)}
+
+    (text,) = findings(abs, number)
+    assert text.startswith("debug: operations[1], Map(number), is not pure: done twice, it gave another ['number']")
+    assert "record key" in text
+    assert "RandomMapTransform" in text
+
+
+def test_a_filter_that_changes_its_mind_is_named() -> None:
+    """Also where the number of elements is what differs."""
+    turns = itertools.cycle([True] * RECORDS + [False])
+    (text,) = findings(millstream.FilterTransform(lambda _: next(turns)))
+    assert "Filter(<lambda>), is not pure: done twice, it gave another" in text
+
+
+@pytest.mark.parametrize(
+    ("draw", "library"),
+    [(random.random, "Python"), (np.random.rand, "NumPy")],
+    ids=["python", "numpy"],
+)
+def test_global_randomness_is_named(draw: Any, library: str) -> None:
+    """Named as such, and not as impure besides."""
+    (text,) = findings(lambda value: value + draw())
+    assert text.startswith(f"debug: operations[0], Map(<lambda>), draws from the global generator of {library}")
+
+
+def test_a_change_of_the_source_is_named() -> None:
+    """An operation that writes to what the source holds, with the record."""
+
+    def double(record: dict[str, Any]) -> dict[str, Any]:
+        record["x"] *= 2
+        return record
+
+    texts = findings(lambda record: record, double, source=held())
+    (text,) = [text for text in texts if "in place" in text]
+    assert text.startswith("debug: operations[1], Map(double), keeps a view of the source's memory and changes it")
+    assert "another ['x']" in text
+
+
+def test_views_of_the_source_that_are_given_out_are_named() -> None:
+    """Where nothing stacks or copies them, the trainer gets the source's memory."""
+    (text,) = findings(lambda record: {"row": record["x"][:1]}, source=held(), batch_size=None)
+    assert text.startswith("debug: What operations[0], Map(<lambda>), gives is the source's own memory")
+    assert findings(lambda record: {"row": record["x"] + 0}, source=held(), batch_size=None) == []
+
+
+def test_elements_that_cannot_be_pickled_are_named() -> None:
+    """With the leaf; what does not leave a worker may be anything."""
+    locks = [lambda value: {"value": value, "lock": threading.Lock()}]
+    (text,) = findings(*locks, batch_size=None)
+    assert text.startswith("debug: What operations[0], Map(<lambda>), gives cannot be pickled")
+    assert "['lock']" in text
+    assert findings(*locks, lambda element: element["value"]) == []
+
+
+def test_a_source_that_changes_its_mind_is_named() -> None:
+    """A record that is another one the second time."""
+    count = itertools.count()
+
+    class Moody(list[int]):
+        def __getitem__(self, key: Any) -> Any:
+            return next(count)
+
+    texts = findings(source=Moody(range(RECORDS)))
+    assert any(text.startswith("debug: reading from the source is not pure") for text in texts)
+
+
+def test_batches_are_those_of_any_loader_and_made_in_this_thread() -> None:
+    """Whatever workers and threads were asked for; states are exchanged with other loaders."""
+    threads = set()
+
+    def here(value: int) -> int:
+        threads.add(threading.current_thread())
+        return value
+
+    def loader_of(debug: bool) -> millstream.DataLoader:
+        return millstream.DataLoader(
+            data_source=range(RECORDS),
+            sampler=millstream.IndexSampler(RECORDS, shuffle=True, seed=0, num_epochs=1),
+            operations=[here, Jitter(), millstream.Batch(4)],
+            worker_count=3 if debug else 0,
+            debug=debug,
+        )
+
+    with iter(loader_of(False)) as batches:
+        first = next(batches)
+        state = batches.get_state()
+        rest = [batch.tobytes() for batch in batches]
+    threads.clear()
+    loader = loader_of(True)
+    assert next(iter(loader)).tobytes() == first.tobytes()
+    with iter(loader) as batches:
+        batches.set_state(state)
+        assert [batch.tobytes() for batch in batches] == rest
+    assert threads == {threading.current_thread()}
+    assert loader.multiprocessing_options.num_workers == 0
+    assert not loader.read_options.reads_ahead
+
+
+def test_errors_of_operations_are_raised_as_ever() -> None:
+    """With what came before the bad record; nothing is done twice for it."""
+    calls = []
+
+    def invert(value: int) -> float:
+        calls.append(value)
+        return 1 / (value - 2)
+
+    loader = millstream.load(range(1, 4), transformations=[invert], batch_size=None, debug=True)
+    batches = iter(loader)
+    assert next(batches) == -1.0
+    with pytest.raises(ZeroDivisionError):
+        next(batches)

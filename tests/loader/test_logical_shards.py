@@ -1,0 +1,362 @@
+"""A stream that is not 1:1 is dealt to logical shards: the global batches depend on their number alone."""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import oracle
+from strategies import UNEVEN_ENDS, DropMultiples, Jitter, Pipeline, Scale, Split, dealt_pipelines
+from streams import comparable, drain
+from worker_pools import workers_of
+
+import millstream
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.combination import combined
+from millstream.loader.checkpoints.state import LoaderState
+from millstream.loader.threads import thread_executor
+from millstream.samplers import IndexSampler
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, ConcatThenSplit, FirstFitPack, Map, Transformation, WindowShuffle
+
+pytestmark = UNEVEN_ENDS
+INLINE = millstream.ReadOptions(num_threads=0)
+
+
+def loader_of(
+    pipeline: Pipeline, reading: millstream.ReadOptions = INLINE, worker_count: int = 0
+) -> millstream.DataLoader:
+    """Returns a loader of a random pipeline."""
+    return millstream.DataLoader(
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
+        read_options=reading,
+        worker_count=worker_count,
+    )
+
+
+def expected_of(pipeline: Pipeline) -> tuple[list[object], type[BaseException] | None]:
+    """Returns the oracle's stream of a random pipeline."""
+    return drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
+
+
+def on_shards(pipeline: Pipeline, shard_count: int) -> list[Pipeline]:
+    """Returns what each of several shards runs of the stream of another number of them."""
+    number, batch = [(n, one) for n, one in enumerate(pipeline.operations) if isinstance(one, Batch)][-1]
+    size = batch.batch_size * pipeline.shard.shard_count // shard_count
+    operations = list(pipeline.operations)
+    operations[number] = dataclasses.replace(batch, batch_size=size)
+    _, _, drop_remainder, logical_shards = dataclasses.astuple(pipeline.shard)
+    return [
+        dataclasses.replace(
+            pipeline,
+            operations=tuple(operations),
+            shard=ShardOptions(index, shard_count, drop_remainder, logical_shards),
+        )
+        for index in range(shard_count)
+    ]
+
+
+def divisors(number: int) -> list[int]:
+    """Returns the numbers that divide another one."""
+    return [count for count in range(1, number + 1) if number % count == 0]
+
+
+def end_to_end(batches: Sequence[Any]) -> Any:
+    """Returns the batches of one step as one, in comparable form; shards that have ended give none."""
+    if isinstance(batches[0], dict):
+        return comparable({name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]})
+    return comparable(np.concatenate(batches))
+
+
+def global_batches(streams: Sequence[Any]) -> list[Any]:
+    """Returns the batches of all shards, step by step, and how many of them there are in each."""
+    steps = itertools.zip_longest(*streams)
+    return [end_to_end([batch for batch in step if batch is not None]) for step in steps]
+
+
+@given(pipeline=dealt_pipelines(), num_threads=st.sampled_from([0, 1, 4]), hand_over=st.sampled_from([0.0, 0.001]))
+@settings(max_examples=100)
+def test_each_shard_yields_the_oracles_stream(pipeline: Pipeline, num_threads: int, hand_over: float) -> None:
+    """A share of each logical shard in each batch, the first error at its turn, with threads or without."""
+    reading = millstream.ReadOptions(num_threads)
+    with pytest.MonkeyPatch.context() as patch, iter(loader_of(pipeline, reading)) as stream:
+        patch.setattr(thread_executor, "HAND_OVER_SECONDS", hand_over)
+        assert expected_of(pipeline) == drain(stream)
+
+
+@given(data=st.data(), pipeline=dealt_pipelines())
+@settings(max_examples=50)
+def test_state_and_seek_resume_with_the_suffix(data: st.DataObject, pipeline: Pipeline) -> None:
+    """The state after step k, and `seek(k)`, give the oracle's stream from step k on, from wherever the iterator is."""
+    expected, error = expected_of(pipeline)
+    step = data.draw(st.integers(0, len(expected)))
+    with iter(loader_of(pipeline)) as saved, iter(loader_of(pipeline)) as fresh:
+        saved.seek(step)
+        fresh.set_state(saved.get_state())
+        assert fresh.get_state() == saved.get_state()
+        assert (expected[step:], error) == drain(fresh)
+        drain(saved)
+        saved.seek(step)
+        assert (expected[step:], error) == drain(saved)
+
+
+def document(number: int) -> dict[str, Any]:
+    """Returns some tokens."""
+    return {"tokens": np.arange(number * 7 % 9, dtype=np.int32) + 10 * number}
+
+
+STREAMS: dict[str, list[Transformation]] = {
+    "filter": [DropMultiples(3), Jitter(), Batch(12)],
+    "filter, dropping": [DropMultiples(2), Batch(12, drop_remainder=True), Scale(3)],
+    "flat map": [Split(3), Split(2), WindowShuffle(5, 1), Batch(12)],
+    "batches within": [Batch(2, drop_remainder=True), DropMultiples(3), Batch(2, drop_remainder=True), Batch(12)],
+    "first fit": [DropMultiples(4), Map(document), FirstFitPack({"tokens": 9}, num_packing_bins=2), Batch(12)],
+    "concatenated": [Map(document), ConcatThenSplit({"tokens": 7}), Batch(12)],
+}
+"""Pipelines of one shard, to be run by others."""
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@given(
+    size=st.integers(1, 150),
+    epochs=st.integers(1, 2),
+    drop_remainder=st.booleans(),
+    logical=st.sampled_from([4, 6]),
+)
+@settings(max_examples=5)
+def test_global_batches_depend_on_the_logical_shards_alone(
+    name: str, size: int, epochs: int, drop_remainder: bool, logical: int
+) -> None:
+    """The k-th batches of all shards laid end to end are the same bytes on every number of shards that divides them.
+
+    So are the steps that all shards have, where short batches are dropped.
+    """
+    sampler = IndexSampler(size, shuffle=True, num_epochs=epochs, seed=size)
+    shard = ShardOptions(0, 1, drop_remainder, logical)
+    pipeline = Pipeline(range(size), sampler, tuple(STREAMS[name]), shard)
+    made = {count: [list(loader_of(one)) for one in on_shards(pipeline, count)] for count in divisors(logical)}
+    common = {count: min(map(len, streams)) for count, streams in made.items()}
+    if name.endswith("dropping"):
+        assert len(set(common.values())) == 1
+        made = {count: [stream[: common[count]] for stream in streams] for count, streams in made.items()}
+    whole = global_batches(made[logical])
+    assert all(global_batches(streams) == whole for streams in made.values())
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@given(data=st.data(), size=st.integers(1, 150), logical=st.sampled_from([4, 6]))
+@settings(max_examples=5)
+def test_every_number_of_shards_resumes_where_another_saved(
+    name: str, data: st.DataObject, size: int, logical: int
+) -> None:
+    """The states of all shards at a step, in any order, give the rest of the global stream on every number of shards.
+
+    What these save together is again the same position.
+    """
+    sampler = IndexSampler(size, shuffle=True, num_epochs=2, seed=size)
+    pipeline = Pipeline(range(size), sampler, tuple(STREAMS[name]), ShardOptions(0, 1, False, logical))
+    before, after = (data.draw(st.sampled_from(divisors(logical))) for _ in range(2))
+    expected = global_batches([list(loader_of(one)) for one in on_shards(pipeline, before)])
+    savers = [iter(loader_of(one)) for one in on_shards(pipeline, before)]
+    steps = min(len(list(loader_of(one))) for one in on_shards(pipeline, before))
+    step = data.draw(st.integers(0, steps))
+    for saver in savers:
+        saver.seek(step)
+    states = [saver.get_state() for saver in savers]
+    resumed = [iter(loader_of(one)) for one in on_shards(pipeline, after)]
+    for iterator in resumed:
+        iterator.set_states(data.draw(st.permutations(states)))
+        assert iterator.step == step
+    again = [LoaderState.decode(iterator.get_state()) for iterator in resumed]
+    assert combined(again) == combined([LoaderState.decode(state) for state in states])
+    rest = global_batches([list(iterator) for iterator in resumed])
+    if not name.endswith("dropping"):
+        assert rest == expected[step:]
+    else:
+        # Shards beyond the end of another one go on, each to its own end.
+        assert rest[: steps - step] == expected[step:steps]
+
+
+@given(pipeline=dealt_pipelines(fails=False), epochs=st.integers(1, 4), data=st.data())
+@settings(max_examples=50)
+def test_another_number_of_epochs_resumes_exactly_or_is_refused(
+    pipeline: Pipeline, epochs: int, data: st.DataObject
+) -> None:
+    """What was delivered and what comes are together the stream of the new number of epochs, or the state is refused.
+
+    That is so where a batch was short, because one of the logical shards had ended, or where a sampler is too short.
+    """
+    other = dataclasses.replace(pipeline, sampler=dataclasses.replace(pipeline.sampler, num_epochs=epochs))
+    before, _ = expected_of(pipeline)
+    after, _ = expected_of(other)
+    step = data.draw(st.integers(0, len(before)) | st.just(len(before)))
+    saved, resumed = iter(loader_of(pipeline)), iter(loader_of(other))
+    saved.seek(step)
+    refusal = ""
+    try:
+        resumed.set_state(saved.get_state())
+    except CheckpointError as error:
+        refusal = str(error)
+    if "here the sampler ends at" in refusal:
+        assert epochs < (pipeline.sampler.num_epochs or 0)
+    elif refusal:
+        assert epochs != pipeline.sampler.num_epochs
+        assert "before the first short batch" in refusal
+    else:
+        assert before[:step] == after[:step]
+        assert after[step:] == drain(resumed)[0]
+
+
+WHOLE = Pipeline(
+    range(1000), IndexSampler(1000, shuffle=True, seed=5), (DropMultiples(3), Split(3), Jitter(), Batch(12)),
+    ShardOptions(0, 1, logical_shards=4),
+)  # fmt: skip
+"""An endless stream."""
+
+
+def test_worker_processes_yield_the_same_stream_though_they_die() -> None:
+    """One pool of workers makes the elements of all logical shards; the calls of one that is killed are made again."""
+    expected = [comparable(batch) for batch in itertools.islice(loader_of(WHOLE), 60)]
+    with loader_of(WHOLE, worker_count=2) as loader:
+        iterator = iter(loader)
+        got = []
+        for step in range(60):
+            if step in {5, 50}:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(workers_of(iterator)[step % 2].pid or 0, signal.SIGKILL)
+            got.append(comparable(next(iterator)))
+        assert got == expected
+        assert len(workers_of(iterator)) == 2
+        iterator.seek(7)
+        assert comparable(next(iterator)) == expected[7]
+
+
+def test_the_logical_shards_stay_together_however_different_they_are() -> None:
+    """None is read far ahead of the others, not even where all the elements are in one of them."""
+    read: list[int] = []
+
+    def note(number: int) -> int:
+        read.append(number)
+        return number
+
+    # Of every 4 blocks of 1 position, one is of each logical shard: number 2 keeps a tenth of its records.
+    kept = millstream.transforms.Filter(lambda number: number % 4 != 2 or number % 40 == 2)
+    loader = millstream.DataLoader(
+        data_source=range(100_000),
+        sampler=millstream.SequentialSampler(100_000),
+        operations=[note, kept, Batch(4)],
+        shard_options=ShardOptions(0, 1, logical_shards=4),
+        read_options=INLINE,
+    )
+    with iter(loader) as iterator:
+        for step in range(50):
+            batch = next(iterator)
+            assert batch.tolist() == [4 * step, 4 * step + 1, 40 * step + 2, 4 * step + 3]
+        positions = [place.position for place in LoaderState.decode(iterator.get_state()).places]
+    assert positions == [200, 200, 49 * 40 + 4, 200]
+    ahead = [max(number for number in read if number % 4 == shard) for shard in (0, 1, 3)]
+    assert all(number < 200 + 4 * 256 for number in ahead)
+
+
+def test_where_it_is_and_what_it_is_can_be_asked() -> None:
+    """Step, epoch, `len`, `record_keys` and the profile are what they are without logical shards."""
+    with loader_of(WHOLE) as loader, iter(loader) as iterator:
+        for _ in range(100):
+            next(iterator)
+        assert iterator.step == 100
+        assert (
+            iterator.epoch == min(place.position for place in LoaderState.decode(iterator.get_state()).places) // 1000
+        )
+        assert repr(iterator).endswith("shard 0 of 1>")
+        for ask in (lambda: len(loader), lambda: len(iterator), lambda: loader.record_keys(0)):
+            with pytest.raises(TypeError, match=r"operations\[0\]"):
+                ask()
+        assert any("operations[3]" in name for name in loader.profile())
+        with pytest.raises(IndexError):
+            iterator.seek(-1)
+
+
+def test_a_one_to_one_pipeline_needs_no_logical_shards() -> None:
+    """They change neither its batches nor its states."""
+    plain = dataclasses.replace(WHOLE, operations=(Jitter(), Batch(6)), shard=ShardOptions(1, 2))
+    dealt = dataclasses.replace(plain, shard=ShardOptions(1, 2, logical_shards=6))
+    with iter(loader_of(plain)) as first, iter(loader_of(dealt)) as second:
+        for _ in range(5):
+            assert comparable(next(first)) == comparable(next(second))
+        assert first.get_state() == second.get_state()
+        (one, other) = (dataclasses.replace(plain, shard=ShardOptions(index, 2)) for index in range(2))
+        states = []
+        for pipeline in (one, other):
+            with iter(loader_of(pipeline)) as saver:
+                saver.seek(3)
+                states.append(saver.get_state())
+        second.set_states(states)
+        first.seek(3)
+        assert comparable(next(first)) == comparable(next(second))
+
+
+@pytest.mark.parametrize(
+    ("operations", "text"),
+    [
+        ([DropMultiples(3)], "a Batch lays end to end"),
+        ([DropMultiples(3), Batch(8), DropMultiples(3)], "a Batch lays end to end"),
+        ([Batch(8), DropMultiples(3)], "a Batch lays end to end"),
+        ([DropMultiples(3), Batch(6)], r"batch_size of operations\[1\] must be a multiple of 4, got 6"),
+    ],
+    ids=["no batch", "filter after", "filter last", "batch size"],
+)
+def test_what_cannot_be_laid_end_to_end_is_refused(operations: list[Transformation], text: str) -> None:
+    """Without a Batch at the end that all logical shards fill alike there is an error when the loader is built."""
+    with pytest.raises(ValueError, match=text):
+        loader_of(dataclasses.replace(WHOLE, operations=tuple(operations)))
+    # Where each shard runs one of them, nothing is laid end to end.
+    loader_of(dataclasses.replace(WHOLE, operations=tuple(operations), shard=ShardOptions(1, 4, logical_shards=4)))
+
+
+def test_states_of_other_streams_are_refused_and_change_nothing() -> None:
+    """Another number of logical shards, another global batch and a state alone each have an error that says so."""
+    four, two = ([iter(loader_of(one)) for one in on_shards(WHOLE, count)] for count in (4, 2))
+    for iterator in four:
+        next(iterator)
+    states = [iterator.get_state() for iterator in four]
+    before = two[0].get_state()
+    for given_states, text in (
+        (states[:1], "shards 1, 2, 3 are missing"),
+        ([*states[:3], states[0]], "Two of the 4 states are of shard 0"),
+    ):
+        with pytest.raises(CheckpointError, match=text):
+            two[0].set_states(given_states)
+    with pytest.raises(CheckpointError, match=r"the logical shards 0 to 0, where 0 to 1 are needed: .* to set_states"):
+        two[0].set_state(states[0])
+    larger = dataclasses.replace(WHOLE, operations=(*WHOLE.operations[:3], Batch(24)))
+    of_eight = iter(loader_of(dataclasses.replace(larger, shard=ShardOptions(0, 1, logical_shards=8))))
+    with pytest.raises(CheckpointError, match=r"logical_shards: saved 4, here 8.* give .* logical_shards=4"):
+        of_eight.set_states(states)
+    with pytest.raises(CheckpointError, match=r"batch_size: saved 12 over all shards, here 24 over all shards"):
+        iter(loader_of(larger)).set_states(states)
+    assert two[0].get_state() == before
+    next(two[0])
+
+
+def test_device_put_takes_all_states() -> None:
+    """An iterator on the device resumes from the states of another number of shards, too."""
+    states = []
+    for one in on_shards(WHOLE, 4):
+        with iter(loader_of(one)) as saver:
+            saver.seek(6)
+            states.append(saver.get_state())
+    with millstream.device_put(iter(loader_of(WHOLE))) as on_device, iter(loader_of(WHOLE)) as plain:
+        on_device.set_states(iter(states))
+        plain.seek(6)
+        assert on_device.step == 6
+        assert np.array_equal(np.asarray(next(on_device)), next(plain).astype(np.int32))

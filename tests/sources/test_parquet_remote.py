@@ -1,0 +1,185 @@
+"""Parquet files in stores far away, read from a real server that is slow, fails and forgets."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from object_server import ObjectServer, Request
+
+import millstream
+from millstream.errors import DataSourceError
+from millstream.sources import FileCache, ParquetDataSource, parquet_file, stored_files
+
+pytestmark = pytest.mark.third_party
+
+ROWS = 400
+SCHEMES = ["gs", "http", "s3"]
+
+
+def content_of(folder: Path, rows: int = ROWS, first: int = 0, group: int = 100) -> bytes:
+    """Returns a file with a small column, and beside it one that takes 4 KB a row."""
+    wide = np.random.default_rng(first).integers(0, 256, (rows, 4096), np.uint8)
+    table = pa.table({"id": range(first, first + rows), "wide": [row.tobytes() for row in wide], "label": ["a"] * rows})
+    pq.write_table(table, folder / "made.parquet", row_group_size=group, write_page_checksum=True)
+    return (folder / "made.parquet").read_bytes()
+
+
+def location(store: ObjectServer, scheme: str) -> str:
+    """Returns where the objects of a bucket are."""
+    return f"{store.url}/bucket" if scheme == "http" else f"{scheme}://bucket"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_store_is_read_as_files_are(store: ObjectServer, tmp_path: Path, scheme: str) -> None:
+    """The records, their number, units and fingerprint are those of the files; patterns and ranges too."""
+    for number in range(2):
+        store.objects[f"bucket/{number}.parquet"] = content_of(tmp_path, first=number * ROWS)
+        (tmp_path / f"{number}.parquet").write_bytes(store.objects[f"bucket/{number}.parquet"])
+    names = ["0.parquet[50:250]", "1.parquet"]
+    remote = [f"{location(store, scheme)}/{name}" for name in names]
+    keys = np.random.default_rng(0).integers(0, 600, 64)
+    with ParquetDataSource([tmp_path / name for name in names]) as files, ParquetDataSource(remote) as source:
+        assert source.fingerprint() == files.fingerprint()
+        assert source.unit_sizes.tolist() == files.unit_sizes.tolist() == [50, 100, 50, 100, 100, 100, 100]
+        assert list(source.__getitems__(keys)) == list(files.__getitems__(keys))
+    if scheme != "http":
+        with ParquetDataSource(f"{location(store, scheme)}/*.parquet", columns=["id"]) as source:
+            assert len(source) == 2 * ROWS
+
+
+def test_columns_of_a_row_group_come_by_a_few_requests_at_once(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those near each other by one; a large one by pieces, on their way together; others not at all."""
+    monkeypatch.setattr(parquet_file, "_PIECE_BYTES", 100_000)
+    monkeypatch.setattr(stored_files, "_REQUEST_BYTES", 100_000)
+    store.objects["bucket/a"] = content_of(tmp_path)
+    with ParquetDataSource(f"{store.url}/bucket/a", columns=["id"]) as source:
+        source[0]
+        store.forget()
+        assert [int(record["id"]) for record in source.__getitems__([105, 199])] == [105, 199]
+        assert len(store.requests) == 1
+    with ParquetDataSource(f"{store.url}/bucket/a", columns=["wide"]) as source:
+        source[0]
+        store.forget()
+        store.latency = 0.3
+        source[100]
+        assert 5 <= len(store.requests) == store.most_at_once <= 8
+
+
+def test_a_source_is_made_of_footers(store: ObjectServer, tmp_path: Path) -> None:
+    """Nothing else is read before it is needed; a copy in another process knows size and version."""
+    content = store.objects["bucket/a"] = content_of(tmp_path)
+    with ParquetDataSource(f"{store.url}/bucket/a") as source:
+        sent = sum((request.stop or 0) - (request.start or 0) for request in store.requests if request.stop)
+        assert sent < len(content) / 4
+        pickled = pickle.dumps(source)
+    store.forget()
+    with pickle.loads(pickled) as copy:
+        assert copy[5]["id"] == 5
+    assert len(store.requests) <= 3
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_fails_now_and_then_is_repeated(store: ObjectServer, tmp_path: Path, scheme: str) -> None:
+    """At construction and when reading: nobody notices."""
+    store.objects["bucket/a"] = content_of(tmp_path)
+    seen: set[int | None] = set()
+    failures: list[str | int] = ["reset", 503, "short"]
+
+    def fails_first(request: Request) -> str | int | None:
+        is_first = request.start not in seen
+        seen.add(request.start)
+        return failures[len(seen) % 3] if is_first else None
+
+    store.failure = fails_first
+    with ParquetDataSource(f"{location(store, scheme)}/a") as source:
+        assert [record["id"] for record in source.__getitems__([399, 0, 150])] == [399, 0, 150]
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [(500, "4 retry attempts"), (403, "refuses"), (404, "was removed")],
+)
+def test_what_fails_for_ever_is_an_error_with_url_and_row(
+    store: ObjectServer, tmp_path: Path, failure: int, message: str
+) -> None:
+    """And once the store is well again, reading is."""
+    store.objects["bucket/a"] = content_of(tmp_path)
+    with ParquetDataSource(f"{store.url}/bucket/a") as source:
+        source[0]
+        store.failure = lambda _: failure
+        with pytest.raises(DataSourceError, match=rf"record 250 of '.*bucket/a' \(record key 250\).*{message}"):
+            source[250]
+        store.failure = lambda _: None
+        assert source[250]["id"] == 250
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_replaced_object_is_an_error(store: ObjectServer, tmp_path: Path, scheme: str) -> None:
+    """Whether or not its size is the same: no byte of another version comes out. A new source reads the new one."""
+    store.objects["bucket/a"] = content_of(tmp_path)
+    url = f"{location(store, scheme)}/a"
+    with ParquetDataSource(url) as source:
+        source[0]
+        store.objects["bucket/a"] = content_of(tmp_path, first=7)
+        with pytest.raises(DataSourceError, match=r"record 150 of '.*a' \(record key 150\).*was replaced.*again"):
+            source[150]
+    with ParquetDataSource(url) as source:
+        assert source[150]["id"] == 157
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(5000) + b"PAR1"])
+def test_what_is_no_parquet_file_is_an_error_with_its_url(store: ObjectServer, content: bytes) -> None:
+    """As of files."""
+    store.objects["bucket/a"] = content
+    with pytest.raises(DataSourceError, match=r"bucket/a' is not a Parquet file, or is damaged"):
+        ParquetDataSource(f"{store.url}/bucket/a")
+
+
+def test_damage_in_a_row_group_is_found_when_it_is_read(store: ObjectServer, tmp_path: Path) -> None:
+    """By the checksums of its pages."""
+    content = bytearray(content_of(tmp_path))
+    content[300_000] ^= 255
+    store.objects["bucket/a"] = bytes(content)
+    with ParquetDataSource(f"{store.url}/bucket/a") as source:
+        with pytest.raises(DataSourceError, match=r"of '.*bucket/a' .*its row group, number 0, cannot be decoded"):
+            source[7]
+        assert source[150]["id"] == 150
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_threads_and_workers_make_the_same_batches(store: ObjectServer, tmp_path: Path, copies: bool) -> None:
+    """From the store, and from copies of whole files, which are made once."""
+    for number in range(3):
+        store.objects[f"bucket/{number}.parquet"] = content_of(tmp_path, rows=60, first=number * 60, group=20)
+    cache = FileCache(1 << 26, tmp_path / "copies") if copies else None
+    source = ParquetDataSource(
+        [f"{store.url}/bucket/{number}.parquet" for number in range(3)], columns=["id", "label"], cache=cache
+    )
+
+    def ids(**options: Any) -> list[list[int]]:
+        sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=2, seed=1, num_epochs=1)
+        loader = millstream.DataLoader(
+            data_source=source,
+            sampler=sampler,
+            operations=[millstream.Batch(16)],
+            shard_options=millstream.NoSharding(),
+            **options,
+        )
+        with loader:
+            return [batch["id"].tolist() for batch in loader]
+
+    expected = ids(read_options=millstream.ReadOptions(num_threads=0))
+    assert sorted(number for batch in expected for number in batch) == list(range(180))
+    if copies:
+        assert len([path for path in (tmp_path / "copies").iterdir() if path.name != "lock"]) == 3
+        store.forget()
+    assert ids(worker_count=2) == expected
+    if copies:  # The workers have read the footers.
+        assert all((request.start or 0) > 0 for request in store.requests)
+    source.close()

@@ -1,0 +1,184 @@
+"""What a chain gives, said plainly: every element is found by itself, by recursion, in Python's integers."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream import IndexSampler
+from millstream.randomness import generator
+from millstream.samplers.permutation import permute_one
+
+Element = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """A dataset, element by element.
+
+    Attributes:
+        length: how many elements an epoch has.
+        at: gives the element at a position, None where there is none.
+        epoch_length: how many positions share an epoch for random maps.
+    """
+
+    length: int
+    at: Callable[[int], Element]
+    epoch_length: int
+
+    def first(self, count: int) -> list[Element]:
+        """Returns the first elements."""
+        return [self.at(position) for position in range(count)]
+
+
+def source(records: Sequence[Any]) -> Oracle:
+    """Returns records, again in each epoch."""
+    return Oracle(len(records), lambda i: records[i % len(records)], len(records))
+
+
+def shuffled(parent: Oracle, seed: int) -> Oracle:
+    """Returns each epoch in the order of an IndexSampler."""
+    sampler = IndexSampler(parent.length, shuffle=True, seed=seed)
+    return Oracle(
+        parent.length,
+        lambda i: parent.at(sampler[i].record_key + i // parent.length * parent.length),
+        parent.length,
+    )
+
+
+def repeated(parent: Oracle, num_epochs: int, *, reseed_each_epoch: bool) -> Oracle:
+    """Returns several epochs as one, or the first one several times."""
+    at = parent.at if reseed_each_epoch else lambda i: parent.at(i % parent.length)
+    return Oracle(parent.length * num_epochs, at, parent.epoch_length)
+
+
+def sliced(parent: Oracle, rows: slice) -> Oracle:
+    """Returns some positions of each epoch."""
+    picked = range(parent.length)[rows]
+
+    def at(i: int) -> Element:
+        epoch, offset = divmod(i, len(picked))
+        return parent.at(epoch * parent.length + picked[offset])
+
+    return Oracle(len(picked), at, parent.epoch_length if len(picked) == parent.length else len(picked))
+
+
+def mapped(parent: Oracle, function: Callable[[Element], Element]) -> Oracle:
+    """Returns what a function makes of elements that are there."""
+    return mapped_with_index(parent, lambda _, element: function(element))
+
+
+def mapped_with_index(parent: Oracle, function: Callable[[int, Element], Element]) -> Oracle:
+    """Returns what a function makes of positions and elements."""
+
+    def at(i: int) -> Element:
+        element = parent.at(i)
+        return None if element is None else function(i, element)
+
+    return Oracle(parent.length, at, parent.epoch_length)
+
+
+def mapped_at_random(
+    parent: Oracle, function: Callable[[Element, np.random.Generator], Element], seed: int, number: int
+) -> Oracle:
+    """Returns what a function makes of elements and the generator of a DataLoader's RandomMap at that position."""
+    return mapped_with_index(
+        parent, lambda i, element: function(element, generator(seed, i // parent.epoch_length, i, number))
+    )
+
+
+def filtered(parent: Oracle, keeps: Callable[[Element], bool]) -> Oracle:
+    """Returns elements, None for those that are dropped."""
+    return mapped(parent, lambda element: element if keeps(element) else None)
+
+
+def split(parent: Oracle, function: Callable[[Element], Sequence[Element]], max_fan_out: int) -> Oracle:
+    """Returns the children of elements, each with as many positions as there can be children."""
+
+    def at(i: int) -> Element:
+        element = parent.at(i // max_fan_out)
+        children = [] if element is None else function(element)
+        return children[i % max_fan_out] if i % max_fan_out < len(children) else None
+
+    return Oracle(parent.length * max_fan_out, at, parent.epoch_length * max_fan_out)
+
+
+def batched(parent: Oracle, size: int, *, drop_remainder: bool) -> Oracle:
+    """Returns lists of elements of one epoch."""
+    length = parent.length // size + (parent.length % size > 0 and not drop_remainder)
+
+    def at(i: int) -> Element:
+        epoch, number = divmod(i, length)
+        rows = range(parent.length)[number * size : (number + 1) * size]
+        return [parent.at(epoch * parent.length + row) for row in rows]
+
+    return Oracle(length, at, length)
+
+
+def window_shuffled(parent: Oracle, size: int, seed: int) -> Oracle:
+    """Returns each window of each epoch in an order of its own, which `seed` (as derived) selects."""
+    windows = -(-parent.length // size)
+
+    def at(i: int) -> Element:
+        epoch, offset = divmod(i, parent.length)
+        window, row = divmod(offset, size)
+        length = min(size, parent.length - window * size)
+        landed = permute_one(row, length, seed, epoch * windows + window)
+        return parent.at(epoch * parent.length + window * size + landed)
+
+    return Oracle(parent.length, at, parent.epoch_length)
+
+
+def concatenated(parts: Sequence[Oracle]) -> Oracle:
+    """Returns datasets end to end, epoch by epoch."""
+    order = [(part, row) for part in parts for row in range(part.length)]
+
+    def at(i: int) -> Element:
+        epoch, offset = divmod(i, len(order))
+        part, row = order[offset]
+        return part.at(epoch * part.length + row)
+
+    return Oracle(len(order), at, len(order))
+
+
+def selected(parts: Sequence[Oracle], pairs: Sequence[tuple[int, int]]) -> Oracle:
+    """Returns what pairs of a dataset and a position in it pick, epoch by epoch."""
+
+    def at(i: int) -> Element:
+        epoch, row = divmod(i, len(pairs))
+        part, position = pairs[row]
+        return parts[part].at(epoch * parts[part].length + position)
+
+    return Oracle(len(pairs), at, len(pairs))
+
+
+def zipped(parts: Sequence[Oracle]) -> Oracle:
+    """Returns tuples of the elements at the same position."""
+    return Oracle(parts[0].length, lambda i: tuple(part.at(i) for part in parts), parts[0].epoch_length)
+
+
+def mixed(parts: Sequence[Oracle], weights: Sequence[int]) -> Oracle:
+    """Returns the elements of datasets in turn, each time of that with the earliest deadline among those due."""
+    total = sum(weights)
+
+    def owners(count: int) -> list[int]:
+        drawn, order = [0] * len(weights), []
+        for position in range(count):
+            due = [
+                (-(-(drawn[part] + 1) * total // weight), part)
+                for part, weight in enumerate(weights)
+                if drawn[part] * total // weight <= position
+            ]
+            owner = min(due)[1]
+            drawn[owner] += 1
+            order.append(owner)
+        return order
+
+    def at(i: int) -> Element:
+        order = owners(i + 1)
+        return parts[order[i]].at(order[:i].count(order[i]))
+
+    order = owners(sum(part.length for part in parts) * total + 1)
+    length = next(k for k, owner in enumerate(order) if order[:k].count(owner) == parts[owner].length)
+    return Oracle(length, at, length)

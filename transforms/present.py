@@ -1,0 +1,26 @@
+"""The operation that finds out whether an element is absent, where all should be there."""
+
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any, ClassVar, final
+
+from millstream.columnar import ColumnarRecords
+from millstream.transforms.transformation import Transformation
+
+
+class AbsentElement(LookupError):  # noqa: N818  (it is found, and changes the plan)
+    """An element is None where it may not be."""
+
+
+@final
+class Present(Transformation):
+    """Passes elements on, up to the first that is None: that is an `AbsentElement`."""
+
+    is_complete: ClassVar[bool] = True
+
+    def count(self, values: Sequence[Any]) -> int:
+        """Returns how many come before the first None."""
+        # `in` on the values themselves would compare arrays.
+        if isinstance(values, ColumnarRecords) or NoneType not in set(map(type, values)):
+            return len(values)
+        return next(row for row, value in enumerate(values) if value is None)
