@@ -10,8 +10,8 @@ are the prose. A byte-pair encoding is trained on both. Then, from front to back
 
 There are three runs. A: two processes with two devices each train to the end. B: the same, killed with SIGKILL. C: one
 process with all four devices resumes from B's newest checkpoint, of the model, the optimizer and the position in the
-stream. Every batch of B and C is that of A to the byte. So are the losses, up to the order in which the devices' parts
-of a gradient are added, which differs between one process and two.
+stream. Every batch of B and C is that of A, to the byte. So is every loss, up to the order in which the devices' parts
+of a sum are added: that is JAX's choice, and may differ between one process and two.
 """
 
 import ast
@@ -31,7 +31,6 @@ import optax
 import orbax.checkpoint as ocp
 from around_training import OUTPUT, Steps, arguments, conclude, report, show, watch, write_records
 from flax import nnx
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 import millstream
@@ -44,6 +43,7 @@ DEVICE_COUNT = 4  # Over all processes too.
 WIDTH, HEADS, LAYERS = 64, 4, 2
 FIRST_WEIGHTS, LATER_WEIGHTS = {"code": 0.75, "prose": 0.25}, {"code": 0.25, "prose": 0.75}
 LOSS_TOLERANCE = 1e-3
+COMPARED = ("segments", "tokens")
 
 # ---- Documents, and their tokens -----------------------------------------------------------------------------------
 
@@ -59,10 +59,9 @@ def code() -> Iterator[str]:
 
 
 def prose() -> Iterator[str]:
-    """Yields the pages of Python's manual, and the descriptions and licences of the installed packages."""
-    yield from (topics[name] for name in sorted(topics))
-    for package in sorted(importlib.metadata.distributions(), key=lambda package: package.name):
-        yield package.read_text("METADATA") or ""
+    """Yields the pages of Python's manual, and the licences of the installed packages."""
+    yield from topics.values()
+    for package in importlib.metadata.distributions():
         for file in package.files or []:
             if file.name.startswith(("LICENSE", "LICENCE", "COPYING")) and file.locate().is_file():
                 yield Path(str(file.locate())).read_text("utf-8", errors="replace")
@@ -75,7 +74,7 @@ def write_tokens(folder: Path) -> None:
     from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415  (only the first run needs it)
 
     folder.mkdir(parents=True, exist_ok=True)
-    corpora = {"code": sorted({*code()}), "prose": sorted({*prose()})}
+    corpora = {"code": sorted(set(code())), "prose": sorted(set(prose()))}  # Each text once, in an order of its own.
     tokenizer = ByteLevelBPETokenizer()
     texts = (text[:2000] for corpus in corpora.values() for text in corpus)
     tokenizer.train_from_iterator(texts, VOCABULARY, special_tokens=["<end of text>"], show_progress=False)
@@ -174,9 +173,25 @@ class Transformer(nnx.Module):
         return logits
 
 
+def over_devices(*axes: str | None) -> NamedSharding:
+    """Returns how an array lies on the devices of all processes: split along the axis that is called "device"."""
+    return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("device",)), PartitionSpec(*axes))
+
+
 @nnx.jit
-def train_step(model: Transformer, optimizer: nnx.Optimizer[Transformer], batch: dict[str, jax.Array]) -> jax.Array:
-    """Updates the model, and returns the mean loss over the global batch before the update."""
+def new_model() -> tuple[Transformer, nnx.Optimizer[Transformer]]:
+    """Returns an untrained model and its optimizer, made on every device of every process by one program."""
+    model = Transformer(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
+    nnx.update((model, optimizer), jax.lax.with_sharding_constraint(nnx.state((model, optimizer)), over_devices()))
+    return model, optimizer
+
+
+@nnx.jit
+def train_step(
+    model: Transformer, optimizer: nnx.Optimizer[Transformer], batch: dict[str, jax.Array]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Updates the model, and returns the mean loss before the update and the whole batch, on every device."""
 
     def mean_loss(model: Transformer) -> jax.Array:
         segments = batch["tokens_segment_ids"]
@@ -188,7 +203,8 @@ def train_step(model: Transformer, optimizer: nnx.Optimizer[Transformer], batch:
     loss: jax.Array
     loss, gradients = nnx.value_and_grad(mean_loss)(model)
     optimizer.update(model, gradients)
-    return loss
+    # Training needs no process to have the whole batch: it is for the comparison of the runs.
+    return loss, jax.lax.with_sharding_constraint(batch, over_devices())
 
 
 # ---- One process of a run (with --checkpoints) ---------------------------------------------------------------------
@@ -196,13 +212,7 @@ def train_step(model: Transformer, optimizer: nnx.Optimizer[Transformer], batch:
 
 def train(folder: Path, checkpoints: str, steps: int, checkpoint_every: int) -> None:
     """Trains from the newest checkpoint, or from the beginning; the first process reports each step."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("device",))
-    everywhere, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("device"))
-    loader, model = training_loader(folder, steps), Transformer(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
-    # Each device of each process has the model; each has its rows of the batch.
-    state = nnx.state((model, optimizer))
-    nnx.update((model, optimizer), jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), everywhere), state))
+    loader, (model, optimizer) = training_loader(folder, steps), new_model()
     with ocp.CheckpointManager(checkpoints) as manager, iter(loader) as batches:
         if (newest := manager.latest_step()) is not None:
             # What two processes have saved is valid for one.
@@ -212,12 +222,12 @@ def train(folder: Path, checkpoints: str, steps: int, checkpoint_every: int) -> 
             nnx.update((model, optimizer), manager.restore(newest, args=wanted).model)
         while batches.step < steps:
             number = batches.step
-            batch = jax.make_array_from_process_local_data(split, next(batches))
-            loss = train_step(model, optimizer, batch)
-            rows = [multihost_utils.process_allgather(batch[name], tiled=True) for name in sorted(batch)]
+            # The rows of all processes, laid end to end, are one batch over all devices.
+            batch = jax.make_array_from_process_local_data(over_devices("device"), next(batches))
+            loss, whole = train_step(model, optimizer, batch)
             if jax.process_index() == 0:
-                positions = np.arange(number * GLOBAL_BATCH_SIZE, (number + 1) * GLOBAL_BATCH_SIZE)
-                report(number, loss, loader.sampler.pieces_at(positions).record_keys, np.stack(rows))
+                segments = [whole[name] for name in ("tokens_segment_ids", "tokens_positions")]
+                report(number, loss, np.stack(segments), np.asarray(whole["tokens"]))
             if batches.step % checkpoint_every == 0:
                 now = ocp.args.Composite(
                     model=ocp.args.StandardSave(nnx.state((model, optimizer))), loader=CheckpointSave(batches)
@@ -283,8 +293,8 @@ def demo(output: Path, steps: int) -> None:
         whole = run("A  2 processes, undisturbed ", 2, "undisturbed")
         killed = run("B  2 processes, to be killed", 2, "killed", kill_at)
         resumed = run("C  1 process, resumed       ", 1, "killed")
-    show(whole, killed, resumed, contents="tokens")
-    conclude(whole, killed, resumed, LOSS_TOLERANCE, contents="tokens")
+    show(whole, killed, resumed, compared=COMPARED)
+    conclude(whole, killed, resumed, LOSS_TOLERANCE, COMPARED)
     draw(output / "pretrain_text.png", sampler, whole, killed, resumed)
     print(f"Losses, fill and shares are plotted in {output / 'pretrain_text.png'}.")
 
