@@ -201,7 +201,7 @@ def show(
 ) -> None:
     """Prints the steps around the checkpoint, around the kill and at the end, side by side."""
     first, last = min(resumed, default=len(whole)), max(killed)
-    print(f"\n  step   loss of A      loss of B      loss of C      {compared[0]:9}{compared[1]}")
+    print(f"\n  step   loss of A      loss of B      loss of C      {'  '.join(compared)}")
     shown = [number for number in whole if min(abs(number - first), abs(number - last)) <= 2 or number == max(whole)]
     for previous, number in itertools.pairwise([shown[0] - 1, *shown]):
         if number > previous + 1:

@@ -63,8 +63,9 @@ def prose() -> Iterator[str]:
     yield from topics.values()
     for package in importlib.metadata.distributions():
         for file in package.files or []:
-            if file.name.startswith(("LICENSE", "LICENCE", "COPYING")) and file.locate().is_file():
-                yield Path(str(file.locate())).read_text("utf-8", errors="replace")
+            path = Path(str(file.locate()))
+            if path.name.startswith(("LICENSE", "LICENCE", "COPYING")) and path.is_file():
+                yield path.read_text("utf-8", errors="replace")
 
 
 def write_tokens(folder: Path) -> None:
