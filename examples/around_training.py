@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from tqdm import tqdm
 
 OUTPUT = Path(__file__).parent / "output"
 REPORT = "step:"  # What a report begins with: JAX prints lines too.
+ENDS_WITH_PARENT = "MILLSTREAM_EXAMPLE_ENDS_WITH_PARENT"  # Set for the processes that `watch` starts.
 
 HELP = {
     "output": "the folder for what is written",
@@ -41,7 +43,14 @@ def arguments(document: str | None, **defaults: Any) -> Any:
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=HELP[name])
     logging.set_verbosity(logging.ERROR)  # Orbax logs at length what it does.
+    if ENDS_WITH_PARENT in os.environ:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     return parser.parse_args()
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # Nothing is ever written: this returns when the parent is gone, in whatever way.
+    os._exit(1)
 
 
 # ---- Digits as records: 64 pixels from 0 to 16 and the label, a byte each -----------------------------------------
@@ -77,7 +86,7 @@ def write_records(path: Path, records: Iterable[bytes]) -> None:
 
 
 class Step(NamedTuple):
-    """What a run reports about one step: the loss, and checksums of the record keys and of the augmented pixels."""
+    """What a run reports about one step: the loss, and checksums of what it trained on, such as keys and pixels."""
 
     number: int
     loss: float
@@ -86,6 +95,7 @@ class Step(NamedTuple):
 
 
 Steps = dict[int, Step]
+COMPARED = ("records", "pixels")
 
 
 def report(number: int, loss: Any, keys: Any, images: Any) -> None:
@@ -115,12 +125,13 @@ def watch(
         group = [
             subprocess.Popen(  # noqa: S603  (runs this very script)
                 [sys.executable, *sys.argv, *own],
+                stdin=subprocess.PIPE,  # See `_end_with_parent`.
                 stdout=log if number else subprocess.PIPE,
                 stderr=log,
                 pipesize=4096,  # With a small pipe a run cannot get far ahead of what has been read here.
                 text=True,
                 # Not on a GPU: there XLA chooses its kernels by timing them, and two processes may differ in a bit.
-                env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+                env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, ENDS_WITH_PARENT: "1"},
             )
             for number, own in enumerate(processes)
         ]
@@ -174,20 +185,23 @@ def _same(step: Step, expected: Step | None, tolerance: float) -> bool:
     return math.isclose(step.loss, expected.loss, rel_tol=tolerance)
 
 
-def conclude(whole: Steps, killed: Steps, resumed: Steps, tolerance: float = 0) -> None:
+def conclude(
+    whole: Steps, killed: Steps, resumed: Steps, tolerance: float = 0, compared: tuple[str, str] = COMPARED
+) -> None:
     """Prints that the interrupted training equals the undisturbed one, or exits with an error that says where not."""
     if found := differences(whole, killed, resumed, tolerance=tolerance):
         sys.exit("\n".join(["\nFAILED: B and C together are not the same as A.", *found]))
     apart = max(abs(step.loss - whole[step.number].loss) for run in (killed, resumed) for step in run.values())
     losses = f"losses within {apart:.1g}" if apart else "losses to the last bit"
-    print(f"\nAll {len(whole)} steps of B and C are those of A: the same records, pixels, and {losses}.")
+    print(f"\nAll {len(whole)} steps of B and C are those of A: the same {', '.join(compared)}, and {losses}.")
 
 
-def show(whole: Steps, killed: Steps, resumed: Steps, batch_size: int, num_records: int) -> None:
+def show(
+    whole: Steps, killed: Steps, resumed: Steps, killed_where: str = "", compared: tuple[str, str] = COMPARED
+) -> None:
     """Prints the steps around the checkpoint, around the kill and at the end, side by side."""
     first, last = min(resumed, default=len(whole)), max(killed)
-    epoch, offset = divmod((last + 1) * batch_size, num_records)
-    print("\n  step   loss of A      loss of B      loss of C      records  pixels")
+    print(f"\n  step   loss of A      loss of B      loss of C      {'  '.join(compared)}")
     shown = [number for number in whole if min(abs(number - first), abs(number - last)) <= 2 or number == max(whole)]
     for previous, number in itertools.pairwise([shown[0] - 1, *shown]):
         if number > previous + 1:
@@ -196,8 +210,14 @@ def show(whole: Steps, killed: Steps, resumed: Steps, batch_size: int, num_recor
         losses = "  ".join(f"{step.loss:<13.9g}" if step else " " * 13 for step in steps)
         same = ["same" if len({step[i] for step in steps if step}) == 1 else "DIFFER" for i in (2, 3)]
         event = "<- C resumes from the checkpoint  " if number == first else ""
-        event += f"<- B is killed, {offset} images into epoch {epoch}" if number == last else ""
-        print(f"  {number:4}   {losses}  {same[0]:7}  {same[1]:6}  {event}".rstrip())
+        event += f"<- B is killed{killed_where}" if number == last else ""
+        print(f"  {number:4}   {losses}  {same[0]:{len(compared[0])}}  {same[1]:{len(compared[1])}}  {event}".rstrip())
+
+
+def killed_where(killed: Steps, batch_size: int, num_records: int) -> str:
+    """Returns in words how far the killed run has come."""
+    epoch, offset = divmod((max(killed) + 1) * batch_size, num_records)
+    return f", {offset} images into epoch {epoch}"
 
 
 def plot_runs(path: Path, title: str, whole: Steps, killed: Steps, resumed: Steps) -> None:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from around_training import OUTPUT, arguments, conclude, plot_runs, report, show, watch, write_digits
+from around_training import OUTPUT, arguments, conclude, killed_where, plot_runs, report, show, watch, write_digits
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -150,7 +150,7 @@ def demo(output: Path, digits: Path, steps: int) -> None:
         whole = run("A  4 processes, undisturbed ", 4, "undisturbed")
         killed = run("B  4 processes, to be killed", 4, "killed", kill_at)
         resumed = run("C  2 processes, resumed     ", 2, "killed")
-    show(whole, killed, resumed, GLOBAL_BATCH_SIZE, num_images)
+    show(whole, killed, resumed, killed_where(killed, GLOBAL_BATCH_SIZE, num_images))
     conclude(whole, killed, resumed, LOSS_TOLERANCE)
     plot_runs(output / "multihost.png", "Four processes, killed, then two", whole, killed, resumed)
 

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from around_training import OUTPUT, arguments, conclude, plot_runs, report, show, watch, write_digits
+from around_training import OUTPUT, arguments, conclude, killed_where, plot_runs, report, show, watch, write_digits
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
@@ -138,7 +138,7 @@ def demo(output: Path, digits: Path, steps: int, kill_at: int) -> None:
         whole, _ = watch("A  undisturbed ", [undisturbed], steps)
         killed, _ = watch("B  to be killed", [to_resume], steps, kill_at)
         resumed, words = watch("C  resumed     ", [to_resume], steps)
-    show(whole, killed, resumed, BATCH_SIZE, num_images)
+    show(whole, killed, resumed, killed_where(killed, BATCH_SIZE, num_images))
     conclude(whole, killed, resumed)
     print(words[-1].strip())
     plot_runs(output / "train_digits.png", "The same losses, killed or not", whole, killed, resumed)

@@ -1,13 +1,17 @@
 """The checks that the demonstrations rest on notice a resumed run that differs from the undisturbed one."""
 
 import math
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
-from example_scripts import loaded
+from example_scripts import EXAMPLES, loaded
 
 from millstream.sources import ArrayRecordDataSource
 
@@ -84,3 +88,28 @@ def test_steps_that_are_missing_too_many_or_not_numbers_fail(around: ModuleType)
     assert around.differences(whole, whole | {4: extra}) == [f"expected None, got {extra}"]
     lost = whole | {1: whole[1]._replace(loss=math.nan)}
     assert len(around.differences(lost, whole)) == 1
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_the_processes_of_a_run_end_with_the_one_that_started_them(end: signal.Signals, tmp_path: Path) -> None:
+    """However the demonstration is ended, no process of it goes on training."""
+    script, alive = tmp_path / "script.py", tmp_path / "alive"
+    script.write_text(
+        "import pathlib, threading\n"
+        "from around_training import arguments, watch\n"
+        "if arguments('', checkpoints='').checkpoints:\n"
+        f"    with pathlib.Path({str(alive)!r}).open('w') as file:\n"
+        "        file.write('here')\n"
+        "        file.flush()\n"
+        "        threading.Event().wait()\n"
+        "else:\n"
+        "    watch('run', [['--checkpoints=one'], ['--checkpoints=two']], 1)\n"
+    )
+    os.mkfifo(alive)
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
+    with subprocess.Popen([sys.executable, str(script)], env=environment) as process, alive.open() as file:
+        # Opened and written by two processes, which both hold it open as long as they live.
+        assert file.read(8) == "herehere"
+        process.send_signal(end)
+        assert file.read() == ""
+    assert process.returncode == -end
