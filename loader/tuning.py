@@ -73,6 +73,13 @@ def tune(loader: DataLoader, seconds: float = 20, memory: int | str = "4GB") -> 
         TypeError, ValueError: an argument is of the wrong kind or out of range; the loader yields no batch; it is in
             debug mode, or its workers are actors of a cluster; one batch takes more than the memory.
         Exception: what the pipeline raises.
+
+    Examples:
+        >>> source = list(range(1000))
+        >>> tuning = millstream.tune(millstream.load(source, num_epochs=1, batch_size=100), seconds=0.5)
+        >>> loader = millstream.load(source, num_epochs=1, batch_size=100, **tuning.arguments)
+        >>> len(list(loader))
+        10
     """
     check_kind(loader, "loader", DataLoader)
     seconds = as_seconds(seconds, "seconds")

@@ -2,16 +2,19 @@
 
 import collections
 import gc
+import os
 import random
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from faults import WAIT_SECONDS
 
@@ -22,6 +25,10 @@ NUM_RECORDS = 240
 TRIALS = 20
 LATEST_SECONDS = 6e-4
 """A signal comes this long after an iterator was first used, at the latest: its threads are being started then."""
+
+
+LATEST_START_SECONDS = 0.05
+"""And this long, where worker processes are started."""
 
 
 class Interruption(BaseException):
@@ -343,3 +350,23 @@ def test_a_readers_of_one_has_one_thread_at_work_whatever_hides_the_first() -> N
             readers.join(WAIT_SECONDS)
     finally:
         sys.setswitchinterval(0.005)
+
+
+def test_worker_processes_whose_start_is_interrupted_end_with_their_iterator() -> None:
+    """Ctrl-C at any moment of the start: neither a process nor a descriptor is left that nobody knows of."""
+    loader = loader_of(worker_count=2)
+    expected = [np.asarray(batch).tolist() for batch in loader]
+    loader.close()
+    before, chance = len(os.listdir("/proc/self/fd")), random.Random(0)  # noqa: PTH208  (the number is wanted)
+    for _ in range(TRIALS):
+        with loader_of(worker_count=2) as interrupted:
+            iterator = iter(interrupted)
+            interrupt(lambda: next(iterator), chance.uniform(1e-4, LATEST_START_SECONDS), 1)  # noqa: B023  (called here)
+            step, batches = rest_of(iterator)
+            assert batches == expected[step:]
+        gc.collect()
+        deadline = time.monotonic() + WAIT_SECONDS
+        while psutil.Process().children(recursive=True):
+            assert time.monotonic() < deadline, [child.status() for child in psutil.Process().children(recursive=True)]
+            time.sleep(0.01)
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208

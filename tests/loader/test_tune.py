@@ -49,7 +49,7 @@ def batches_of(loader: millstream.DataLoader, count: int) -> list[list[int]]:
 
 def test_work_that_waits_gets_threads_or_workers() -> None:
     """What waits for something else is made many times as fast, the loader is left alone, and its batches stay."""
-    what = {
+    what: dict[str, Any] = {
         "data_source": range(100_000),
         "sampler": millstream.IndexSampler(100_000, shuffle=True, seed=3),
         "operations": [millstream.Batch(250), waited_for],
