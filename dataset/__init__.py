@@ -25,6 +25,7 @@ file_streams.py      files as streams; in_turn.py: the order of several
 working_ahead.py     threads, and options of a chain, under Grain's names
 elastic.py           an iterator for any number of shards
 placed.py            elements on a device
+element_spec.py      what elements are, told without making one
 padded_batches.py    a batch function; random_numbers.py, checking.py: functions for datasets of one's own
 streams.py           how streams are drawn from
 stream_seeds.py      as seeds.py
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from millstream.dataset.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset, ZipIterDataset
     from millstream.dataset.dataset_iterator import DatasetIterator
     from millstream.dataset.elastic import ElasticIterator
+    from millstream.dataset.element_spec import ShapeDtypeStruct, ShapeDtypeStructProtocol, get_element_spec
     from millstream.dataset.file_streams import ParquetIterDataset, TFRecordIterDataset
     from millstream.dataset.further_datasets import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
     from millstream.dataset.grouped_streams import (
@@ -92,6 +94,8 @@ else:
             "RepeatIterDataset": "millstream.dataset.combinations",
             "RngPool": "millstream.dataset.random_numbers",
             "TFRecordIterDataset": "millstream.dataset.file_streams",
+            "ShapeDtypeStruct": "millstream.dataset.element_spec",
+            "ShapeDtypeStructProtocol": "millstream.dataset.element_spec",
             "ThreadPrefetchIterDataset": "millstream.dataset.working_ahead",
             "WindowShuffleIterDataset": "millstream.dataset.grouped_streams",
             "WindowShuffleMapDataset": "millstream.dataset.further_datasets",
@@ -101,6 +105,7 @@ else:
             "apply_transformations": "millstream.dataset.checking",
             "assert_equal_output_after_checkpoint": "millstream.dataset.checking",
             "batch_and_pad": "millstream.dataset.padded_batches",
+            "get_element_spec": "millstream.dataset.element_spec",
             "get_next_index": "millstream.dataset.checking",
             "index_shuffle": "millstream.dataset.random_numbers",
             "multithread_prefetch": "millstream.dataset.working_ahead",
@@ -129,6 +134,8 @@ __all__ = [
     "RebatchIterDataset",
     "RepeatIterDataset",
     "RngPool",
+    "ShapeDtypeStruct",
+    "ShapeDtypeStructProtocol",
     "TFRecordIterDataset",
     "ThreadPrefetchIterDataset",
     "WindowShuffleIterDataset",
@@ -139,6 +146,7 @@ __all__ = [
     "apply_transformations",
     "assert_equal_output_after_checkpoint",
     "batch_and_pad",
+    "get_element_spec",
     "get_next_index",
     "index_shuffle",
     "multithread_prefetch",

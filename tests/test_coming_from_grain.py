@@ -283,6 +283,14 @@ def _() -> None:
     assert {"datasets", "cycle_length"} <= parameters(grain.experimental.InterleaveIterDataset)
 
 
+@ROWS.of("`experimental.`: `get_element_spec`, `ShapeDtypeStruct`, `ShapeDtypeStructProtocol`")
+def _() -> None:
+    e = grain.experimental
+    spec = e.get_element_spec(grain.MapDataset.range(10).batch(5))
+    assert spec == e.ShapeDtypeStruct((5,), np.dtype(np.int64))
+    assert isinstance(spec, e.ShapeDtypeStructProtocol)
+
+
 @ROWS.of("`experimental.ElasticIterator`")
 def _() -> None:
     dataset = grain.MapDataset.range(12)
