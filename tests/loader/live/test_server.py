@@ -22,6 +22,9 @@ from millstream.loader.live.socket_folder import connected, is_own_user, private
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+FORKS = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+"""JAX, which another test may have imported, warns of every fork: here, the child does next to nothing."""
+
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -133,6 +136,7 @@ def test_stacks_that_were_asked_for_are_not_last_words() -> None:
     loader.close()
 
 
+@FORKS
 def test_a_forked_process_leaves_the_socket_to_its_parent() -> None:
     """A forked process is not found under its parent's number, and serves its own loader under its own."""
     loader = loader_of()
@@ -153,6 +157,7 @@ def test_a_forked_process_leaves_the_socket_to_its_parent() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@FORKS
 def test_another_user_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of another user that can reach the socket is hung up on; so is root, of another user's trainer."""
     with tempfile.TemporaryDirectory() as reachable, loader_of() as loader:
