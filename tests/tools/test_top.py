@@ -136,6 +136,8 @@ def test_a_stopped_trainer_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(socket_folder, "CONNECT_SECONDS", 0.2)
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
         trainer.send_signal(signal.SIGSTOP)
+        # It goes on for a moment after the signal was sent.
+        assert os.WIFSTOPPED(os.waitpid(trainer.pid, os.WUNTRACED)[1])
         with pytest.raises(TimeoutError, match=f"Process {trainer.pid} does not answer: it is stopped"):
             client.asked(trainer.pid, "snapshot")
 
