@@ -75,11 +75,10 @@ def tune(loader: DataLoader, seconds: float = 20, memory: int | str = "4GB") -> 
         Exception: what the pipeline raises.
 
     Examples:
-        >>> source = list(range(1000))
-        >>> tuning = millstream.tune(millstream.load(source, num_epochs=1, batch_size=100), seconds=0.5)
-        >>> loader = millstream.load(source, num_epochs=1, batch_size=100, **tuning.arguments)
-        >>> len(list(loader))
-        10
+        >>> loader = millstream.load(list(range(1000)), num_epochs=1, batch_size=100)
+        >>> tuning = millstream.tune(loader, seconds=0.5)
+        >>> tuning.arguments.keys() >= {"worker_count", "read_options"}
+        True
     """
     check_kind(loader, "loader", DataLoader)
     seconds = as_seconds(seconds, "seconds")
