@@ -18,7 +18,7 @@ def as_operation(given: Any, kind: type[Operation]) -> Operation:
     if isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation)):
         operation = as_transformation(given)
         if not isinstance(operation, kind):
-            raise TypeError(f"A {kind.__name__} or a function was due here, got {given!r}: use .apply({given!r}).")
+            raise TypeError(f"Expected a {kind.__name__} or a function, got {given!r}: use .apply({given!r}).")
         return operation
     return kind(given)  # type: ignore[call-arg]  # each kind is made from a function
 

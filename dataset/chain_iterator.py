@@ -25,6 +25,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.state_of_plan import stream_of
+from millstream.loader.threads.front import CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
@@ -123,7 +124,7 @@ class ReadIterator(EngineIterator):
             pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense
         self._is_dense = pipeline is not self._sparse
         sparse = stream_of(Plan(self._sparse))
-        self._execution = Execution(pipeline, *self._options)
+        self._execution = Execution(pipeline, *self._options, front=CHAIN)
         self._own_stream = stream_of(self._execution.plan)
         self._num_stages = len(Plan(self._sparse).stages)
         self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=self._own_stream.fingerprint)
@@ -214,7 +215,7 @@ class ReadIterator(EngineIterator):
     def _use_sparse(self) -> None:
         self._inner.close()
         self._execution.close()
-        self._execution = Execution(self._sparse, *self._options)
+        self._execution = Execution(self._sparse, *self._options, front=CHAIN)
         self._own_stream = stream_of(self._execution.plan)
         self._is_dense, self._inner = False, self._execution.begin(self._own_stream)
 

@@ -20,6 +20,9 @@ MOST_BUFFERED = 1000
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
     """Returns the index of the element that comes next: how many have come.
 
+    Args:
+        ds_iter: the iterator of a chain that begins with a MapDataset.
+
     Raises:
         NotImplementedError: the iterator does not read a MapDataset alone, or positions need not become one element
             each: after a filter, a flat_map, a packer.
@@ -42,6 +45,10 @@ def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
 def set_next_index(ds_iter: DatasetIterator[Any], index: SupportsIndex) -> None:
     """Moves to the element of an index, at no cost.
 
+    Args:
+        ds_iter: the iterator of a chain that begins with a MapDataset.
+        index: how many elements come before it, at least 0.
+
     Raises:
         NotImplementedError: as `get_next_index`.
         IndexError: there are fewer elements.
@@ -61,6 +68,9 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
 
     It is read to its end. Each state is restored on a fresh iterator, through JSON, which must then have that state,
     and yield what came after it. All states must have the same keys, types and lengths.
+
+    Args:
+        ds: the dataset, which must have an end.
 
     Raises:
         AssertionError: any of that does not hold; the message says after how many elements.
@@ -189,6 +199,10 @@ def _num_bytes(element: Any) -> int:
 
 def apply_transformations(ds: Any, transformations: Any) -> Any:
     """Returns `ds.apply(transformations)`.
+
+    Args:
+        ds: a MapDataset or an IterDataset.
+        transformations: an operation, or a list of them.
 
     Examples:
         >>> dataset = millstream.MapDataset.range(4)

@@ -87,7 +87,8 @@ class _ZipIterator(DatasetIterator[tuple[Any, ...]]):
         checked = checked_state(state, {"parents", "ended"}, "zipped datasets")
         if len(checked["parents"]) != len(self._parents):
             raise CheckpointError(
-                f"The state is of {len(checked['parents'])} zipped datasets, and here are {len(self._parents)}."
+                f"The state is of {len(checked['parents'])} zipped datasets, but there are {len(self._parents)} "
+                "here: zip those that were zipped when it was saved."
             )
         move_all(self._parents, checked["parents"])
         self._drawn, self._ended = [], checked["ended"]

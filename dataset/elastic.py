@@ -1,19 +1,24 @@
 """An iterator whose position is that of all shards together, so that it fits any number of them."""
 
 from collections.abc import Mapping
-from typing import Any, NoReturn, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, final
 
 from millstream.dataset.chain_iterator import EngineIterator, checked_maps
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.peeling import peeled
+from millstream.dataset.shown_chain import traced_chain
 from millstream.errors import CheckpointError
 from millstream.loader.execution import Execution
 from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.threads.front import ELASTIC
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
 from millstream.transforms.present import AbsentElement
+
+if TYPE_CHECKING:
+    from millstream.loader.tracing import Trace
 
 
 @final
@@ -62,7 +67,7 @@ class ElasticIterator(EngineIterator):
         if node.is_sparse:
             raise ValueError(
                 "ElasticIterator needs an element at every position, and there is a filter or flat_map in this "
-                "dataset, so that shards would have different numbers of them: filter the records before."
+                "dataset, so that shards would have different numbers of them: filter the records beforehand."
             )
         local = shard_options.local_batch_size(global_batch_size)  # type: ignore[arg-type]  # as an index
         self._global_batch = local * shard_options.shard_count
@@ -70,7 +75,9 @@ class ElasticIterator(EngineIterator):
         source, order, maps = peeled(ds, node)
         operations = (*checked_maps(maps), Batch(local, drop_remainder=True))
         shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
-        self._execution = Execution(Pipeline(source, order, order, operations, shard), workers, reading)
+        self._options = workers, reading
+        pipeline = Pipeline(source, order, order, operations, shard)
+        self._execution = Execution(pipeline, workers, reading, front=ELASTIC)
         self._inner = self._execution.begin()
 
     def __len__(self) -> int:
@@ -113,8 +120,12 @@ class ElasticIterator(EngineIterator):
     def _change_plan(self, hole: AbsentElement) -> NoReturn:
         raise ValueError(
             f"{hole} A map before ElasticIterator has returned None, so that shards would have different numbers of "
-            "elements: leave out such records before."
+            "elements: leave such records out beforehand."
         ) from hole
+
+    def trace(self) -> "Trace":
+        """Returns the types, shapes and dtypes of what flows between the operations, found by making one element."""
+        return traced_chain(self._execution.pipeline, self._options, ELASTIC)
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches, at no cost."""

@@ -20,6 +20,7 @@ from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import annotated
+from millstream.loader.threads.front import FED_CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
@@ -66,8 +67,7 @@ class FedIterator(EngineIterator):
         self._block = Plan(pipeline).partition.global_block
         self._feed = Feed(_Drawing(stream), self._block)
         self._reads_ahead = bool(workers.num_workers) or reading.reads_ahead
-        self._options = workers, reading
-        self._execution = Execution(pipeline, workers, reading, self._feed)
+        self._execution = Execution(pipeline, workers, reading, self._feed, front=FED_CHAIN)
         self._inner = self._execution.begin()
 
     def get_state(self) -> dict[str, Any]:

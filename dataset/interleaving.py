@@ -118,7 +118,7 @@ class _InterleaveIterator(DatasetIterator[Any]):
         checked = checked_state(state, {"next", "turn", "slots"}, "interleaved datasets")
         if len(checked["slots"]) != len(self._slots):
             raise CheckpointError(
-                f"The state is of {len(checked['slots'])} datasets that were open at a time, and here are "
+                f"The state is of {len(checked['slots'])} datasets that were open at a time, but here it is "
                 f"{len(self._slots)}: build InterleaveIterDataset with the cycle_length that it had."
             )
         slots = []

@@ -1,7 +1,5 @@
 """What the iterator of a chain shows of itself: as a loader does, without the steps that are there for its own sake."""
 
-import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -9,11 +7,11 @@ from millstream.loader.execution import Execution
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.profile import Profile
+from millstream.loader.threads.front import CHAIN, Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import Profiler
 
 if TYPE_CHECKING:
-    from millstream.loader.showing.facts import LoaderFacts
     from millstream.loader.showing.summary import Summary
     from millstream.loader.tracing import Trace
 
@@ -22,7 +20,6 @@ class ShownIterator(DatasetIterator[Any]):
     """An iterator that says where its time goes, and what would make it faster."""
 
     _execution: Execution
-    _options: tuple[MultiprocessingOptions, ReadOptions]
 
     def profile(self) -> Profile:  # noqa: D102  (as for any iterator)
         shown, seconds = shown_labels(self._execution.pipeline), self._execution.profiler.read()
@@ -31,29 +28,19 @@ class ShownIterator(DatasetIterator[Any]):
     def summary(self) -> "Summary":  # noqa: D102  (as for any iterator)
         from millstream.loader.showing.summary import Summary  # noqa: PLC0415  (for those who look)
 
-        return Summary(shown_facts(self._execution.plan, self._execution.profiler, self._options, {}))
+        return Summary(self._execution.facts())
 
 
-def traced_chain(pipeline: Pipeline, options: tuple[MultiprocessingOptions, ReadOptions]) -> "Trace":
+def traced_chain(
+    pipeline: Pipeline, options: tuple[MultiprocessingOptions, ReadOptions], front: Front = CHAIN
+) -> "Trace":
     """Returns what flows between the operations of a pipeline, found by making one element."""
-    from millstream.loader.tracing import Trace, traced  # noqa: PLC0415  (for those who look)
+    from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
+    from millstream.loader.tracing import Trace, traced  # noqa: PLC0415
 
     structures, shown = traced(pipeline), shown_labels(pipeline)
-    facts = shown_facts(Plan(pipeline), Profiler(pipeline.labels), options, structures)
+    facts = facts_of(Plan(pipeline), Profiler(pipeline.labels), *options, structures, front=front)
     return Trace({label: lines for label, lines in structures.items() if label in shown}, facts)
-
-
-def shown_facts(
-    plan: Plan,
-    profiler: Profiler,
-    options: tuple[MultiprocessingOptions, ReadOptions],
-    structures: Mapping[str, tuple[str, ...]],
-) -> "LoaderFacts":
-    """Returns what is known of a chain, as `facts_of` does of a loader."""
-    from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
-
-    facts, shown = facts_of(plan, profiler, *options, structures), shown_labels(plan.pipeline)
-    return dataclasses.replace(facts, stages=tuple(stage for stage in facts.stages if stage.label in shown))
 
 
 def shown_labels(pipeline: Pipeline) -> set[str]:

@@ -148,8 +148,8 @@ class _MixedIterator(DrawnIterator):
         states = [saved.get(name) for name in self._mixture.names] if isinstance(saved, Mapping) else list(saved)
         if len(states) != len(self._parents):
             raise CheckpointError(
-                f"The state is of a mixture of {len(states)} datasets, and here are {len(self._parents)}. Mixtures of "
-                "a mapping can be resumed with others: name the datasets."
+                f"The state is of a mixture of {len(states)} datasets, but there are {len(self._parents)} here. "
+                "Mixtures of a mapping can be resumed with others: name the datasets."
             )
         parents = list(self._parents)
         known = [number for number, own in enumerate(states) if own is not None]

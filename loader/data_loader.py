@@ -19,6 +19,7 @@ from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.pipeline.stages import Watch
 from millstream.loader.shown_loader import ShownLoader
 from millstream.loader.state_of_plan import stream_of
+from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.recorder import Recorder
@@ -253,6 +254,7 @@ class DataLoader(ShownLoader):
             profiler=self._profiler,
             watch=self._watch(),
             ray_workers=self._ray_workers,
+            front=DEBUGGED if self._is_debugging else ACTORS if self._ray_workers is not None else LOADER,
         )
         self._plan = self._execution.plan
 

@@ -16,6 +16,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Watch
 from millstream.loader.state_of_plan import stream_of
+from millstream.loader.threads.front import LOADER, Front
 from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import Profiler
@@ -38,6 +39,7 @@ class Execution:
         profiler: adds up where the time goes; None for a new one.
         watch: looks at each part of the work; None for the profiler alone.
         ray_workers: what the actors are that work instead of processes, if any.
+        front: how the pipeline was said: advice says what to write there.
 
     Attributes:
         pipeline: what is run.
@@ -58,8 +60,10 @@ class Execution:
         profiler: Profiler | None = None,
         watch: Watch | None = None,
         ray_workers: RayWorkers | None = None,
+        front: Front = LOADER,
     ) -> None:
         self.pipeline = pipeline
+        self._front = front
         self._ray_workers = ray_workers
         self._workers = workers
         self._reading = reading
@@ -90,7 +94,10 @@ class Execution:
         """
         from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
 
-        return facts_of(self.plan, self.profiler, self._workers, self._reading, structures or {})
+        cores = None if self._ray_workers is None else self._ray_workers.num_cores
+        return facts_of(
+            self.plan, self.profiler, self._workers, self._reading, structures or {}, front=self._front, num_cores=cores
+        )
 
     def stop_idle_workers(self) -> None:
         """Ends the processes that no iterator uses."""

@@ -18,6 +18,7 @@ from millstream.loader.showing.facts import (
     SourceFacts,
     StageFacts,
 )
+from millstream.loader.threads.front import Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
 from millstream.pictured import Pictured
@@ -36,6 +37,9 @@ def facts_of(
     workers: MultiprocessingOptions,
     reading: ReadOptions,
     structures: Structures,
+    *,
+    front: Front,
+    num_cores: int | None = None,
 ) -> LoaderFacts:
     """Returns what is known of a loader now.
 
@@ -45,6 +49,8 @@ def facts_of(
         workers: its worker processes.
         reading: its threads.
         structures: what was traced.
+        front: how the pipeline was said.
+        num_cores: how many cores the workers may use; None for those that this process may.
     """
     pipeline, seconds = plan.pipeline, profiler.read()
     reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead
@@ -57,7 +63,8 @@ def facts_of(
         num_workers=workers.num_workers,
         num_threads=reading.num_threads if reads_ahead else 0,
         records_ahead=0 if workers.num_workers else reading.prefetch_buffer_size,
-        num_cores=available_cores(),
+        num_cores=num_cores or available_cores(),
+        front=front,
     )
 
 
@@ -120,7 +127,10 @@ def _place(workers: MultiprocessingOptions, reading: ReadOptions) -> Place:
 
 
 def _stages(plan: Plan, seconds: Mapping[str, float], place: Place, structures: Structures) -> Sequence[StageFacts]:
-    """Returns the parts of the work. The trainer's thread makes what only copies out of workers."""
+    """Returns the parts of the work, without steps that a chain puts between the user's operations.
+
+    The trainer's thread makes what only copies out of workers.
+    """
     pipeline = plan.pipeline
     found = [
         StageFacts(KEYS, "record keys", Kind.KEYS, place, seconds[KEYS]),
@@ -131,6 +141,8 @@ def _stages(plan: Plan, seconds: Mapping[str, float], place: Place, structures: 
         is_copied_here = place is Place.WORKERS and not stage.runs_user_code
         for operation in group:
             number = next(numbers)
+            if operation.is_between:
+                continue
             label = pipeline.labels[number]
             found.append(
                 StageFacts(

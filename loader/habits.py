@@ -13,9 +13,10 @@ LOAD_NEEDS_NAMES = "After the source, its arguments are given by name, as in loa
 
 _EVERYWHERE = {
     "num_workers": "write worker_count.",
-    "prefetch_factor": "write worker_buffer_size of a DataLoader for workers, or read_options for threads.",
+    "prefetch_factor": "write worker_buffer_size for workers, or read_options for threads.",
     "prefetch": "batches are read ahead anyway; read_options says how far.",
     "num_threads": "write read_options=ReadOptions(num_threads=...).",
+    "timeout": "write stall_timeout.",
     "pin_memory": "write millstream.device_put(iter(loader)), which moves batches to the device ahead of time.",
     "persistent_workers": "leave it out: workers wait for the next pass anyway.",
     "multiprocessing_context": "leave it out: workers never inherit the state of this process.",
@@ -26,7 +27,6 @@ _EVERYWHERE = {
 DATA_LOADER_HABITS = MappingProxyType(
     {
         **_EVERYWHERE,
-        "timeout": "write stall_timeout.",
         "dataset": "write data_source.",
         "source": "write data_source.",
         "batch_size": _LOAD.format("batch_size=...", "operations=[..., Batch(...)]"),

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from millstream import samplers, sources
 from millstream.checks import as_integer, named_arguments
+from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.habits import LOAD_HABITS, LOAD_NEEDS_NAMES
 from millstream.loader.pipeline.arguments import Operations, check_list
@@ -32,9 +33,12 @@ def load(
     drop_remainder: bool = False,
     batch_fn: Callable[[list[Any]], Any] | None = None,
     worker_count: int | None = 0,
+    worker_buffer_size: int = 1,
     read_options: ReadOptions | None = None,
+    stall_timeout: float = 600.0,
     enable_profiling: bool = False,
     debug: bool = False,
+    workers: RayWorkers | None = None,
 ) -> DataLoader:
     """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
 
@@ -53,9 +57,13 @@ def load(
         drop_remainder: whether a last, short batch is left out.
         batch_fn: makes a batch from the list of its elements; None stacks them.
         worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
-        read_options: the threads that read ahead.
+        worker_buffer_size: how many finished batches each worker keeps ready.
+        read_options: the threads that read ahead, in this process or in each worker.
+        stall_timeout: how many seconds the consumer waits for a worker that is busy with one batch before that is an
+            error.
         enable_profiling: whether to keep who worked on which batch, for the timeline of `report`.
         debug: whether to make everything in this thread, and to warn of what is wrong with operations.
+        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes.
 
     Raises:
         TypeError, ValueError: as `DataLoader`.
@@ -89,10 +97,13 @@ def load(
         sampler=sampler,
         operations=[*transformations, *batch],
         worker_count=worker_count,
+        worker_buffer_size=worker_buffer_size,
         shard_options=shard_options,
         read_options=read_options,
+        stall_timeout=stall_timeout,
         enable_profiling=enable_profiling,
         debug=debug,
+        workers=workers,
     )
 
 

@@ -125,6 +125,10 @@ class ShardByJaxProcess(ShardOptions):
 def shard_by_jax_process(drop_remainder: bool = False, logical_shards: int | None = None) -> ShardOptions:
     """Returns the shard of this JAX process, the same as `ShardByJaxProcess(drop_remainder, logical_shards)`.
 
+    Args:
+        drop_remainder: as in `ShardOptions`.
+        logical_shards: as in `ShardOptions`; a multiple of the number of processes.
+
     Examples:
         >>> millstream.shard_by_jax_process(drop_remainder=True).shard_count
         1

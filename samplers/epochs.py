@@ -166,7 +166,9 @@ def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
     """
     array = np.asarray(values)
     if array.ndim != 1 or not array.size:
-        raise ValueError(f"{name} must be a line of at least one integer, got an array of shape {array.shape}.")
+        raise ValueError(
+            f"{name} must be a one-dimensional array of at least one integer, got an array of shape {array.shape}."
+        )
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got an array of dtype {array.dtype}.")
     smallest, largest = int(array.min()), int(array.max())

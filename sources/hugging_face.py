@@ -57,7 +57,7 @@ class HuggingFaceDataSource(Pictured):
         self._names = _checked_columns(dataset)
         self._num_records = len(dataset)
         if not self._num_records:
-            raise ValueError("A source must hold at least one record, got a dataset of none.")
+            raise ValueError("A source must hold at least one record, got an empty dataset.")
         self._tables: _Tables | None = None
 
     def __len__(self) -> int:
@@ -150,7 +150,7 @@ def _checked_columns(dataset: Any) -> list[str]:
         )
     names = list(dataset.format["columns"])
     if not names:
-        raise ValueError("A dataset must have at least one column, got one of none.")
+        raise ValueError("A dataset must have at least one column, got one without any.")
     return names
 
 

@@ -45,7 +45,7 @@ class TfdsDataSource(Pictured, Closing):
     Args:
         dataset: the folder of a prepared dataset, which has `dataset_info.json` in it (`~` is expanded), or a builder
             of `tensorflow_datasets`.
-        split: which records: the name of a split, with a slice behind it if wanted, or several of these joined by `+`:
+        split: which records: the name of a split, followed by a slice if wanted, or several of these joined by `+`:
             "train", "train[:80%]", "train[100:200]+test", "all".
 
     Raises:

@@ -92,7 +92,7 @@ def instructions_of(text: str, splits: Mapping[str, Split]) -> list[Instruction]
         one = _ONE.fullmatch(part.strip())
         if one is None:
             raise ValueError(
-                "split must be a name, with a slice of records or percents behind it if wanted, or several of these "
+                "split must be a name, followed by a slice of records or percents if wanted, or several of these "
                 f"joined by '+', such as 'train', 'train[:80%]' or 'train[100:200]+test', got {text!r}."
             )
         if one["name"] == "all" and one["start"] is None and "all" not in splits:

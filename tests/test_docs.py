@@ -4,9 +4,14 @@ import contextlib
 import dataclasses
 import io
 import re
+import shlex
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from millstream.tools.command_line import parser
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("loader/**/README.md")])
@@ -121,3 +126,60 @@ def test_every_command_is_a_target_of_the_makefile(document: Path) -> None:
     named = set(re.findall(r"(?:`|^)make (\w+)", document.read_text(), re.MULTILINE))
 
     assert named - targets == set()
+
+
+def extras_of(project: dict[str, Any]) -> set[str]:
+    """Returns the names of a project's extras."""
+    return set(project["project"]["optional-dependencies"])
+
+
+def test_every_extra_that_people_are_told_to_install_exists() -> None:
+    """`pip install 'millstream[name]'`, in documents and in errors."""
+    extras = extras_of(tomllib.loads((ROOT / "pyproject.toml").read_text()))
+    folders = ("millstream", "loader", "dataset", "samplers", "sources", "transforms", "tools")
+    modules = [module for folder in folders for module in (ROOT / folder).rglob("*.py")]
+    named = {
+        extra
+        for file in [*DOCUMENTS, *modules]
+        for several in re.findall(r"millstream\[([\w,]+)\]", file.read_text())
+        for extra in several.split(",")
+    }
+
+    assert named >= {"all", "ray", "beam"}
+    assert named <= extras
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=short_name)
+def test_every_command_of_millstream_that_is_shown_is_taken(document: Path) -> None:
+    """What a document has people type is a command with options that it knows."""
+    blocks = [block[2] for block in BLOCK.finditer(document.read_text()) if block[1] in ("sh", "bash")]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    for line in lines:
+        if line.startswith("millstream "):
+            command, *arguments = shlex.split(line, comments=True)
+            assert parser().parse_args(arguments), command
+
+
+def ratios_in(document: str) -> list[tuple[str, ...]]:
+    """Returns the rows of a document's tables of which all cells but the first ones are ratios, with two digits."""
+    rows = []
+    for line in re.findall(r"^\| .*\|$", document, re.MULTILINE):
+        cells = [cell.strip().rstrip("\N{MULTIPLICATION SIGN}") for cell in line.strip("|").split("|")]
+        numbers = [f"{float(cell.replace(',', '')):.2g}" for cell in cells if re.fullmatch(r"[\d.,]+", cell)]
+        if len(numbers) >= 2:
+            rows.append(tuple(numbers))
+    return rows
+
+
+def test_the_figures_of_the_first_pages_are_those_of_the_report() -> None:
+    """Each row of the README's table is one of the report on the benchmarks; the home page's figures are in it."""
+    report = (ROOT / "benchmarks/results/latest.md").read_text()
+    measured = [row[:4] for row in ratios_in(report.partition("## Goals")[0])]
+    readme = (ROOT / "README.md").read_text()
+    told = ratios_in(readme.partition("## How fast it is")[2].partition("Where the peers are ahead")[0])
+
+    assert len(told) > 15
+    assert [row for row in told if not any(row == known[: len(row)] for known in measured)] == []
+    home = re.findall(r"(\d[\d.]*) times", (ROOT / "docs/index.md").read_text())
+    assert home
+    assert {f"{float(figure):.2g}" for figure in home} <= {figure for row in told for figure in row}

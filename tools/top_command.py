@@ -1,5 +1,6 @@
 """`millstream top`: a running trainer's pipelines, asked over its private socket."""
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ def shown(pid: int | None, *, once: bool, stacks: bool, interval: float) -> None
     looks = _Looks(pid)
     if once or not sys.stdout.isatty():
         time.sleep(interval)
-        lines = [*looks.next(), *(looks.stacks() if stacks else ())]
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        lines = [*looks.next(width), *(looks.stacks() if stacks else ())]
         print("\n".join(map(plain, lines)))
         return
     from millstream.tools.top_screen import show_live  # noqa: PLC0415  (for a terminal)
@@ -57,11 +59,11 @@ class _Looks:
         self._pid = pid
         self._before = self._asked("snapshot")
 
-    def next(self) -> list[Line]:
-        """Returns what there is to see since the last look."""
+    def next(self, width: int | None) -> list[Line]:
+        """Returns what there is to see since the last look, in lines of this many characters."""
         now: Snapshot = self._asked("snapshot")
         before, self._before = self._before, now
-        return list(lines_of(before, now))
+        return list(lines_of(before, now, width))
 
     def stacks(self) -> list[Line]:
         """Returns the stacks of now."""

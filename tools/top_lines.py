@@ -13,7 +13,13 @@ BAR = 24
 """How wide a bar is."""
 
 WIDTH = 100
-"""Advice is wrapped at this many characters."""
+"""Advice is wrapped at this many characters, where the terminal does not say how wide it is."""
+
+BESIDE_LABELS = 4 + 2 + 7 + 2 + BAR + 6
+"""What stands beside the label of a stage: margins, the place, the bar and the share."""
+
+SHORTEST_LABEL = 16
+"""Labels are not shortened to less than this, however narrow the terminal is."""
 
 LARGE_WAIT = 0.05
 """A trainer that waits for more than this part of its time is marked."""
@@ -38,12 +44,13 @@ def plain(line: Line) -> str:
     return "".join(piece.text for piece in line).rstrip()
 
 
-def lines_of(before: Snapshot, now: Snapshot) -> Iterator[Line]:
+def lines_of(before: Snapshot, now: Snapshot, width: int | None = None) -> Iterator[Line]:
     """Yields what there is to see.
 
     Args:
         before: what the trainer said some time ago.
         now: what it says now.
+        width: how many characters a line may have; None where it does not matter.
     """
     seconds = max(1e-9, now["at"] - before["at"])
     yield [Piece(f"Process {now['pid']}", HEAD), Piece(f"  {' '.join(now['command'])}", SOFT)]
@@ -51,29 +58,29 @@ def lines_of(before: Snapshot, now: Snapshot) -> Iterator[Line]:
     earlier = {pipeline["number"]: pipeline for pipeline in before["pipelines"]}
     for pipeline in now["pipelines"]:
         yield []
-        yield from _pipeline_lines(earlier.get(pipeline["number"]), pipeline, seconds)
+        yield from _pipeline_lines(earlier.get(pipeline["number"]), pipeline, seconds, width)
 
 
-def _pipeline_lines(before: Snapshot | None, now: Snapshot, seconds: float) -> Iterator[Line]:
+def _pipeline_lines(before: Snapshot | None, now: Snapshot, seconds: float, width: int | None) -> Iterator[Line]:
     yield [Piece(f"{now['source']}, {now['order']}", HEAD)]
     yield [Piece(f"  {now['who']}; shard {now['shard']}", SOFT)]
     measured = now["measured"]
-    yield from _rate_lines(before or now, now, seconds)
+    yield from _rate_lines(before or now, now, seconds, width)
     for iterator in now["iterators"]:
         yield from _iterator_lines(iterator)
-    yield from _stage_lines(before or now, now)
+    yield from _stage_lines(before or now, now, width)
     for iterator in now["iterators"]:
         yield from _worker_lines(before, iterator, seconds)
     if measured["deaths"] or measured["stalls"]:
         yield [Piece(f"  workers that died: {measured['deaths']}, that stalled: {measured['stalls']}", HOT)]
     for text in now["advice"]:
         mark = "  * "
-        for part in textwrap.wrap(text, WIDTH, break_long_words=False):
+        for part in textwrap.wrap(text, (width or WIDTH) - len(mark), break_long_words=False):
             yield [Piece(mark, FULL), Piece(part)]
             mark = "    "
 
 
-def _rate_lines(before: Snapshot, now: Snapshot, seconds: float) -> Iterator[Line]:
+def _rate_lines(before: Snapshot, now: Snapshot, seconds: float, width: int | None) -> Iterator[Line]:
     """Yields how fast batches come, and how much the trainer waits for them."""
     measured, earlier = now["measured"], before["measured"]
     batches = (measured["batches"] - earlier["batches"]) / seconds
@@ -89,12 +96,10 @@ def _rate_lines(before: Snapshot, now: Snapshot, seconds: float) -> Iterator[Lin
     since = f"   {share_text(measured['wait_seconds'] / whole)} since the start" if whole else ""
     first = f", {seconds_text(measured['first_seconds'])} for first batches" if measured["first_seconds"] else ""
     style = HOT if share > LARGE_WAIT else FULL
-    yield [
-        Piece("  waits for data  "),
-        *_bar(share, style),
-        Piece(f" {share_text(share):>5}"),
-        Piece(since + first, SOFT),
-    ]
+    shown = [Piece("  waits for data  "), *_bar(share, style), Piece(f" {share_text(share):>5}")]
+    if width is not None and len(plain(shown)) + len(since + first) > width:
+        first = ""
+    yield [*shown, Piece(since + first, SOFT)]
 
 
 def _records(pipeline: Snapshot) -> int:
@@ -127,7 +132,7 @@ def _iterator_lines(now: Snapshot) -> Iterator[Line]:
     ]
 
 
-def _stage_lines(before: Snapshot, now: Snapshot) -> Iterator[Line]:
+def _stage_lines(before: Snapshot, now: Snapshot, width: int | None) -> Iterator[Line]:
     """Yields where the time of the work goes: since the look before, or since the start where there was none then."""
     earlier = {stage["label"]: stage["seconds"] for stage in before["stages"]}
     spent = {stage["label"]: stage["seconds"] - earlier.get(stage["label"], 0.0) for stage in now["stages"]}
@@ -136,12 +141,14 @@ def _stage_lines(before: Snapshot, now: Snapshot) -> Iterator[Line]:
     whole = sum(spent.values())
     if not whole:
         return
-    width = max(len(label) for label in spent)
+    room = max(len(label) for label in spent)
+    if width is not None:
+        room = min(room, max(SHORTEST_LABEL, width - BESIDE_LABELS))
     slowest = max(spent, key=lambda label: spent[label])
     for stage in now["stages"]:
         label, share = stage["label"], spent[stage["label"]] / whole
         yield [
-            Piece(f"    {label:<{width}}  "),
+            Piece(f"    {label if len(label) <= room else f'{label[: room - 1]}…':<{room}}  "),
             Piece(f"{stage['where']:<7}  ", SOFT),
             *_bar(share, HOT if label == slowest else FULL),
             Piece(f" {share_text(share):>5}"),

@@ -20,7 +20,7 @@ _KEYS = "q quits, s shows the stacks of now, and hides them"
 
 
 def show_live(
-    look: Callable[[], Sequence[Line]],
+    look: Callable[[int], Sequence[Line]],
     stacks: Callable[[], Sequence[Line]],
     seconds: float,
     *,
@@ -29,7 +29,7 @@ def show_live(
     """Draws what there is to see until q is pressed, or the trainer is gone.
 
     Args:
-        look: returns what to draw; it is asked every `seconds`.
+        look: returns what to draw in lines of this many characters; it is asked every `seconds`.
         stacks: returns the stacks to draw beneath; it is asked when s is pressed.
         seconds: how long to wait between two looks.
         with_stacks: whether to draw the stacks from the beginning.
@@ -48,7 +48,7 @@ def show_live(
     console = Console(highlight=False)
     with _keys_at_once(), Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
         while True:
-            lines = [*look(), *shown]
+            lines = [*look(console.size.width), *shown]
             live.update(_drawn(lines, console.size.height), refresh=True)
             key = _key(seconds)
             if key in ("q", "\x1b", "\x04"):

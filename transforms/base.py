@@ -164,6 +164,9 @@ class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
     Subclass it, set `max_fan_out` and override `flat_map`, or write `FlatMap(function, max_fan_out)`. Child j of an
     element with index i gets the index i * max_fan_out + j, whatever the other elements split into.
 
+    Args:
+        function: what to call with each element; a subclass has a method `flat_map(element)` in its place.
+
     Attributes:
         max_fan_out: the most children that one element may have, at least 1; the loader raises ValueError on more.
 

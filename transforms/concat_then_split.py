@@ -90,7 +90,7 @@ class ConcatThenSplit(GroupingOperation):
         self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
         if len(set(self.rows.lengths)) > 1:
             raise ValueError(
-                f"length_struct must give all features one length, since they are cut at the same token, "
+                f"length_struct must give all features the same length, since they are cut at the same token, "
                 f"got {self.rows.length_struct}."
             )
         if not isinstance(bos_handling, BOSHandling):

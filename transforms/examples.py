@@ -53,7 +53,7 @@ class _DecodeExamples(Map[Any, Any]):
         for name, feature in features.items():
             if not isinstance(name, str) or not isinstance(feature, FixedLengthFeature | VariableLengthFeature):
                 raise TypeError(
-                    "features must lead from names to FixedLengthFeature or VariableLengthFeature, "
+                    "features must map names to FixedLengthFeature or VariableLengthFeature, "
                     f"got {feature!r} for {name!r}."
                 )
         if not features:

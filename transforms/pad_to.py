@@ -47,7 +47,10 @@ class PadTo(Map):
         arrays = {name: array for name, (array,) in zip(self.rows.length_struct, columns, strict=True)}
         for name, length in self.rows.length_struct.items():
             if len(arrays[name]) > length:
-                raise ValueError(f"An element has {len(arrays[name])} {name!r}, which are to be padded to {length}.")
+                raise ValueError(
+                    f"An element has {len(arrays[name])} {name!r}, which are to be padded to {length}: truncate them "
+                    "in a Map, or pad to a larger length."
+                )
         return dict(element) | padded(arrays, self.rows.length_struct, self.rows.padding_struct)
 
 

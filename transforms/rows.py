@@ -91,7 +91,10 @@ class RowFormat:
         names = {*made.length_struct, *carried}
         for name in made.length_struct:
             if taken := [name + ending for ending in _COMPANIONS if name + ending in names]:
-                raise ValueError(f"A feature is called {taken[0]!r}, but rows get this of {name!r}: leave it out.")
+                raise ValueError(
+                    f"A feature is called {taken[0]!r}, but packing gives rows one of that name, about {name!r}: "
+                    "leave it out."
+                )
         return made
 
     def __repr__(self) -> str:

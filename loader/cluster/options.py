@@ -71,6 +71,11 @@ class RayWorkers:
             )
 
     @property
+    def num_cores(self) -> int:
+        """How many cores the cluster sets aside for all of them, at least one for each."""
+        return self.num_workers * max(1, math.ceil(self.resources_per_worker.get("CPU", 0)))
+
+    @property
     def actor_options(self) -> dict[str, Any]:
         """What to give `ray.remote`: an actor is never restarted by Ray, whose restarts would know no call."""
         known = {_OPTIONS[name]: amount for name, amount in self.resources_per_worker.items() if name in _OPTIONS}

@@ -29,6 +29,9 @@ from millstream.loader.workers.workers_executor import WorkersExecutor
 GUILT_OF_LOST = 0.25
 """How far a call is to blame for the end of its actor's node, or for the loss of its outputs."""
 
+FIRST_TRACK = 1
+"""The number that the first actor has in a recording."""
+
 LONGEST_CAUSE = 600
 """Ray's explanations are long: this many characters of one are told."""
 
@@ -98,8 +101,9 @@ class RayExecutor(WorkersExecutor[Actor]):
         packed, failure, seconds, stages, _ = answer.made
         call = self._assignments.call(answer.call)
         blocks = call.request if isinstance(call, BlockCall) else None
-        # The clocks of other machines are others: it ended just now.
-        self._profiler.called(actor.pid, time.perf_counter() - seconds, seconds, blocks, stages)
+        # The clocks of other machines are others: it ended just now. And numbers of processes come there again.
+        begun, name = time.perf_counter() - seconds, f"Ray actor {actor.pid}"
+        self._profiler.called(FIRST_TRACK + actor.number, begun, seconds, blocks, stages, actor=name)
         if call is None:
             return
 

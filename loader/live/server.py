@@ -74,13 +74,16 @@ class Server:
         Raises:
             OSError: there can be no socket.
         """
-        if self._place.locked():
-            return
-        begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        _thread.start_new_thread(self._begin, (begun,))
-        with contextlib.suppress(queue.Empty):
-            if (error := begun.get(timeout=START_SECONDS)) is not None:
-                raise error
+        if not self._place.locked():
+            begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+            _thread.start_new_thread(self._begin, (begun,))
+            with contextlib.suppress(queue.Empty):
+                if (error := begun.get(timeout=START_SECONDS)) is not None:
+                    raise error
+        # Another thread's start, or one that was interrupted, may not be through.
+        deadline = time.monotonic() + START_SECONDS
+        while self._place.locked() and self._listener is None and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def _begin(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
         # Of class Thread: it is on record then, with its name (see `reader_threads`, why not from where it is asked).

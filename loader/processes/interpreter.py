@@ -73,8 +73,8 @@ def command(*numbers: int) -> list[str]:
     """
     if not sys.executable:
         raise RuntimeError(
-            f"worker_count: worker processes are started with sys.executable, which is {sys.executable!r}. "
-            "Set it to the path of a Python interpreter, or use worker_count=0."
+            f"Worker processes are started with sys.executable, which is {sys.executable!r}. "
+            "Set it to the path of a Python interpreter, or use no worker processes."
         )
     import subprocess  # noqa: PLC0415  (a fork server imports this module, too, and does without)
 

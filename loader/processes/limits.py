@@ -30,7 +30,7 @@ def explained_limits(num_workers: int) -> Iterator[None]:
 def explain_limit(error: BaseException, num_workers: int) -> None:
     """Adds to an error that comes from a limit its name, what this many workers need, and what can be done."""
     code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
-    needs = f"worker_count={num_workers} needs"
+    needs = "a worker process needs" if num_workers == 1 else f"{num_workers} worker processes need"
     text = None
     if code in (errno.EMFILE, errno.ENFILE):
         text = (
@@ -42,7 +42,7 @@ def explain_limit(error: BaseException, num_workers: int) -> None:
         text = (
             f"{needs} files in memory, for the pipeline and for batches, larger than the "
             f"{_limit(resource.RLIMIT_FSIZE)} bytes that a file of this process may have. "
-            "Raise the limit (`ulimit -f`) or use worker_count=0."
+            "Raise the limit (`ulimit -f`) or use no worker processes."
         )
     elif code == errno.EAGAIN:
         text = (

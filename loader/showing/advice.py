@@ -23,6 +23,9 @@ LARGE_SHARE = 0.2
 IDLE = 0.5
 """Workers that work for less than this part of the time are more than are needed."""
 
+MORE_ACTORS = 4
+"""No more than this many times the actors are recommended at once: what that many need is measured with them."""
+
 COMFORTABLE = 0.7
 """How busy the workers may be that are recommended: the slowest of some batches should not be waited for."""
 
@@ -43,6 +46,14 @@ class Advice:
 def advice_of(facts: LoaderFacts) -> tuple[Advice, ...]:
     """Returns what to say about a loader: what was found first, then what to do, the most important first."""
     measured = facts.measured
+    if facts.front.is_debugging:
+        return (
+            Advice(
+                "debugging",
+                "debug=True makes everything in the trainer's thread, and checks it: what takes long here says little "
+                "about training. Leave debug out to measure.",
+            ),
+        )
     if not measured.batches:
         return (Advice("unmeasured", "Nothing has been measured yet: iterate over the loader, then ask again."),)
     if measured.seconds < FEW_SECONDS:
@@ -93,7 +104,7 @@ def batched_reads(facts: LoaderFacts) -> Advice | None:
     """Says that a source which is read record by record should read many at once."""
     read = facts.stage(Kind.READ)
     share = facts.share(read)
-    if facts.source.reads_many or not _is_large(facts, read):
+    if facts.source.reads_many or facts.front.is_fed or not _is_large(facts, read):
         return None
     return Advice(
         "batched_reads",
@@ -112,12 +123,14 @@ def read_ahead(facts: LoaderFacts) -> Advice | None:
     if read.place is Place.TRAINER:
         return Advice(
             "read_ahead",
-            f"{takes}, and nothing is read ahead: leave read_options out, and threads read while the trainer works.",
+            f"{takes}, and nothing is read ahead: {facts.front.reading.format('ReadOptions()')} has threads read while "
+            "the trainer works.",
         )
+    further = f"ReadOptions(num_threads={facts.num_threads}, prefetch_buffer_size={_doubled(facts.records_ahead)})"
     return Advice(
         "read_further_ahead",
         f"{takes}, at most {count_text(facts.records_ahead, 'record')} ahead. If the storage is far away, read further "
-        f"ahead: ReadOptions(prefetch_buffer_size={_doubled(facts.records_ahead)}).",
+        f"ahead: {facts.front.reading.format(further)}.",
     )
 
 
@@ -146,22 +159,44 @@ def bottleneck(facts: LoaderFacts) -> Advice | None:
     if slowest.kind is Kind.HAND_OVER or (slowest.place is Place.TRAINER and _is_done_elsewhere(facts, slowest)):
         # Other advice is about that.
         return None
-    share, cores = facts.share(slowest), facts.num_cores
+    share = facts.share(slowest)
     whose = "the workers'" if facts.num_workers else "the pipeline's"
     takes = f"{slowest.label}{',' * (slowest.kind is Kind.OPERATION)} takes {share_text(share)} of {whose} time"
-    # Threads that wait for Python's lock count as working: no more was done than the cores can do.
-    work = min(facts.pipeline_seconds, cores * facts.measured.seconds)
-    needed = math.ceil(work / max(facts.measured.trainer_seconds, 1e-9))
+    remedy = _more_actors(facts) if facts.front.is_on_cluster else _more_workers(facts)
+    return Advice("bottleneck", f"{takes}: {remedy}")
+
+
+def _more_workers(facts: LoaderFacts) -> str:
+    """Returns how many workers would help on this machine, or what else would."""
+    cores, needed = facts.num_cores, _needed_cores(facts)
     has = f"this machine has {count_text(cores, 'core')}"
     if facts.num_workers >= cores:
-        remedy = f"{has}, all at work: make it cheaper, or move work to the device."
-    elif needed <= cores:
-        remedy = f"worker_count={max(needed, facts.num_workers + 1)} would hide it; {has}."
-    elif cores == 1:
-        remedy = f"{has}: make it cheaper, or move work to the device."
-    else:
-        remedy = f"worker_count={cores} would shorten the waits; {has}."
-    return Advice("bottleneck", f"{takes}: {remedy}")
+        return f"{has}, all at work: make it cheaper, or move work to the device."
+    if needed <= cores:
+        return f"{_workers_text(facts, max(needed, facts.num_workers + 1))} would hide it; {has}."
+    if cores == 1:
+        return f"{has}: make it cheaper, or move work to the device."
+    return f"{_workers_text(facts, cores)} would shorten the waits; {has}."
+
+
+def _more_actors(facts: LoaderFacts) -> str:
+    """Returns how many actors would help: as many as are needed, but no more than a few times those that there are."""
+    needed = max(facts.num_workers + 1, math.ceil(_needed_cores(facts) * facts.num_workers / facts.num_cores))
+    most = MORE_ACTORS * facts.num_workers
+    if needed <= most:
+        return f"{_workers_text(facts, needed)} would hide it, where the cluster has room for them."
+    return f"{_workers_text(facts, most)} would shorten the waits, where the cluster has room for them."
+
+
+def _needed_cores(facts: LoaderFacts) -> int:
+    """Returns how many cores would do the work while the trainer trains."""
+    # Threads that wait for Python's lock count as working: no more was done than the cores can do.
+    work = min(facts.pipeline_seconds, facts.num_cores * facts.measured.seconds)
+    return math.ceil(work / max(facts.measured.trainer_seconds, 1e-9))
+
+
+def _workers_text(facts: LoaderFacts, count: int) -> str:
+    return facts.front.workers.format(count)
 
 
 def pickled_batches(facts: LoaderFacts) -> Advice | None:
@@ -190,9 +225,12 @@ def copied_batches(facts: LoaderFacts) -> Advice | None:
         f"{share_text(seconds / facts.measured.seconds)} of its time, since it takes elements as they come. "
     )
     if any(not stage.keeps_count and not stage.regroups for stage in facts.stages):
-        text += "Filter ahead: millstream.surviving_keys finds the keys for IndexSampler(len(keys), keys=keys)."
+        text += (
+            "Filter ahead: millstream.surviving_keys finds the keys for a DataLoader's IndexSampler(len(keys), "
+            "keys=keys)."
+        )
     else:
-        text += "Where lengths are known ahead, PackingSampler has the workers make the rows."
+        text += "Where lengths are known ahead, a DataLoader's PackingSampler has the workers make the rows."
     return Advice("copied_batches", text[0].upper() + text[1:])
 
 
@@ -206,8 +244,8 @@ def idle_workers(facts: LoaderFacts) -> Advice | None:
         return None
     return Advice(
         "idle_workers",
-        f"The {facts.num_workers} workers worked {share_text(busy)} of the time: worker_count={enough} would do, and "
-        "take less memory.",
+        f"The {count_text(facts.num_workers, facts.front.worker)} worked {share_text(busy)} of the time: "
+        f"{_workers_text(facts, enough)} would do, and take less memory.",
     )
 
 
@@ -216,7 +254,7 @@ def trouble(facts: LoaderFacts) -> Advice | None:
     measured = facts.measured
     happened = []
     if measured.deaths:
-        happened.append(f"{count_text(measured.deaths, 'worker process')} died")
+        happened.append(f"{count_text(measured.deaths, facts.front.worker)} died")
     if measured.stalls:
         happened.append(f"{count_text(measured.stalls, 'time')} a worker made no progress for long")
     if not happened:

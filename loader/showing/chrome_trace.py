@@ -1,22 +1,25 @@
 """A recording as Chrome's trace events, which https://ui.perfetto.dev opens.
 
 The format is described in "Trace Event Format",
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds; they are whole
+nanoseconds, so that a piece within another one ends within it when Perfetto has rounded them.
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from millstream.loader.threads.recorder import TRAINER, Event, Sample, Span
 
-TRAINER_PROCESS = 0
-"""The number that the trainer's process has in a trace: those of workers are their own."""
+FIRST_THREAD = 1
+"""The number that the first thread of a process has in a trace: Perfetto takes number 0 for the idle system."""
 
 
 def chrome_trace(spans: Sequence[Span], memory: Iterable[Sample], events: Iterable[Event]) -> str:
-    """Returns a recording as JSON that Perfetto and chrome://tracing open."""
-    traced = [*_tracks(spans), *_pieces(spans), *_counters(memory, spans), *_instants(events)]
+    """Returns a recording of this process's as JSON that Perfetto and chrome://tracing open."""
+    here = os.getpid()
+    traced = [*_tracks(spans, here), *_pieces(spans, here), *_counters(memory, spans, here), *_instants(events, here)]
     return json.dumps({"traceEvents": traced, "displayTimeUnit": "ms"})
 
 
@@ -25,52 +28,77 @@ def lanes_of(spans: Iterable[Span]) -> list[str]:
     return sorted({span.who for span in spans}, key=lambda who: (who != TRAINER, len(who), who))
 
 
-def _tracks(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    processes = {TRAINER_PROCESS: TRAINER} | {span.process: span.who for span in spans if span.process is not None}
-    for process, name in processes.items():
-        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
-    for number, who in enumerate(lanes_of(span for span in spans if span.process is None)):
-        yield {"ph": "M", "name": "thread_name", "pid": TRAINER_PROCESS, "tid": number, "args": {"name": who}}
+def batches_text(first: int, last: int) -> str:
+    """Returns which batches a piece of work was for: `batch 3`, `batches 3 to 5`."""
+    return f"batch {first}" if first == last else f"batches {first} to {last}"
 
 
-def _pieces(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    threads = {who: number for number, who in enumerate(lanes_of(span for span in spans if span.process is None))}
+def _tracks(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
+    """Yields names and order: processes as they came, the trainer first, and of each the threads."""
+    processes = {here: TRAINER} | {span.process: span.who for span in spans if span.process is not None}
+    for place, (process, name) in enumerate(processes.items()):
+        yield _about(process, 0, "process_name", {"name": name})
+        yield _about(process, 0, "process_sort_index", {"sort_index": place})
+        own = [name] if process != here else _threads_of(spans)
+        for number, who in enumerate(own, FIRST_THREAD):
+            yield _about(process, number, "thread_name", {"name": who})
+            yield _about(process, number, "thread_sort_index", {"sort_index": number})
+
+
+def _about(process: int, thread: int, what: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments}
+
+
+def _threads_of(spans: Iterable[Span]) -> list[str]:
+    """Returns the threads of the trainer's process: its own first, even where it did nothing."""
+    return list(dict.fromkeys([TRAINER, *lanes_of(span for span in spans if span.process is None)]))
+
+
+def _pieces(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
+    threads = {who: number for number, who in enumerate(_threads_of(spans), FIRST_THREAD)}
     for span in spans:
-        arguments: dict[str, Any] = {}
+        name, arguments = span.what, dict[str, Any]()
         if span.blocks is not None:
-            arguments = {"first block": span.blocks[0], "last block": span.blocks[1]}
+            arguments = {"first batch": span.blocks[0], "last batch": span.blocks[1]}
+            if span.process is not None:
+                name = batches_text(*span.blocks)
         arguments |= {f"{stage} (ms)": round(seconds * 1e3, 3) for stage, seconds in span.stages}
+        start, stop = _nanoseconds(span.start), _nanoseconds(span.stop)
         yield {
             "ph": "X",
-            "name": span.what,
-            "pid": TRAINER_PROCESS if span.process is None else span.process,
-            "tid": threads.get(span.who, 0) if span.process is None else 0,
-            "ts": span.start * 1e6,
-            "dur": max(0.0, span.stop - span.start) * 1e6,
+            "name": name,
+            "pid": here if span.process is None else span.process,
+            "tid": threads[span.who] if span.process is None else FIRST_THREAD,
+            "ts": start / 1000,
+            "dur": max(0, stop - start) / 1000,
             "args": arguments,
         }
 
 
-def _counters(memory: Iterable[Sample], spans: Iterable[Span]) -> Iterator[dict[str, Any]]:
+def _counters(memory: Iterable[Sample], spans: Iterable[Span], here: int) -> Iterator[dict[str, Any]]:
     processes = {span.who: span.process for span in spans}
     for sample in memory:
         process = processes.get(sample.who)
         yield {
             "ph": "C",
             "name": "memory",
-            "pid": TRAINER_PROCESS if process is None else process,
-            "ts": sample.at * 1e6,
+            "pid": here if process is None else process,
+            "ts": _nanoseconds(sample.at) / 1000,
             "args": {"bytes": sample.num_bytes},
         }
 
 
-def _instants(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
+def _instants(events: Iterable[Event], here: int) -> Iterator[dict[str, Any]]:
     for event in events:
         yield {
             "ph": "i",
             "s": "g",
             "name": event.text.splitlines()[0],
-            "pid": TRAINER_PROCESS,
-            "tid": 0,
-            "ts": event.at * 1e6,
+            "pid": here,
+            "tid": FIRST_THREAD,
+            "ts": _nanoseconds(event.at) / 1000,
         }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -3,6 +3,8 @@
 import dataclasses
 import enum
 
+from millstream.loader.threads.front import LOADER, Front
+
 
 class Kind(enum.Enum):
     """What a part of the work is."""
@@ -134,10 +136,11 @@ class LoaderFacts:
         stages: the parts of the work, in the order in which they are done.
         measured: what was counted and timed.
         shard: which shard it reads: `0 of 1`.
-        num_workers: how many worker processes it has.
+        num_workers: how many workers it has.
         num_threads: how many threads read ahead, in this process or in each worker; 0 where nothing is read ahead.
         records_ahead: how many records these threads read ahead at most.
-        num_cores: how many cores this process may use.
+        num_cores: how many cores the work may use: this process's, or those that a cluster set aside for the actors.
+        front: how it was said.
     """
 
     source: SourceFacts
@@ -149,6 +152,7 @@ class LoaderFacts:
     num_threads: int
     records_ahead: int
     num_cores: int
+    front: Front = LOADER
 
     @property
     def pipeline_seconds(self) -> float:

@@ -25,7 +25,7 @@ def is_bottleneck(facts: LoaderFacts, stage: StageFacts) -> bool:
 def _who(facts: LoaderFacts, place: Place) -> str:
     threads = f" with up to {count_text(facts.num_threads, 'thread')}" if facts.num_threads else ""
     if place is Place.WORKERS:
-        return f"{count_text(facts.num_workers, 'worker process')}{threads}{' each' * (facts.num_workers > 1)}"
+        return f"{count_text(facts.num_workers, facts.front.worker)}{threads}{' each' * (facts.num_workers > 1)}"
     if place is Place.THREADS:
         return f"up to {count_text(facts.num_threads, 'thread')} of the trainer's process"
     return "the trainer's thread"

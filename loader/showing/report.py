@@ -37,7 +37,7 @@ def report_page(
     ]
     if drawing := memory_drawing(memory):
         parts += ["<h2>Memory</h2>", drawing]
-    parts += ["<h2>Worker processes that died or stalled</h2>", _events_part(events, spans)]
+    parts += ["<h2>Workers that died or stalled</h2>", _events_part(events, spans)]
     return document("millstream: report on a loader", figure(*parts, style=STYLE + TIMELINE_STYLE))
 
 

@@ -8,7 +8,7 @@ from millstream.loader.showing.advice import Advice, advice_of
 from millstream.loader.showing.amounts import bytes_text, count_text, seconds_text, share_text
 from millstream.loader.showing.facts import Kind, LoaderFacts, Measured, StageFacts
 
-WIDTH = 100
+WIDTH = 80
 """Advice is wrapped at this many characters."""
 
 
@@ -49,8 +49,9 @@ def who_works(facts: LoaderFacts) -> str:
     """Returns who makes the batches, as a part of a sentence."""
     threads = count_text(facts.num_threads, "thread") if facts.num_threads else "no threads"
     if facts.num_workers:
-        workers = count_text(facts.num_workers, "worker process")
-        return f"{workers} with {threads}{' each' if facts.num_workers > 1 else ''}, {_cores(facts)}"
+        workers = count_text(facts.num_workers, facts.front.worker)
+        where = " for them" if facts.front.is_on_cluster else ""
+        return f"{workers} with {threads}{' each' if facts.num_workers > 1 else ''}, {_cores(facts)}{where}"
     return (
         f"no worker processes, up to {threads}, {_cores(facts)}"
         if facts.num_threads

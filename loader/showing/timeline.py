@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from millstream.loader.showing.amounts import bytes_text, seconds_text
-from millstream.loader.showing.chrome_trace import lanes_of
+from millstream.loader.showing.chrome_trace import batches_text, lanes_of
 from millstream.loader.threads.recorder import TRAINER, TRAINS, WAITS, Event, Sample, Span
 from millstream.pictures import escaped
 
@@ -19,7 +19,7 @@ GUTTER = 190
 MEMORY_HEIGHT = 90
 
 STYLE = """
-.millstream svg{width:100%;height:auto;font:11px system-ui,sans-serif}
+.millstream svg{width:100%;height:auto;font:14px system-ui,sans-serif}
 .millstream svg text{fill:var(--ms-text)}
 .millstream svg .ms-lane{fill:var(--ms-box)}
 .millstream svg .ms-waits{fill:var(--ms-hot)}
@@ -110,7 +110,7 @@ def _text(spans: Sequence[Span]) -> str:
     text = f"{spans[0].what}: {seconds}{f' in {len(spans)} pieces' if len(spans) > 1 else ''}"
     blocks = [block for span in spans for block in span.blocks or ()]
     if blocks:
-        text += f", batch {min(blocks)}" if min(blocks) == max(blocks) else f", batches {min(blocks)} to {max(blocks)}"
+        text += f", {batches_text(min(blocks), max(blocks))}"
     return text + "".join(f"\n{stage}: {seconds_text(spent)}" for span in spans[:1] for stage, spent in span.stages)
 
 
@@ -128,7 +128,8 @@ def _colours(spans: Iterable[Span]) -> dict[str, str]:
 
 
 def _hue(number: int) -> str:
-    return f"hsl({200 + number * 137.5 % 360:.0f} 55% 55%)"
+    # From green to violet: red is what waits.
+    return f"hsl({90 + (110 + number * 137.5) % 230:.0f} 55% 55%)"
 
 
 def _legend(colours: dict[str, str]) -> str:

@@ -9,16 +9,16 @@ from millstream.loader.showing.amounts import bytes_text, count_text
 from millstream.loader.threads.options import ReadOptions
 from millstream.pictures import card, escaped, figure, words
 
-WIDTH = 100
-"""Sentences are wrapped at this many characters."""
+WIDTH = 80
+"""Lines have this many characters at most, the call that comes first aside."""
 
-BAR = 30
+BAR = 10
 """How wide the longest bar is in a terminal."""
 
 FASTER = 1.05
 """What is faster by less than this is said to be as fast."""
 
-UNTOUCHED = "data_source, sampler, operations, shard_options, stall_timeout, enable_profiling"
+UNTOUCHED = "what to read, its order, the operations and the shard, nor stall_timeout and enable_profiling"
 """What decides about the batches, and what has nothing to do with speed."""
 
 
@@ -100,10 +100,7 @@ class Tuning:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments to give to `DataLoader`, beside those that say what to load.
-
-        `worker_buffer_size`, which `load` does not have, is among them only where it is not the default.
-        """
+        """The arguments to give to `DataLoader` or `load`, beside those that say what to load."""
         buffer_size = self.chosen.worker_buffer_size
         return {
             "worker_count": self.chosen.worker_count,
@@ -134,30 +131,30 @@ def _lines(tuning: Tuning) -> Iterator[str]:
     yield ""
     width = max(len(measurement.settings.label) for measurement in tuning.measurements)
     best = max(measurement.records_per_second for measurement in tuning.measurements)
+    yield f"{'':<5} {'':<{width}} {'':<{BAR}} {'records/s':>10} {'memory':>7}"
     for measurement in tuning.measurements:
         full = round(BAR * measurement.records_per_second / best)
         bar = "█" * full + "░" * (BAR - full)
-        mark = _mark(tuning, measurement.settings)
         yield (
-            f"  {measurement.settings.label:<{width}}  {bar} {measurement.records_per_second:>11,.0f} records/s "
-            f"{bytes_text(measurement.memory_bytes):>7}{mark}"
+            f"{next(iter(_marks(tuning, measurement.settings)), ''):<5} {measurement.settings.label:<{width}} {bar} "
+            f"{measurement.records_per_second:>10,.0f} {bytes_text(measurement.memory_bytes):>7}"
         )
     yield ""
     for note in _notes(tuning):
         yield from textwrap.wrap(note, WIDTH, initial_indent="* ", subsequent_indent="  ")
 
 
-def _mark(tuning: Tuning, settings: Settings) -> str:
-    what = [
+def _marks(tuning: Tuning, settings: Settings) -> list[str]:
+    """Returns what is to be said of some settings, the most important first."""
+    return [
         name
         for name, is_it in (
-            ("use this", settings == tuning.chosen),
+            ("use", settings == tuning.chosen),
             ("yours", settings == tuning.current),
-            ("too large", settings in tuning.too_large),
+            ("large", settings in tuning.too_large),
         )
         if is_it
     ]
-    return f"  <- {', '.join(what)}" if what else ""
 
 
 def _found(tuning: Tuning) -> str:
@@ -170,8 +167,8 @@ def _found(tuning: Tuning) -> str:
     if current is None:
         return f"{text}; the settings that it has were not measured."
     if chosen < FASTER * current:
-        return f"{text}: about as many as now, for less."
-    return f"{text}: {chosen / current:.1f} times as many as now."
+        return f"{text}: about as fast as now, for less."
+    return f"{text}: {chosen / current:.1f} times as fast."
 
 
 def _notes(tuning: Tuning) -> list[str]:
@@ -180,7 +177,7 @@ def _notes(tuning: Tuning) -> list[str]:
         notes.append(f"More memory than that take: {_listed(tuning.too_large)}.")
     if tuning.untried:
         notes.append(f"There was no time for: {_listed(tuning.untried)}. Give it more (seconds=).")
-    notes.append(f"The batches are the same with all of these. Never touched: {UNTOUCHED}.")
+    notes.append(f"The batches are the same with all of these. Tuning never touches {UNTOUCHED}.")
     return notes
 
 
@@ -211,12 +208,14 @@ def _drawing(tuning: Tuning) -> str:
         look = "ms-use" if settings == tuning.chosen else "ms-rate"
         number_text = f"{measurement.records_per_second:,.0f} records/s, {bytes_text(measurement.memory_bytes)}"
         title = f"{measurement.batches_per_second:,.1f} batches/s, the best of {count_text(measurement.runs, 'run')}"
+        marks = _marks(tuning, settings)
+        mark = f"  ← {', '.join(marks)}" if marks else ""
         faint = "" if settings == tuning.chosen else ' class="ms-faint"'
         rows.append(
             f'<g><title>{escaped(title)}</title><text x="0" y="{y + 15}"{faint}>{escaped(settings.label)}</text>'
             f'<rect class="{look}" x="{TEXT_WIDTH}" y="{y + 4}" width="{length:.1f}" height="{ROW - 8}" rx="3"></rect>'
             f'<text x="{TEXT_WIDTH + BAR_WIDTH + 10}" y="{y + 15}"{faint}>'
-            f"{escaped(number_text + _mark(tuning, settings).replace('<-', '←'))}</text></g>"
+            f"{escaped(number_text + mark)}</text></g>"
         )
     width = TEXT_WIDTH + BAR_WIDTH + NUMBER_WIDTH
     return f'<svg viewBox="0 0 {width} {ROW * len(rows) + 4}" role="img">{"".join(rows)}</svg>'

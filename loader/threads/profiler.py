@@ -117,7 +117,16 @@ class Profiler:
         if self.output_bytes is None and outputs.first < len(outputs.values):
             self.output_bytes = _array_bytes(outputs.values[outputs.first])
 
-    def called(self, process: int | None, begun: float, seconds: float, blocks: Blocks | None, stages: Times) -> None:
+    def called(
+        self,
+        process: int | None,
+        begun: float,
+        seconds: float,
+        blocks: Blocks | None,
+        stages: Times,
+        *,
+        actor: str | None = None,
+    ) -> None:
         """Takes note of a call that a worker has made.
 
         Args:
@@ -126,11 +135,13 @@ class Profiler:
             seconds: how long it took.
             blocks: which blocks it made; None for a group, or what is no longer wanted.
             stages: what `take` returned there.
+            actor: what the worker is called, if it is not a process of this machine.
         """
         self.add_all(stages)
         if self._recorder is not None and process is not None:
             span = None if blocks is None else (blocks.start, blocks.stop - 1)
-            self._recorder.note_call(process, begun, seconds, span, tuple(zip(self._names, stages, strict=True)))
+            spent = tuple(zip(self._names, stages, strict=True))
+            self._recorder.note_call(process, begun, seconds, span, spent, actor=actor)
 
     def died(self, text: str) -> None:
         """Counts a worker that died, and keeps what is said about it."""

@@ -41,8 +41,8 @@ class Span(NamedTuple):
     """A piece of work.
 
     Attributes:
-        who: the trainer, a thread by its name, or a worker process.
-        process: its number; None in the trainer's process.
+        who: the trainer, a thread by its name, or a worker.
+        process: the number of a worker's process, or of an actor; None in the trainer's process.
         what: a stage by its label; of a worker, all that it did for a call.
         start: when it began, on the clock of `time.perf_counter`.
         stop: when it ended.
@@ -105,11 +105,15 @@ class Recorder:
         seconds: float,
         blocks: tuple[int, int] | None,
         stages: tuple[tuple[str, float], ...],
+        *,
+        actor: str | None = None,
     ) -> None:
-        """Notes what a worker process did for a call."""
-        self._workers[process] = start
+        """Notes what a worker did for a call; only of a process of this machine is the memory looked at."""
+        if actor is None:
+            self._workers[process] = start
         spent = tuple((stage, spent) for stage, spent in stages if spent)
-        self.spans.append(Span(f"worker {process}", process, "call", start, start + seconds, blocks, spent))
+        who = f"worker {process}" if actor is None else actor
+        self.spans.append(Span(who, process, "call", start, start + seconds, blocks, spent))
 
     def note_trainer(self, what: str, start: float, stop: float) -> None:
         """Notes that the trainer waited, or did something else; a good moment to look at the memory."""

@@ -61,7 +61,7 @@ def pickle_pipeline(
         raise TypeError(
             f"{argument}: {unpicklable_part(pipeline)} cannot be sent to worker processes: {error}\n"
             "Make it when it is first used, in a function with functools.cache for instance; or leave it out in "
-            "__getstate__ and make it in __setstate__; or use worker_count=0."
+            "__getstate__ and make it in __setstate__; or use no workers."
         ) from error
     tell_of_private_memory(pipeline, file.getbuffer().nbytes)
     return file.getbuffer(), taken_out, classes

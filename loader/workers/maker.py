@@ -123,8 +123,8 @@ def explain_debugger(error: BaseException) -> None:
     debugger = sys.modules.get("bdb")
     if debugger is not None and isinstance(error, debugger.BdbQuit):
         error.add_note(
-            "millstream: a worker process has no terminal for a debugger. To debug, use worker_count=0 and "
-            "read_options=ReadOptions(num_threads=0)."
+            "millstream: a worker process has no terminal for a debugger. To debug, give the DataLoader debug=True; in "
+            "a chain, leave out mp_prefetch, and write to_iter_dataset(ReadOptions(num_threads=0))."
         )
 
 
@@ -135,7 +135,7 @@ def without_unpicklable(run: Elements, error: BaseException) -> Elements:
             refusal = TypeError(
                 f"The pipeline's output cannot be sent from a worker process, since not all of it can be pickled: "
                 f"{'; '.join(parts)}. "
-                "Make it an array, a number or a string in an operation, or use worker_count=0."
+                "Make it an array, a number or a string in an operation, or use no workers."
             )
             refusal.add_note(f"millstream: at {describe_origin(run.origins, row)}.")
             return Elements(run.values[:row], run.origins.take(slice(row)), refusal)

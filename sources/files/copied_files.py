@@ -92,7 +92,7 @@ class CopiedFile(Generic[RecordT]):
     def _open(self) -> "_Opened[RecordT]":
         open_file = self._open_file()
         if open_file is None:
-            raise ReferenceError("The source that this file is of is gone.")
+            raise ReferenceError("The source that this file belongs to is gone.")
         copy = self._cache.copy_of(self._url, self._identity)
         try:
             return _Opened(copy, open_file(self._url, copy.path))

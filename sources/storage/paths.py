@@ -198,7 +198,7 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
         if "*" not in url.key:
             return [FilePart(path, start, stop)]
         raise ValueError(
-            f"Servers of HTTP do not list their files: pass the URLs one by one, not a pattern, got {path!r}. (A `*` "
+            f"HTTP servers do not list their files: pass the URLs one by one, not a pattern, got {path!r}. (A `*` "
             "that is part of a name is `%2A`.)"
         )
     root = f"{url.scheme}://{url.root}/"

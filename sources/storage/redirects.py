@@ -49,8 +49,8 @@ class Redirects:
         except urllib.error.HTTPError as error:
             error.close()
             if error.code != 416:  # It is empty, and there.
-                raise DataSourceError(f"{url!r} leads elsewhere, and from there nowhere: {error}.") from error
+                raise DataSourceError(f"{url!r} redirects to what cannot be read: {error}.") from error
             self._addresses[url] = error.url
         except OSError as error:
-            raise DataSourceError(f"{url!r} leads elsewhere, and from there nowhere: {error}.") from error
+            raise DataSourceError(f"{url!r} redirects to what cannot be read: {error}.") from error
         return True

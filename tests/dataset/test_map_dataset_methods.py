@@ -539,7 +539,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "window": (lambda: WindowShuffleMapDataset(TEN, window_size=0, seed=0), ValueError, "window_size must be at least"),
     "batch size": (lambda: UNTYPED_TEN.batch(0), ValueError, "batch_size must be at least 1, got 0"),
     "a float position": (lambda: UNTYPED_TEN[1.5], TypeError, "A position must be an integer, got 1.5 of type float"),
-    "operation": (lambda: UNTYPED_TEN.map(FilterTransform(bool)), TypeError, "A Map or a function was due here"),
+    "operation": (lambda: UNTYPED_TEN.map(FilterTransform(bool)), TypeError, "Expected a Map or a function"),
     "a class": (lambda: UNTYPED_TEN.map(MapTransform), TypeError, "must be an instance, got the class Map"),
     "fan out": (lambda: UNTYPED_TEN.flat_map(lambda x: [x]), TypeError, "max_fan_out"),
     "packer": (

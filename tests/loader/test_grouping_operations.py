@@ -417,7 +417,11 @@ def test_a_document_that_does_not_fit_is_named(document: Any, message: str) -> N
     ("options", "error", "message"),
     [
         ({"length_struct": ["a"]}, TypeError, "how long each feature is"),
-        ({"length_struct": {"a_positions": 3, "a": 3}}, ValueError, "called 'a_positions', but rows get this of 'a'"),
+        (
+            {"length_struct": {"a_positions": 3, "a": 3}},
+            ValueError,
+            "called 'a_positions', but packing gives rows one of that name, about 'a'",
+        ),
         ({"num_packing_bins": 0}, ValueError, "num_packing_bins must be at least 1"),
         ({"num_packing_bins": 2.0}, TypeError, "num_packing_bins must be an integer"),
         ({"seed": -1}, ValueError, "seed must be between 0 and"),
@@ -442,7 +446,7 @@ def test_bad_arguments_of_bins_are_errors(
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"length_struct": {"a": 3, "b": 4}}, ValueError, "must give all features one length"),
+        ({"length_struct": {"a": 3, "b": 4}}, ValueError, "must give all features the same length"),
         ({"bos_handling": 2}, TypeError, "bos_handling must be one of BOSHandling.DO_NOTHING"),
         ({"bos_token_id": 1}, ValueError, "got DO_NOTHING"),
         ({"bos_features": ["a"]}, ValueError, "got DO_NOTHING"),

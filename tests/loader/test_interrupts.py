@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -19,9 +20,12 @@ import pytest
 from faults import WAIT_SECONDS
 
 import millstream
+from millstream.loader.live import server
+from millstream.loader.live.client import asked
 from millstream.transforms import Filter
 
 NUM_RECORDS = 240
+LIST = f"list of {NUM_RECORDS} records"
 TRIALS = 20
 LATEST_SECONDS = 6e-4
 """A signal comes this long after an iterator was first used, at the latest: its threads are being started then."""
@@ -350,6 +354,35 @@ def test_a_readers_of_one_has_one_thread_at_work_whatever_hides_the_first() -> N
             readers.join(WAIT_SECONDS)
     finally:
         sys.setswitchinterval(0.005)
+
+
+def test_a_loader_is_served_whatever_interrupts_the_start_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at any moment of `serve_top`, with its thread there or not: asked anew, it serves, from one thread alone.
+
+    When the loader is closed, the thread ends, and its socket goes.
+    """
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.002)
+    chance = random.Random(8)
+    for trial in range(2 * TRIALS):
+        with loader_of() as loader:
+            interrupt(loader.serve_top, chance.uniform(1e-5, 2 * LATEST_SECONDS), 1 + trial % 3)
+            loader.serve_top()
+            assert [one["source"] for one in asked(os.getpid(), "snapshot")["pipelines"]] == [LIST]
+            assert sum(is_answering(thread) for thread in threading.enumerate()) == 1
+        if trial % 2:
+            continue
+        for thread in filter(is_answering, threading.enumerate()):
+            thread.join(WAIT_SECONDS)
+            assert not thread.is_alive()
+        assert list((tmp_path / "millstream").iterdir()) == []
+
+
+def is_answering(thread: threading.Thread) -> bool:
+    """Whether a thread is one that answers `millstream top`."""
+    return thread.name == "millstream-top"
 
 
 def test_worker_processes_whose_start_is_interrupted_end_with_their_iterator() -> None:

@@ -1,5 +1,6 @@
 """Tuning measures what a loader could do, advises what is worth its price, and changes no batch."""
 
+import inspect
 import sys
 import time
 from typing import Any
@@ -65,6 +66,21 @@ def test_work_that_waits_gets_threads_or_workers() -> None:
     assert max(one.memory_bytes for one in tuning.measurements) < 10**9
     assert loader.metrics()["loader/batches"] == 0
     assert batches_of(millstream.DataLoader(**what, **tuning.arguments), 5) == batches_of(loader, 5)
+
+
+def test_load_takes_every_setting_that_can_be_advised() -> None:
+    """`load` has each argument of DataLoader but what it makes itself, with the same default; tuning names no other."""
+    taken = inspect.signature(millstream.load).parameters
+    wanted = dict(inspect.signature(millstream.DataLoader).parameters)
+    for made in ("data_source", "sampler", "operations"):
+        del wanted[made]
+    assert {name: taken[name].default for name in wanted} == {name: one.default for name, one in wanted.items()}
+
+    found = Tuning(Settings(2, 8, 3, 100), Settings(0, 16, 1, 500), (), memory_limit=1)
+    assert found.arguments.keys() <= wanted.keys()
+    loader = millstream.load(range(8), batch_size=2, **found.arguments)
+    assert loader.multiprocessing_options == millstream.MultiprocessingOptions(2, 3)
+    assert loader.read_options == millstream.ReadOptions(8, 100)
 
 
 def test_a_short_stream_is_begun_anew() -> None:
@@ -202,12 +218,14 @@ def test_the_text_says_what_to_write_and_why() -> None:
         "DataLoader(..., worker_count=4, worker_buffer_size=2, "
         "read_options=ReadOptions(num_threads=16, prefetch_buffer_size=500))"
     )
-    assert lines[2] == "4,000 records/s for a trainer that only waits, on 8 cores: 4.0 times as many as now."
-    assert [line.count("█") for line in lines[4:6]] == [8, 30]
-    assert lines[4].endswith("<- yours")
-    assert lines[5].startswith("  4 workers, 16 threads each, 2 batches ahead  ")
-    assert lines[5].endswith("<- use this")
-    assert "8 workers, 16 threads each, 1 batch ahead." in repr(tuning)
+    assert lines[2] == "4,000 records/s for a trainer that only waits, on 8 cores: 4.0 times as fast."
+    assert lines[4].split() == ["records/s", "memory"]
+    assert [line.count("█") for line in lines[5:7]] == [2, 10]
+    assert lines[5].startswith("yours no workers, 16 threads, 500 records ahead  ")
+    assert lines[6].startswith("use   4 workers, 16 threads each, 2 batches ahead ")
+    assert lines[6].endswith("4,000    1 MB")
+    assert max(map(len, lines[1:])) <= 80
+    assert "8 workers, 16 threads each, 1 batch ahead." in " ".join(repr(tuning).split())
     assert tuning.arguments == {
         "worker_count": 4,
         "worker_buffer_size": 2,
@@ -222,6 +240,6 @@ def test_the_picture_has_a_bar_for_each_measurement() -> None:
 
     assert html.count("<rect") == 2
     assert html.count('class="ms-use"') == 1
-    assert "about as many as now, for less" in html
+    assert "about as fast as now, for less" in html
     assert "There was no time for: 8 workers" in html
-    assert "← use this" in html
+    assert "← use" in html

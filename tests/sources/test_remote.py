@@ -324,7 +324,7 @@ def test_servers_that_send_in_circles_are_errors(store: ObjectServer, moved: str
     """And those that send to what is not there."""
     store.moved = lambda _: moved
     store.failure = lambda request: 302 if request.key == "bucket/a" else None
-    with pytest.raises(DataSourceError, match=rf"bucket/a' leads elsewhere, and from there nowhere: .*{words}"):
+    with pytest.raises(DataSourceError, match=rf"bucket/a' redirects to what cannot be read: .*{words}"):
         TFRecordDataSource(f"{store.url}/bucket/a")
 
 

@@ -12,6 +12,7 @@ from millstream.loader.showing.facts import (
     SourceFacts,
     StageFacts,
 )
+from millstream.loader.threads.front import LOADER, Front
 
 
 def facts_of_run(
@@ -26,6 +27,7 @@ def facts_of_run(
     workers: int = 0,
     threads: int = 16,
     cores: int = 8,
+    front: Front = LOADER,
     **measured: Any,
 ) -> LoaderFacts:
     """Returns facts about a loader with an operation and a Batch: seconds by stage, who works, and what was counted."""
@@ -46,6 +48,7 @@ def facts_of_run(
         num_threads=threads,
         records_ahead=500,
         num_cores=cores,
+        front=front,
     )
 
 

@@ -197,6 +197,23 @@ def test_rates_are_those_between_two_looks() -> None:
     assert max(map(len, text.splitlines())) < 120
 
 
+def test_lines_fit_the_terminal() -> None:
+    """Advice is wrapped, and long labels are cut so that the bar and the share beside them are seen."""
+    before, now = snapshot(100, 1.0, 10.0), snapshot(140, 1.0, 14.0)
+    for one in (before, now):
+        one["pipelines"][0]["stages"][0]["label"] = "operations[0], CropAndFlipAndMuchElse(size=224)"
+        one["pipelines"][0]["measured"]["first_seconds"] = 0.299
+    lines = [plain(line) for line in lines_of(before, now, 80)]
+
+    assert max(map(len, lines)) <= 80
+    (stage,) = [line for line in lines if "operations[0]" in line]
+    assert stage.startswith("    operations[0], CropAndFlipAndMuchE…  threads  ███")
+    assert stage.endswith("100 %")
+    wide = [plain(line) for line in lines_of(before, now)]
+    assert any("MuchElse(size=224)  threads" in line for line in wide)
+    assert any("299 ms for first batches" in line for line in wide)
+
+
 def test_equal_stacks_are_counted() -> None:
     """Threads at the same line are one entry with their number; the library's own outer frames are left out."""
     idle = 'Thread 0x1 (most recent call first):\n  File "/m/millstream/loader/threads/a.py", line 1 in take\n'

@@ -26,8 +26,8 @@ except OSError as error:
 @pytest.mark.parametrize(
     ("name", "limit", "remedy"),
     [
-        ("RLIMIT_FSIZE", 1000, "Raise the limit (`ulimit -f`) or use worker_count=0."),
-        ("RLIMIT_FSIZE", 100_000, "Raise the limit (`ulimit -f`) or use worker_count=0."),
+        ("RLIMIT_FSIZE", 1000, "Raise the limit (`ulimit -f`) or use no worker processes."),
+        ("RLIMIT_FSIZE", 100_000, "Raise the limit (`ulimit -f`) or use no worker processes."),
         ("RLIMIT_NOFILE", 10, "Raise the limit (`ulimit -n`) or use fewer workers."),
     ],
 )
@@ -37,7 +37,7 @@ def test_a_limit_that_forbids_workers_is_named(name: str, limit: int, remedy: st
 
     assert (done.returncode, done.stderr) == (0, "")
     assert str(limit) in done.stdout
-    assert "worker_count=2 needs" in done.stdout
+    assert "2 worker processes need" in done.stdout
     assert remedy in done.stdout
 
 
@@ -60,7 +60,7 @@ def test_a_limit_of_processes_is_named(processes: int) -> None:
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "worker_count=2 needs 3 more processes" in done.stdout
+    assert "2 worker processes need 3 more processes" in done.stdout
     assert f"there may be {processes};" in done.stdout
     assert "Raise the limit (`ulimit -u`) or use fewer workers." in done.stdout
 

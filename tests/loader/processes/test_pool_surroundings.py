@@ -107,7 +107,9 @@ def test_an_interpreter_that_does_not_know_itself(value: str | None, monkeypatch
     """Where Python is embedded in a program, the error says what is missing, and what to do."""
     iterator = iter(loader_of())
     monkeypatch.setattr(sys, "executable", value)
-    with pytest.raises(RuntimeError, match=r"sys.executable, which is .* Set it to the path .*, or use worker_count=0"):
+    with pytest.raises(
+        RuntimeError, match=r"sys.executable, which is .* Set it to the path .*, or use no worker processes"
+    ):
         next(iterator)
 
 

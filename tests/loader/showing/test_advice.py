@@ -1,12 +1,18 @@
 """Each advice comes where its numbers call for it, with these numbers, and stays away where they do not."""
 
+import re
+from collections.abc import Callable
+from typing import Any
+
 import hypothesis
 import pytest
 from hypothesis import strategies
 from loader_facts import facts_of_run, with_order, with_source, with_stage
 
+import millstream
 from millstream.loader.showing.advice import advice_of
 from millstream.loader.showing.facts import LoaderFacts, Place
+from millstream.loader.threads.front import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, Front
 
 
 def kinds(facts: LoaderFacts) -> list[str]:
@@ -37,6 +43,8 @@ def test_a_waiting_trainer_is_told_for_how_long_and_how_many_workers_hide_it() -
         "operations[0], Augment, takes 71 % of the workers' time: worker_count=4 would hide it; "
         "this machine has 8 cores."
     )
+    facts = facts_of_run(read=9.0, augment=22.0, waits=3.8, trains=6.2 + 2.0, workers=3, front=CHAIN)
+    assert ".mp_prefetch(4) would hide it" in text_of(facts, "bottleneck")
 
 
 def test_a_trainer_that_does_not_wait_is_left_alone() -> None:
@@ -60,6 +68,119 @@ def test_no_more_workers_than_cores_are_recommended() -> None:
     assert "all at work" in text_of(facts, "bottleneck")
     facts = facts_of_run(augment=9.0, waits=9.0, trains=1.0, cores=1)
     assert "worker_count" not in text_of(facts, "bottleneck")
+
+
+def test_actors_are_asked_for_as_a_cluster_has_them() -> None:
+    """Not by worker_count, and whatever cores this machine has: some more, of which the cluster knows what to think."""
+    run: dict[str, float] = {"augment": 30.0, "waits": 4.0, "trains": 8.0}
+    facts = facts_of_run(**run, workers=3, cores=3, front=ACTORS)
+    assert text_of(facts, "bottleneck") == (
+        "operations[0], Augment, takes 100 % of the workers' time: workers=RayWorkers(num_workers=4) would hide it, "
+        "where the cluster has room for them."
+    )
+    # Two cores each: five would do the work, so three actors.
+    assert "RayWorkers(num_workers=3) would hide" in text_of(
+        facts_of_run(augment=40.0, waits=4.0, trains=8.0, workers=2, cores=4, front=ACTORS), "bottleneck"
+    )
+    facts = facts_of_run(augment=30.0, waits=9.99, trains=0.01, workers=3, cores=3, front=ACTORS)
+    assert "RayWorkers(num_workers=12) would shorten the waits" in text_of(facts, "bottleneck")
+    facts = facts_of_run(augment=5.0, waits=0.1, trains=9.9, workers=4, deaths=1, front=ACTORS)
+    assert text_of(facts, "idle_workers") == (
+        "The 4 Ray actors worked 12 % of the time: workers=RayWorkers(num_workers=1) would do, and take less memory."
+    )
+    assert text_of(facts, "trouble").startswith("1 Ray actor died:")
+
+
+def test_what_was_measured_in_debug_mode_is_no_ground_for_advice() -> None:
+    """It says that, and nothing else."""
+    assert kinds(facts_of_run(augment=9.0, waits=9.0, trains=1.0, threads=0, front=DEBUGGED)) == ["debugging"]
+
+
+def test_a_stream_is_not_asked_to_read_many_records() -> None:
+    """Nobody reads the elements of a stream by number."""
+    run: dict[str, float] = {"read": 6.0, "augment": 4.0, "waits": 4.0, "trains": 6.0}
+    assert "batched_reads" in kinds(with_source(facts_of_run(**run, front=CHAIN), reads_many=False))
+    assert "batched_reads" not in kinds(with_source(facts_of_run(**run, front=FED_CHAIN), reads_many=False))
+
+
+RUNS: tuple[dict[str, Any], ...] = (
+    {"augment": 9.0, "waits": 4.0, "trains": 6.0},
+    {"augment": 9.0, "waits": 4.0, "trains": 6.0, "workers": 1},
+    {"augment": 90.0, "waits": 9.9, "trains": 0.1, "workers": 2},
+    {"augment": 1.0, "waits": 0.1, "trains": 9.9, "workers": 4},
+    {"read": 60.0, "waits": 6.0, "trains": 4.0},
+    {"read": 6.0, "waits": 6.0, "trains": 4.0, "threads": 0},
+)
+"""What calls for advice that says what to write."""
+
+WRITTEN = re.compile(r"\.?\b\w+(?:=\w+\([^()]*\)|=\w+|\((?:\w+\([^()]*\)|\d+)\))")
+"""An argument, or a step of a chain: `worker_count=4`, `.prefetch(ReadOptions(num_threads=16))`."""
+
+
+def written_by(front: Front) -> set[str]:
+    """Returns what advice tells people to write, of all that can be wrong."""
+    runs = [run for run in RUNS if run.get("workers") or not front.is_on_cluster]
+    texts = [advice.text for run in runs for advice in advice_of(facts_of_run(**run, front=front))]
+    return {written for text in texts for written in WRITTEN.findall(text)}
+
+
+def as_arguments(written: str) -> Any:
+    """Returns arguments that were written out, as a dict."""
+    return eval(f"dict({written})", {name: getattr(millstream, name) for name in millstream.__all__})
+
+
+@pytest.mark.parametrize(
+    ("front", "make"),
+    [
+        (LOADER, lambda **arguments: millstream.load(range(8), **arguments)),
+        (
+            LOADER,
+            lambda **arguments: millstream.DataLoader(
+                data_source=range(8), sampler=millstream.SequentialSampler(8), **arguments
+            ),
+        ),
+        (
+            ELASTIC,
+            lambda **arguments: millstream.experimental.ElasticIterator(
+                millstream.MapDataset.range(8), 4, millstream.ShardOptions(0, 1), **arguments
+            ),
+        ),
+    ],
+    ids=["load", "DataLoader", "ElasticIterator"],
+)
+def test_what_advice_tells_people_to_write_is_taken(front: Front, make: Callable[..., Any]) -> None:
+    """Each argument that it names is one of what the pipeline was made with, by that name and with such a value."""
+    written = written_by(front)
+    assert {text.partition("=")[0] for text in written} == {front.workers.partition("=")[0], "read_options"}
+    for text in written:
+        make(**as_arguments(text)).close()
+
+
+def test_what_advice_tells_people_to_write_for_actors_is_taken() -> None:
+    """A loader with these actors says so: making it starts none."""
+    written = written_by(ACTORS)
+    assert {text.partition("(")[0] for text in written} == {"workers=RayWorkers"}
+    for text in written:
+        arguments = as_arguments(text)
+        assert millstream.load(range(8), **arguments).workers == arguments["workers"]
+
+
+@pytest.mark.parametrize(
+    ("front", "before"),
+    [(CHAIN, "MapDataset.range(8)"), (FED_CHAIN, "MapDataset.range(8).to_iter_dataset()")],
+    ids=["after a MapDataset", "after a stream"],
+)
+def test_the_steps_that_advice_tells_people_to_write_are_those_of_a_chain(front: Front, before: str) -> None:
+    """Each can be written there, and takes what is in its parentheses."""
+    written = written_by(front)
+    assert {text.partition("(")[0] for text in written} == {
+        front.workers.partition("(")[0],
+        front.reading.partition("(")[0],
+    }
+    for text in written:
+        between = "" if text.startswith((".to_iter_dataset", ".prefetch")) else ".to_iter_dataset()" * (front is CHAIN)
+        names = {name: getattr(millstream, name) for name in millstream.__all__}
+        assert isinstance(eval(before + between + text, names), millstream.IterDataset)
 
 
 def test_waits_for_the_lock_ask_for_no_more_workers() -> None:
@@ -145,7 +266,7 @@ def test_the_trainers_own_copying_is_not_blamed_on_the_workers() -> None:
 def test_workers_that_have_little_to_do_are_named() -> None:
     """With how much they worked and how many would do; not so where they are busy, or where there is one."""
     facts = facts_of_run(augment=5.0, waits=0.1, trains=9.9, workers=4)
-    assert "The 4 workers worked 12 % of the time: worker_count=1 would do" in text_of(facts, "idle_workers")
+    assert "The 4 worker processes worked 12 % of the time: worker_count=1 would do" in text_of(facts, "idle_workers")
     assert "idle_workers" not in kinds(facts_of_run(augment=30.0, waits=0.1, trains=9.9, workers=4))
     assert "idle_workers" not in kinds(facts_of_run(augment=1.0, waits=0.1, trains=9.9, workers=1))
 

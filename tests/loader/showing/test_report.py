@@ -66,17 +66,17 @@ def test_the_recording_says_who_worked_on_which_batch(workers: int, threads: int
         events = trace_of(loader, tmp_path)
     end = time.perf_counter()
     pieces = [event for event in events if event["ph"] == "X"]
-    what = "call" if workers else "operations[0], Map(spend)"
-    work = [piece for piece in pieces if piece["name"] == what]
-    blocks = {block for one in work for block in range(one["args"]["first block"], one["args"]["last block"] + 1)}
-    assert blocks == set(range(8))
+    what = "batch" if workers else "operations[0], Map(spend)"
+    work = [piece for piece in pieces if piece["name"].startswith(what)]
+    batches = {batch for one in work for batch in range(one["args"]["first batch"], one["args"]["last batch"] + 1)}
+    assert batches == set(range(8))
     assert all(begin * 1e6 <= piece["ts"] <= piece["ts"] + piece["dur"] <= end * 1e6 + 1 for piece in pieces)
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     if workers:
         assert {names[piece["pid"]] for piece in work} <= {f"worker {pid}" for pid in names}
         assert all(piece["args"]["operations[0], Map(spend) (ms)"] > 0 for piece in work)
     else:
-        assert set(names) == {0}
+        assert set(names) == {os.getpid()}
     assert sum(piece["name"] == WAITS for piece in pieces) >= 2
 
 
@@ -190,13 +190,16 @@ SPANS = strategies.builds(
     strategies.lists(strategies.builds(Event, TIMES, strategies.text(min_size=1).filter(str.splitlines))),
 )
 def test_any_recording_can_be_shown(spans: list[Span], memory: list[Sample], events: list[Event]) -> None:
-    """Drawings are whole; a trace is JSON with every piece, each on a track that has a name."""
+    """Drawings are whole; a trace is JSON with every piece, each on a track that has a name, none of them number 0."""
     Page(timeline(spans, events) + memory_drawing(sorted(memory)))
     traced = json.loads(chrome_trace(spans, memory, events))["traceEvents"]
     pieces = [event for event in traced if event["ph"] == "X"]
     named = {event["pid"] for event in traced if event["name"] == "process_name"}
     assert len(pieces) == len(spans)
     assert {event["pid"] for event in traced} <= named
+    threads = {(event["pid"], event["tid"]) for event in traced if event["name"] == "thread_name"}
+    assert {(piece["pid"], piece["tid"]) for piece in pieces} <= threads
+    assert all(process and thread for process, thread in threads)
     assert sum(event["ph"] == "i" for event in traced) == len(events)
 
 
