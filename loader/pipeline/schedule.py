@@ -10,6 +10,7 @@ from collections import deque
 from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall, failed_call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.empty_epochs import EmptyEpochs
+from millstream.loader.pipeline.filter_windows import FilterWindows
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
@@ -45,6 +46,8 @@ class Schedule:
                 start = Cursor(cursor.block, cursor.skip[:number])
                 self._regroupings.append(Regrouping(stage.grouping, start, used))
         self._empty_epochs = EmptyEpochs(plan) if any(stage.filters for stage in self._stages) else None
+        is_limited = any(limit is not None for limit in plan.pipeline.filter_limits) and self._stages[0].filters
+        self._windows = FilterWindows(plan, cursor.block) if is_limited else None
         self._end_stages()
 
     @property
@@ -127,6 +130,8 @@ class Schedule:
                 made = pending.popleft()
                 if self._empty_epochs is not None:
                     self._empty_epochs.note(stage, made.num_blocks, len(outputs.values))
+                if self._windows is not None and isinstance(made, BlockCall):
+                    self._windows.check(outputs, made.stop)
                 self._forward(stage, outputs)
         self._end_stages()
 
