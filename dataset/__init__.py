@@ -22,7 +22,7 @@ fed_iterator.py      which is fed from another stream; drawing.py: many of its e
 shown_chain.py       what an iterator shows of itself
 grouped_streams.py   operations under the names that Grain gives them as datasets: packers and others
 file_streams.py      files as streams; in_turn.py: the order of several
-working_ahead.py     threads, and options of a chain, under Grain's names
+working_ahead.py     threads, under Grain's names; options.py: options of a chain
 elastic.py           an iterator for any number of shards
 placed.py            elements on a device
 element_spec.py      what elements are, told without making one
@@ -61,11 +61,10 @@ if TYPE_CHECKING:
     from millstream.dataset.interleaving import InterleaveIterDataset
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.map_dataset import MapDataset
+    from millstream.dataset.options import DatasetOptions, ExecutionTrackingMode
     from millstream.dataset.padded_batches import batch_and_pad
     from millstream.dataset.random_numbers import RngPool, index_shuffle
     from millstream.dataset.working_ahead import (
-        DatasetOptions,
-        ExecutionTrackingMode,
         ThreadPrefetchIterDataset,
         WithOptionsIterDataset,
         multithread_prefetch,
@@ -78,9 +77,9 @@ else:
             "CacheIterDataset": "millstream.dataset.combinations",
             "ConcatThenSplitIterDataset": "millstream.dataset.grouped_streams",
             "DatasetIterator": "millstream.dataset.dataset_iterator",
-            "DatasetOptions": "millstream.dataset.working_ahead",
+            "DatasetOptions": "millstream.dataset.options",
             "ElasticIterator": "millstream.dataset.elastic",
-            "ExecutionTrackingMode": "millstream.dataset.working_ahead",
+            "ExecutionTrackingMode": "millstream.dataset.options",
             "FirstFitPackIterDataset": "millstream.dataset.grouped_streams",
             "FlatMapIterDataset": "millstream.dataset.grouped_streams",
             "FlatMapMapDataset": "millstream.dataset.further_datasets",

@@ -8,7 +8,9 @@ from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator, with_states
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import node_of
+from millstream.dataset.options import in_force
 from millstream.dataset.stream_nodes import Ahead, Operated, ReadIterDataset, Seeded
+from millstream.loader.pipeline.filter_limits import FilterLimits
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import Transformation
 
@@ -62,17 +64,22 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
         dataset: where the chain ends.
         ahead: whether threads may read ahead; worker processes do, where the chain has any.
     """
+    with in_force(dataset) as options:
+        return _opened(dataset, options.filter_limits, ahead=ahead)
+
+
+def _opened(dataset: IterDataset[Any], limits: FilterLimits, *, ahead: bool) -> DatasetIterator[Any]:
     chain = Chain.of(dataset)
     leaf, has_workers = chain.leaf, bool(chain.workers.num_workers)
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
-        return ReadIterator(leaf, chain.operations, chain.workers, reading)
+        return ReadIterator(leaf, chain.operations, chain.workers, reading, limits)
     is_compiled = isinstance(leaf, Ahead) and not iterates_itself(leaf)
     stream = iterator_of(leaf, ahead=ahead) if is_compiled else with_states(leaf)
     reading = chain.reading if ahead and chain.reading else NO_THREADS
     if not chain.operations and not has_workers and not reading.reads_ahead:
         return stream
-    return FedIterator(stream, chain.operations, chain.workers, reading, _epoch_length(leaf))
+    return FedIterator(stream, chain.operations, chain.workers, reading, _epoch_length(leaf), limits=limits)
 
 
 def _epoch_length(leaf: IterDataset[Any]) -> int | None:

@@ -22,6 +22,7 @@ from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.state_of_plan import stream_of
@@ -98,6 +99,7 @@ class ReadIterator(EngineIterator):
         operations: what is done with each element.
         workers: the worker processes.
         reading: the threads.
+        limits: how much filters may drop.
     """
 
     def __init__(
@@ -106,12 +108,13 @@ class ReadIterator(EngineIterator):
         operations: Sequence[Transformation],
         workers: MultiprocessingOptions,
         reading: ReadOptions,
+        limits: FilterLimits = UNLIMITED,
     ) -> None:
         super().__init__()
         node = node_of(leaf.source)
         order = order_of(node)
         self._options = workers, reading
-        self._sparse = Pipeline(leaf.source, order, order, (DropAbsent(), *operations), NoSharding())
+        self._sparse = Pipeline(leaf.source, order, order, (DropAbsent(), *operations), NoSharding(), limits)
         self._was_sought = False
         if leaf.allow_nones:
             self._sparse = dataclasses.replace(self._sparse, operations=tuple(operations))
@@ -119,7 +122,7 @@ class ReadIterator(EngineIterator):
         pipeline = self._whole = self._sparse
         if not node.is_sparse and not leaf.allow_nones:
             source, own_order, maps = peeled(leaf.source, node)
-            dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding())
+            dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits)
             # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
             pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense
         self._is_dense = pipeline is not self._sparse

@@ -17,6 +17,7 @@ from millstream.interruptions import cannot_wait
 from millstream.loader.execution import Execution
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import annotated
@@ -51,6 +52,7 @@ class FedIterator(EngineIterator):
         workers: the worker processes.
         reading: the threads.
         epoch_length: how many positions have the same epoch, where the stream's elements have positions.
+        limits: how much filters may drop.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class FedIterator(EngineIterator):
         workers: MultiprocessingOptions,
         reading: ReadOptions,
         epoch_length: int | None = None,
+        *,
+        limits: FilterLimits = UNLIMITED,
     ) -> None:
         super().__init__(stream)
         order = InOrder(None, epoch_length)
-        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding())
+        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), limits)
         self._block = Plan(pipeline).partition.global_block
         self._feed = Feed(_Drawing(stream), self._block)
         self._reads_ahead = bool(workers.num_workers) or reading.reads_ahead

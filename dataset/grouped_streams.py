@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping
 from typing import Any, SupportsIndex
 
-from millstream.checks import as_flag
 from millstream.dataset.stream_nodes import Operated
 from millstream.dataset.streams import as_stream
 from millstream.transforms import FlatMap
@@ -112,7 +111,8 @@ class ConcatThenSplitIterDataset(Operated):
         parent: the dataset of documents: dicts of arrays.
         length_struct: how long a row is, the same for all features; other features are left out.
         meta_features: features, of length_struct, without segment ids and positions.
-        split_full_length_features: refused unless True: a document as long as a row is cut where rows end, too.
+        split_full_length_features: whether a document as long as a row is cut where rows end, too; False makes it a
+            row, which comes after the one that is being filled.
         bos_handling: whether first tokens are replaced.
         bos_features: the features in which they are.
         bos_token_id: what they are replaced by.
@@ -135,17 +135,13 @@ class ConcatThenSplitIterDataset(Operated):
         bos_features: Collection[str] = (),
         bos_token_id: SupportsIndex | None = None,
     ) -> None:
-        if not as_flag(split_full_length_features, "split_full_length_features"):
-            raise ValueError(
-                "split_full_length_features=False is not supported: rows come in the order of the documents, and each "
-                "document is cut where a row ends. Leave it out."
-            )
         if bos_handling is BOSHandling.DO_NOTHING:
             # Grain takes both here, and ignores them.
             bos_features, bos_token_id = (), None
         operation = ConcatThenSplit(
             length_struct,
             meta_features=meta_features,
+            split_full_length_features=split_full_length_features,
             bos_handling=bos_handling,
             bos_features=bos_features,
             bos_token_id=bos_token_id,

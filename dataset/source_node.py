@@ -66,7 +66,8 @@ class Source(Node):
         try:
             return self._records[key]
         except BaseException as error:
-            failure = annotated(error, f"reading from {type(self.source).__name__}, at record key {key}")
+            where = f"reading from {type(self.source).__name__}, at record key {key}"
+            failure = annotated(error, where, may_end=True)
             if failure is error:
                 raise
             raise failure from None

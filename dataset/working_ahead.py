@@ -1,12 +1,11 @@
 """Where and how far ahead a chain works, under the names that Grain gives it: threads, and options for all of it."""
 
-import dataclasses
-import enum
 from typing import Any, SupportsIndex
 
-from millstream.checks import as_integer, named_fields
+from millstream.checks import as_integer
 from millstream.dataset.chain import Chain
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.options import DatasetOptions
 from millstream.dataset.stream_nodes import Ahead, ReadIterDataset
 from millstream.dataset.streams import as_stream
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -50,70 +49,11 @@ class WithOptionsIterDataset(Ahead):
         [0, 1, 2]
     """
 
-    def __init__(self, parent: Any, options: "DatasetOptions") -> None:
+    def __init__(self, parent: Any, options: DatasetOptions) -> None:
         if not isinstance(options, DatasetOptions):
             raise TypeError(f"options must be DatasetOptions, got {type(options).__name__}.")
         super().__init__(as_stream(parent, "parent"), MultiprocessingOptions(), None)
         self.options = options
-
-
-class ExecutionTrackingMode(enum.Enum):
-    """What Grain measures while a dataset is read. Here, time is always measured, at no cost that can be noticed.
-
-    Examples:
-        >>> mode = millstream.experimental.ExecutionTrackingMode.STAGE_TIMING
-        >>> options = millstream.experimental.DatasetOptions(execution_tracking_mode=mode)
-    """
-
-    DISABLED = enum.auto()
-    """Nothing."""
-    STAGE_TIMING = enum.auto()
-    """The time of each operation."""
-
-
-@named_fields
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DatasetOptions:
-    """Grain's options for a whole chain. None of them changes the elements, here or there.
-
-    Attributes:
-        filter_warn_threshold_ratio: accepted for Grain's sake, and without effect: a filter is reported in the log
-            where it keeps nothing for a whole epoch.
-        filter_raise_threshold_ratio: refused unless None: a filter may drop all it wants.
-        execution_tracking_mode: accepted for Grain's sake, and without effect.
-        min_shm_size: accepted for Grain's sake, and without effect: large arrays always travel in shared memory.
-
-    Examples:
-        >>> options = millstream.experimental.DatasetOptions(min_shm_size=1024)
-        >>> options.merge(millstream.experimental.DatasetOptions(filter_warn_threshold_ratio=0.5)).min_shm_size
-        1024
-    """
-
-    filter_warn_threshold_ratio: float | None = 0.9
-    filter_raise_threshold_ratio: float | None = None
-    execution_tracking_mode: ExecutionTrackingMode = ExecutionTrackingMode.DISABLED
-    min_shm_size: int = 0
-
-    def __post_init__(self) -> None:
-        if self.filter_raise_threshold_ratio is not None:
-            raise ValueError(
-                f"filter_raise_threshold_ratio={self.filter_raise_threshold_ratio!r} is not supported: count in the "
-                "filter, and raise there."
-            )
-        if not isinstance(self.execution_tracking_mode, ExecutionTrackingMode):
-            raise TypeError(
-                f"execution_tracking_mode must be an ExecutionTrackingMode, got {self.execution_tracking_mode!r}."
-            )
-
-    def merge(self, other: "DatasetOptions") -> "DatasetOptions":
-        """Returns these options, and those of another one where it says anything but the default."""
-        defaults = DatasetOptions()
-        said = {
-            field.name: getattr(other, field.name)
-            for field in dataclasses.fields(other)
-            if getattr(other, field.name) != getattr(defaults, field.name)
-        }
-        return dataclasses.replace(self, **said)
 
 
 def multithread_prefetch(

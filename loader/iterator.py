@@ -29,6 +29,7 @@ from millstream.loader.pipeline.load import IteratorLook
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
+from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.loader.state_of_plan import state_at
 from millstream.loader.threads.profiler import Profiler
 
@@ -316,6 +317,8 @@ class DataLoaderIterator(ResumableIterator):
         if self._outputs is not None and self._outputs.error is not None:
             error = self._outputs.error
             self._settle()
+            if isinstance(error, SourceEnded):
+                return False
             raise error
         executor, start = self._running_executor(), self._position()
         try:

@@ -1,6 +1,5 @@
 """The names of `grain.python`, the older interface, for code that says `import grain.python as grain`."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from millstream import experimental
@@ -22,6 +21,7 @@ from millstream.transforms import (
     RandomMap,
     RandomMapTransform,
     Transformation,
+    Transformations,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from millstream.checkpoint import CheckpointRestore as PyGrainCheckpointRestore
     from millstream.checkpoint import CheckpointSave as PyGrainCheckpointSave
 
-Transformations = Sequence[Transformation]
 PyGrainDatasetIterator = DataLoaderIterator
 BatchOperation = Batch
 FilterOperation = Filter

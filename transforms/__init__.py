@@ -1,5 +1,6 @@
 """What happens to an element: the operations of a pipeline."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from millstream import late_names
@@ -14,6 +15,7 @@ FlatMapTransform = FlatMap
 MapTransform = Map
 MapWithIndexTransform = MapWithIndex
 RandomMapTransform = RandomMap
+Transformations = Sequence[Transformation]
 
 if TYPE_CHECKING:
     from millstream.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
@@ -80,6 +82,7 @@ __all__ = [
     "Rebatch",
     "TokenBudgetBatch",
     "Transformation",
+    "Transformations",
     "VariableLengthFeature",
     "WindowShuffle",
     "decode_examples",

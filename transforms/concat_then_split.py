@@ -8,10 +8,11 @@ from typing import Any, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, named_arguments
+from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.columnar import Allocate
 from millstream.transforms.continued import ContinuedGroup
 from millstream.transforms.grouping import GroupingOperation, Identity, Pieces, Prepared, lengths_of
+from millstream.transforms.passing import PassingGroup, passing_pieces
 from millstream.transforms.rows import RowFormat
 from millstream.warn import warn
 
@@ -56,6 +57,8 @@ class ConcatThenSplit(GroupingOperation):
         length_struct: how long a row is, for each feature. Features are cut at the same token: so all lengths are the
             same, and in each document all features have equally many tokens.
         meta_features: features that need no segment ids and positions of their own.
+        split_full_length_features: whether a document that is as long as a row is cut where a row ends, as any other;
+            False makes it a row, which comes after the one that is being filled, or at once where none is.
         padding_struct: what fills up each feature in the last row; 0 for those that are not named.
         bos_handling: whether first tokens are replaced.
         bos_features: the features in which they are.
@@ -82,6 +85,7 @@ class ConcatThenSplit(GroupingOperation):
         length_struct: Mapping[str, int],
         *,
         meta_features: Collection[str] = (),
+        split_full_length_features: bool = True,
         padding_struct: Mapping[str, Any] | None = None,
         bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
         bos_features: Collection[str] = (),
@@ -95,10 +99,14 @@ class ConcatThenSplit(GroupingOperation):
             )
         if not isinstance(bos_handling, BOSHandling):
             raise TypeError(f"bos_handling must be one of {', '.join(map(str, BOSHandling))}, got {bos_handling!r}.")
+        if not as_flag(split_full_length_features, "split_full_length_features"):
+            self.splits_full_length = False
         self.bos_handling = bos_handling
         self.bos_features = self.rows.named("bos_features", bos_features)
         self.bos_token_id = None if bos_token_id is None else as_integer(bos_token_id, "bos_token_id")
         self._check_bos()
+
+    splits_full_length = True
 
     @property
     def length_struct(self) -> dict[str, int]:
@@ -111,7 +119,8 @@ class ConcatThenSplit(GroupingOperation):
         return self.rows.lengths[0]
 
     def __repr__(self) -> str:
-        return f"ConcatThenSplit({self.rows})"
+        option = "" if self.splits_full_length else ", split_full_length_features=False"
+        return f"ConcatThenSplit({self.rows}{option})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
         """Returns the features of the documents that have any token, and how many these are.
@@ -133,13 +142,16 @@ class ConcatThenSplit(GroupingOperation):
         kept = sizes[0] > 0
         return Prepared(list(itertools.compress(documents, kept)), sizes[:1, kept], kept.astype(int).tolist())
 
-    def begin(self, skip: int = 0) -> ContinuedGroup:
+    def begin(self, skip: int = 0) -> ContinuedGroup | PassingGroup:
         """Returns a group for some rows."""
-        return ContinuedGroup(self.unit, max(1, GROUP_TOKENS // self.unit), skip)
+        kind = ContinuedGroup if self.splits_full_length else PassingGroup
+        return kind(self.unit, max(1, GROUP_TOKENS // self.unit), skip)
 
     def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
         """Returns which parts of which documents are in which row."""
         del identity
+        if not self.splits_full_length:
+            return passing_pieces(numbers[0], numbers[-2], numbers[-1], self.unit)
         return Pieces.cut(numbers[-2], numbers[-1], self.unit)
 
     def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:

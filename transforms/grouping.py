@@ -181,12 +181,21 @@ class Pieces(NamedTuple):
         begins, ends = (None if column is None else column[own] for column in (self.begins, self.ends))
         return Pieces(np.array([0, own.stop - own.start]), self.elements[own], begins, ends)
 
+    @classmethod
+    def concatenate(cls, parts: "Sequence[Pieces]") -> "Pieces":
+        """Returns the outputs of several, at least one, all made of parts of elements."""
+        offsets = np.cumsum([0, *(len(part.elements) for part in parts)])
+        starts = [part.starts[:-1] + offset for part, offset in zip(parts, offsets, strict=False)]
+        columns = zip(*((part.elements, part.begins, part.ends) for part in parts), strict=True)
+        return cls(np.concatenate([*starts, offsets[-1:]]), *map(np.concatenate, columns))
+
     def permuted(self, order: NDArray[np.int64]) -> "Pieces":
-        """Returns the outputs in another order; those of whole elements only."""
+        """Returns the outputs in another order."""
         widths = np.diff(self.starts)[order]
         starts = np.concatenate([[0], np.cumsum(widths)])
         places = np.repeat(self.starts[:-1][order] - starts[:-1], widths) + np.arange(len(self.elements))
-        return Pieces(starts, self.elements[places])
+        begins, ends = (None if column is None else column[places] for column in (self.begins, self.ends))
+        return Pieces(starts, self.elements[places], begins, ends)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ class FirstLook:
     """Watches what the operations do to the first records and to the first batch.
 
     Args:
-        read: reads one record, given its key.
+        read: reads one record, given its key; None where reading it twice is no good, and records are not watched.
         labels: what to call each operation.
     """
 
-    def __init__(self, read: Callable[[int], Any], labels: Sequence[str]) -> None:
+    def __init__(self, read: Callable[[int], Any] | None, labels: Sequence[str]) -> None:
         self._read = read
         self._labels = labels
         # Each look is taken once. To pop is one step: several threads may come at the same time.
@@ -47,6 +47,8 @@ class FirstLook:
     def at_records(self, run: Elements) -> "WatchedRecords | None":
         """Returns what watches the records just read, or None where that is not needed."""
         if not self._looks_at_records or isinstance(run.values, ColumnarRecords) or not _taken(self._looks_at_records):
+            return None
+        if self._read is None:
             return None
         return WatchedRecords(run, self._read, self._labels)
 

@@ -21,6 +21,7 @@ from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
 from millstream.loader.pipeline.schedule import Schedule
+from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.transforms.grouping import Grouping
 
 
@@ -239,7 +240,7 @@ class _Lane:
             self.made += count
             self.ready += count
             self.shares.extend(self._regrouping.add(outputs))
-            self.error = outputs.error
+            self.error = None if isinstance(outputs.error, SourceEnded) else outputs.error
         self._look_for_end()
 
     def use_share(self) -> Cursor:

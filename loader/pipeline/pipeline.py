@@ -18,6 +18,7 @@ from millstream.loader.pipeline.arguments import (
     resolve_shard,
     warn_checkpoints_need_same_shards,
 )
+from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
 from millstream.loader.pipeline.mixed_arguments import check_scopes
 from millstream.loader.pipeline.packing import check_packing
 from millstream.samplers import Sampler
@@ -40,6 +41,7 @@ class Pipeline:
         order: the same, as a sampler that answers for whole blocks.
         operations: what to do with each record, in order.
         shard: which part of every global batch is made.
+        filter_limits: how much Filters may drop.
     """
 
     source: DataSource[Any]
@@ -47,6 +49,7 @@ class Pipeline:
     order: VectorisedSampler | AdaptedSampler
     operations: tuple[Transformation, ...]
     shard: ShardOptions
+    filter_limits: FilterLimits = UNLIMITED
 
     @classmethod
     def of(

@@ -26,7 +26,7 @@ from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.reading import reader_of
+from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart, reader_of
 from millstream.loader.pipeline.requests import Fed, Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import annotated, run_steps
@@ -49,6 +49,9 @@ class Plan:
         share: how the last stage takes elements from each of several logical shards; None where there is only one.
         one_to_one: whether step k is block k: nothing that drops or splits elements, or groups them as they come.
         batched_source: whether the source reads many records in one call.
+        source_knows_threads: whether the source may depend on the thread that reads.
+        source_is_stream: whether it may be a stream in the guise of a source: as many threads then read as are asked
+            for, and no record is read twice.
         blocks_are_batches: whether a block is a batch, which is worth a call; else it is some records.
 
     Args:
@@ -62,13 +65,16 @@ class Plan:
         groups = split_stages(pipeline.operations)
         self.one_to_one = first_deciding(pipeline.operations) is None
         self.batched_source = hasattr(source, "__getitems__")
+        self.source_knows_threads = may_tell_threads_apart(source)
         self.blocks_are_batches = any(isinstance(operation, Batch) for operation in groups[0])
         self.share = pipeline.share
         self.shards = tuple(
             LogicalShard.of(number, pipeline, groups, functools.partial(watch, KEYS))
             for number in range(len(pipeline.logical_shards))
         )
-        self._first_look = FirstLook(source.__getitem__, pipeline.labels)
+        self.source_is_stream = self.source_knows_threads and len(source) >= MOST_HELD
+        self._first_look = FirstLook(None if self.source_is_stream else source.__getitem__, pipeline.labels)
+        self._told: set[str] = set()
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
 
@@ -149,6 +155,14 @@ class Plan:
         run = isolated(run_steps, stage.steps[stage.num_record_steps :], run, allocate)
         self._first_look.at_batches(run, last=len(stage.steps) - 1)
         return run
+
+    def tell_once(self, topic: str, text: str) -> None:
+        """Says something about the stream in the log, the first time that it is about this topic."""
+        if topic not in self._told:
+            self._told.add(topic)
+            import logging  # noqa: PLC0415  (takes long to import)
+
+            logging.getLogger("millstream").warning("millstream: %s", text)
 
     def follow(self, stage: int, group: Elements, allocate: Allocate) -> Elements:
         """Returns the outputs of a later stage, given the elements of one group."""

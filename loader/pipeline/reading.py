@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, cast
 
 from millstream.columnar import ColumnarRecords
@@ -11,6 +12,20 @@ from millstream.loader.pipeline.steps import annotated, collect
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords, items_at
 from millstream.sources.lookalikes import batched_read_of
+
+MOST_HELD = 1 << 30
+"""No source has this many records in memory, as objects: one that says so reads them, or makes them up."""
+
+
+def may_tell_threads_apart(source: DataSource[Any]) -> bool:
+    """Whether records are read one by one, by code of the user's, which may depend on the thread that it runs in.
+
+    A stream in the guise of a source may have an iterator for each thread that reads: whether the consumer's thread is
+    one of them must not depend on how long a read happens to take.
+    """
+    method = getattr(type(source), "__getitem__", None)
+    is_own = not type(source).__module__.startswith("millstream.")
+    return is_own and isinstance(method, FunctionType) and batched_read_of(source) is None
 
 
 def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
@@ -31,7 +46,7 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
 
     def read_singly(origins: Origins) -> Elements:
         keys = origins.record_key.tolist()
-        values, error = collect(map(read_one, keys), origins, where, len(keys))
+        values, error = collect(map(read_one, keys), origins, where, len(keys), may_end=True)
         return Elements(values, origins.take(slice(len(values))), error)
 
     def read(origins: Origins) -> Elements:

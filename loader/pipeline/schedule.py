@@ -10,9 +10,11 @@ from collections import deque
 from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall, failed_call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.empty_epochs import EmptyEpochs
+from millstream.loader.pipeline.filter_windows import FilterWindows
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
+from millstream.loader.pipeline.source_end import SourceEnded, text_of
 
 
 class Schedule:
@@ -30,6 +32,9 @@ class Schedule:
         self._block = cursor.block
         self._skip = list(cursor.skip)
         self._failed = False
+        # Where the source has ended the stream, nothing more is read either, but what was read is used up.
+        self._has_ended = False
+        self._tell_once = plan.tell_once
         self._ended_stages = 0
         self._pending: list[deque[Call]] = [deque() for _ in self._stages]
         self._untaken: list[deque[Call]] = [deque() for _ in self._stages]
@@ -41,6 +46,8 @@ class Schedule:
                 start = Cursor(cursor.block, cursor.skip[:number])
                 self._regroupings.append(Regrouping(stage.grouping, start, used))
         self._empty_epochs = EmptyEpochs(plan) if any(stage.filters for stage in self._stages) else None
+        is_limited = any(limit is not None for limit in plan.pipeline.filter_limits) and self._stages[0].filters
+        self._windows = FilterWindows(plan, cursor.block) if is_limited else None
         self._end_stages()
 
     @property
@@ -123,6 +130,8 @@ class Schedule:
                 made = pending.popleft()
                 if self._empty_epochs is not None:
                     self._empty_epochs.note(stage, made.num_blocks, len(outputs.values))
+                if self._windows is not None and isinstance(made, BlockCall):
+                    self._windows.check(outputs, made.stop)
                 self._forward(stage, outputs)
         self._end_stages()
 
@@ -140,9 +149,12 @@ class Schedule:
 
     def _forward(self, stage: int, outputs: Outputs) -> None:
         """Passes outputs on to the next stage, or out."""
+        ends = isinstance(outputs.error, SourceEnded)
         if outputs.error is not None:
             # Nothing after an error is ever wanted.
-            self._failed = True
+            self._failed, self._has_ended = True, ends
+            if isinstance(outputs.error, SourceEnded):
+                self._tell_once("end", text_of(outputs.error))
             self._pending[stage].clear()
             self._untaken[stage].clear()
         if stage + 1 == len(self._pending):
@@ -150,7 +162,7 @@ class Schedule:
             return
         for group in self._regroupings[stage].add(outputs):
             self._enqueue(stage + 1, group)
-        if outputs.error is not None:
+        if outputs.error is not None and not ends:
             for group in self._regroupings[stage].cut():
                 self._enqueue(stage + 1, group)
             self._pending[stage + 1].append(failed_call(self._shard.number, stage + 1, outputs.error))
@@ -170,7 +182,7 @@ class Schedule:
             if self._pending[stage] or (stage == 0 and self.next_blocks(1)):
                 return
             self._ended_stages += 1
-            if stage + 1 < len(self._pending) and not self._failed:
+            if stage + 1 < len(self._pending) and (self._has_ended or not self._failed):
                 for group in self._regroupings[stage].finish():
                     self._enqueue(stage + 1, group)
 

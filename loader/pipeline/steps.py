@@ -19,6 +19,7 @@ from millstream.errors import StackError
 from millstream.interruptions import cannot_wait
 from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
 from millstream.loader.pipeline.one_component import Results, within
+from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 from millstream.transforms.only_for import leaves
 from millstream.transforms.pad import pad
@@ -198,7 +199,8 @@ def _batch_step(operation: Batch, where: str, maker: str | None, is_template: Ca
 
     def step(run: Elements, allocate: Allocate) -> Elements:
         # A group that the error cuts short is not a batch: the error comes instead of it.
-        short_is_whole = run.error is None and not operation.drop_remainder
+        ends = run.error is None or isinstance(run.error, SourceEnded)
+        short_is_whole = ends and not operation.drop_remainder
         starts = range(0, len(run.values) if short_is_whole else len(run.values) - size + 1, size)
         firsts = run.origins.take(slice(0, None, size))
         batches, error = collect((make(run, start, allocate) for start in starts), firsts, where, len(starts))
@@ -234,9 +236,11 @@ def _make_batch(operation: Batch, run: Elements, start: int, allocate: Allocate,
 
 
 def collect(
-    results: Iterator[Any], origins: Origins, where: str, expected: int
+    results: Iterator[Any], origins: Origins, where: str, expected: int, *, may_end: bool = False
 ) -> tuple[list[Any], BaseException | None]:
     """Returns the results up to the first error, and that error with a note of where it happened.
+
+    Where the results may end, a StopIteration is that: a `SourceEnded`.
 
     `list.extend` runs the iterator without a Python frame of ours and keeps what came before an exception: the length
     then says which element failed.
@@ -250,7 +254,7 @@ def collect(
     except BaseException as error:
         # All results may be there: then a signal's handler raised it, as it may anywhere.
         place = f", at {describe_origin(origins, len(values))}" if len(values) < expected else ""
-        annotation = annotated(error, where + place)
+        annotation = annotated(error, where + place, may_end=may_end)
         if cannot_wait(error):
             raise
         return values, annotation
@@ -266,12 +270,15 @@ def _explain_none(error: BaseException | None, inputs: Sequence[Any], row: int, 
             )
 
 
-def annotated(error: BaseException, where: str) -> BaseException:
+def annotated(error: BaseException, where: str, *, may_end: bool = False) -> BaseException:
     """Returns the error with a note of where it happened.
 
-    A StopIteration becomes a RuntimeError: raised from `next`, it would pass for the end of the stream.
+    A StopIteration becomes a RuntimeError: raised from `next`, it would pass for the end of the stream. Where what is
+    read may end, it is that; elsewhere, the end of another source that the user's code has read is an error, too.
     """
-    if isinstance(error, StopIteration):
+    if isinstance(error, StopIteration) and may_end:
+        error = SourceEnded()
+    elif isinstance(error, StopIteration | SourceEnded) and not may_end:
         error = RuntimeError("StopIteration was raised where a result was due.")
     # An exception may be of any class, and so refuse the note.
     with contextlib.suppress(Exception):

@@ -5,6 +5,7 @@ Guarantees:
       exception can hide from `submit` that a thread was started. So what `submit` knows of its threads decides only
       whether to start one more: each thread registers itself, under a lock, and leaves at once where there are enough.
     * Nobody waits for that lock but threads of the readers, which do not run handlers: a handler may call anything.
+    * Those that work are numbered, 0 … size - 1, and their names end in "_" and the number.
     * A thread is on record before it runs, and its start cannot be interrupted.
     * No thread outlives `stop()` but inside user code, which Python cannot end: such a thread ends with its call.
       `join()` waits for it, at most as long as it is told.
@@ -19,6 +20,7 @@ import _thread
 import atexit
 import contextlib
 import functools
+import itertools
 import os
 import queue
 import threading
@@ -31,6 +33,9 @@ from millstream.loader.pipeline.elements import Elements
 
 CLOSE_SECONDS = 2.0
 """How long the end of an executor, and of the interpreter, waits for threads that are inside user code."""
+
+
+THREAD_NAME = "millstream-read"
 
 
 @final
@@ -48,7 +53,8 @@ class ReaderThreads:
         self._started: set[threading.Thread] = set()
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
-        self._working: set[int] = set()
+        # The number of each, by its identity.
+        self._working: dict[int, int] = {}
         self._busy: set[int] = set()
         self._registering = threading.Lock()
         self._is_stopped = False
@@ -155,9 +161,8 @@ class ReaderThreads:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._started.discard(self._ended.get_nowait())
-        # A daemon: a read that hangs must not keep the interpreter from leaving. There are sources that tell their
-        # readers apart by the number after the underscore, as the threads of `concurrent.futures` have it.
-        thread = threading.Thread(target=self._live, name=f"millstream-read_{len(self._started)}", daemon=True)
+        # A daemon: a read that hangs must not keep the interpreter from leaving.
+        thread = threading.Thread(target=self._live, name=THREAD_NAME, daemon=True)
         self._started.add(thread)
         try:
             thread.start()
@@ -196,16 +201,23 @@ class ReaderThreads:
         finally:
             # Even if this thread had not registered yet, when a handler's exception came.
             self._busy.discard(me)
-            self._working.discard(me)
+            self._working.pop(me, None)
 
     def _register(self, me: int) -> bool:
         """Makes this thread one of those that work, if it is not; returns whether it is one now."""
-        if me in self._working and len(self._working) <= self.size:
+        if self._working.get(me, self.size) < self.size >= len(self._working):
             return True
         with self._registering:
-            self._working.discard(me)
+            self._working.pop(me, None)
             if len(self._working) < self.size and not self.is_stopped:
-                self._working.add(me)
+                taken = set(self._working.values())
+                number = next(number for number in itertools.count() if number not in taken)
+                # There are sources that tell their readers apart by what comes after the underscore: the threads of
+                # `concurrent.futures` have it.
+                thread = threading.current_thread()
+                if thread.name.startswith(THREAD_NAME):
+                    thread.name = f"{THREAD_NAME}_{number}"
+                self._working[me] = number
             return me in self._working
 
     def _pass_on(self) -> None:

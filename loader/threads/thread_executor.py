@@ -105,7 +105,7 @@ class ThreadExecutor(Executor):
         self._receive_finished()
 
     def _end(self) -> None:
-        if self._calls_ahead == self._most_calls:
+        if self._calls_ahead == self._most_calls and not self._plan.source_is_stream:
             self._concurrency.delivered(time.perf_counter(), self._waited)
             self._threads.resize(self._concurrency.level)
         self._hand_out()
@@ -119,7 +119,7 @@ class ThreadExecutor(Executor):
 
     def _is_cheap(self, stage: int) -> bool:
         """Whether the next call of this stage is one for the consumer's thread: too short to be worth handing over."""
-        if not self._may_work_here:
+        if not self._may_work_here or (stage == 0 and self._plan.source_knows_threads):
             return False
         size = self._schedule.next_blocks(self._size.blocks) if stage == 0 else 1
         return self._seconds[stage] * size < HAND_OVER_SECONDS

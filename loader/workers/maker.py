@@ -5,7 +5,9 @@ Guarantees:
     * A process that user code has forked never answers in the worker's name: it ends when the user's code returns.
 """
 
+import functools
 import os
+import queue
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Failure, pack_failure, unpicklable_parts
 
 Packed = TypeVar("Packed")
+PrepareBlocks = Callable[[int, int, int], Elements]
 
 
 class Made(NamedTuple, Generic[Packed]):
@@ -109,7 +112,16 @@ class Maker(Generic[Packed]):
         request: Request = self._classes.loads(message) if isinstance(message, bytes) else Blocks(*message)
         in_one = self._readers.size == 0 or self._plan.batched_source
         prepare_blocks = None if in_one else SlicedReading(self._plan, self._readers).prepare_blocks
+        if prepare_blocks is not None and self._plan.source_knows_threads:
+            prepare_blocks = functools.partial(_in_thread_of, self._readers, prepare_blocks)
         return self._plan.make(request, self._allocate, prepare_blocks)
+
+
+def _in_thread_of(readers: ReaderThreads, prepare_blocks: PrepareBlocks, start: int, stop: int, shard: int) -> Elements:
+    """Returns the elements of blocks, read by one of the threads that are there for it, as in a process of its own."""
+    outcome: queue.SimpleQueue[Elements] = queue.SimpleQueue()
+    readers.submit(lambda: outcome.put(readers.timed(lambda: prepare_blocks(start, stop, shard))[0]))
+    return outcome.get()
 
 
 def leave_if_forked(owner: int, status: int = 0) -> None:

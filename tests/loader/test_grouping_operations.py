@@ -164,6 +164,7 @@ OPERATIONS: dict[str, st.SearchStrategy[Drawn]] = {
             [
                 {"length_struct": {"a": ROW}},
                 {"length_struct": {"b": 7, "a": 7}},
+                {"length_struct": {"a": ROW}, "split_full_length_features": False},
                 {
                     "length_struct": {"a": ROW, "b": ROW},
                     "bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
@@ -293,6 +294,12 @@ EXAMPLES: dict[str, list[Transformation]] = {
     "FirstFitPack": [Document(), FirstFitPack({"a": ROW, "b": ROW}, num_packing_bins=4), Batch(3)],
     "BestFitPack": [Document(), BestFitPack({"a": ROW}, num_packing_bins=4), Label(), Batch(3)],
     "ConcatThenSplit": [Document(3 * ROW), ConcatThenSplit({"a": ROW, "b": ROW}), Label(), Batch(3)],
+    "ConcatThenSplit with whole rows": [
+        Document(ROW),
+        ConcatThenSplit({"a": ROW}, split_full_length_features=False),
+        Label(),
+        Batch(3),
+    ],
     "WindowShuffle": [
         Document(3 * ROW),
         FirstFitPack({"a": ROW}, num_packing_bins=4, overflow="split"),

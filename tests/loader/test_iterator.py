@@ -176,18 +176,11 @@ def test_a_lasting_error_is_raised_again_or_passed_over(reading: millstream.Read
     assert delivered + [batch.tolist() for batch in iterator] == expected[:2] + expected[3:]
 
 
-class Stopping:
-    """A source whose reads raise StopIteration, as a forgotten `next()` does."""
+class StoppingTogether:
+    """A source whose reads of several records raise StopIteration, as a forgotten `next()` does."""
 
     def __len__(self) -> int:
         return 20
-
-    def __getitem__(self, key: int) -> int:
-        return next(iter([0] * (key != 7)))
-
-
-class StoppingTogether(Stopping):
-    """The same for reads of several records."""
 
     def __getitem__(self, key: int) -> int:
         return 0
@@ -213,14 +206,13 @@ def stopping_loaders(reading: millstream.ReadOptions) -> Iterator[millstream.Dat
     for make in FAILING_OPERATIONS.values():
         yield loader_of(reading, make(7, StopIteration()))
     yield loader_of(reading, Batch(3, batch_fn=fail_at(7, StopIteration())))
-    yield loader_of(reading, source=Stopping())
     yield loader_of(reading, source=StoppingTogether())
     yield loader_of(reading, Filter(lambda _: True), Batch(2, batch_fn=fail_at(7, StopIteration())))
     yield millstream.DataLoader(data_source=range(20), sampler=StoppingSampler(), read_options=reading)  # type: ignore[arg-type]  # the loader takes samplers of runs, too
 
 
 def test_stop_iteration_of_user_code_is_an_error_not_an_end(reading: millstream.ReadOptions) -> None:
-    """A stray StopIteration anywhere in the user's code is a RuntimeError: no stream ends early and quietly."""
+    """A stray StopIteration in an operation, a sampler or a batched read is a RuntimeError: no stream ends early."""
     for loader in stopping_loaders(reading):
         iterator = iter(loader)
         with pytest.raises(RuntimeError, match="StopIteration"):

@@ -119,10 +119,11 @@ def bin_packed(operation: FirstFitPack | BestFitPack, elements: Iterable[Element
 
 
 def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Iterator[Element]:
-    """Yields rows of all tokens laid end to end."""
+    """Yields rows of all tokens laid end to end, but for documents that may be rows by themselves."""
     lengths = operation.length_struct
     (length,) = set(lengths.values())
     row: list[dict[str, Any]] = []
+    waiting: list[Element] = []
     position = index = room = 0
 
     def begun(document: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +134,13 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
 
     for document_position, document_index, document in elements:
         rest, used = {name: np.asarray(document[name]) for name in lengths}, 0
+        if not operation.splits_full_length and len(rest[next(iter(lengths))]) == length:
+            whole = document_position, document_index * MOST_PIECES, laid_out(lengths, [begun(rest)])
+            if row:
+                waiting.append(whole)
+            else:
+                yield whole
+            continue
         while len(rest[next(iter(lengths))]):
             if not row:
                 position, index, room = document_position, document_index * MOST_PIECES + used // length, length
@@ -141,9 +149,11 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
             rest, used, room = {name: tokens[room:] for name, tokens in rest.items()}, used + taken, room - taken
             if not room:
                 yield position, index, laid_out(lengths, row)
-                row = []
+                yield from waiting
+                row, waiting = [], []
     if row:
         yield position, index, laid_out(lengths, row)
+    yield from waiting
 
 
 def rebatched(operation: Rebatch, elements: Iterable[Element]) -> Iterator[Element]:

@@ -1,0 +1,137 @@
+"""Options for a whole chain, and those that are in force where a dataset is opened."""
+
+import contextlib
+import contextvars
+import dataclasses
+import enum
+from collections.abc import Iterator
+from typing import Any, Final
+
+from millstream.checks import named_fields
+from millstream.loader.pipeline.filter_limits import FilterLimits
+
+
+class ExecutionTrackingMode(enum.Enum):
+    """What Grain measures while a dataset is read. Here, time is always measured, at no cost that can be noticed.
+
+    Examples:
+        >>> mode = millstream.experimental.ExecutionTrackingMode.STAGE_TIMING
+        >>> options = millstream.experimental.DatasetOptions(execution_tracking_mode=mode)
+    """
+
+    DISABLED = enum.auto()
+    """Nothing."""
+    STAGE_TIMING = enum.auto()
+    """The time of each operation."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Default:
+    """Stands for an option that was not given."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+_RATIO: Any = _Default(0.9)
+_NONE: Any = _Default(None)
+_MODE: Any = _Default(ExecutionTrackingMode.DISABLED)
+_SIZE: Any = _Default(0)
+
+
+@named_fields
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """Grain's options for a whole chain. None of them changes the elements, here or there.
+
+    The limits of filters are about the records that a chain reads, each 1000 in a row: how many of them nothing is left
+    of, in front of the first operation that batches or packs. Where the limit is reached, the error comes after what is
+    left of them; the next element is that after it.
+
+    Attributes:
+        filter_warn_threshold_ratio: a share of dropped records, above 0 and up to 1, that is said in the log, once for
+            each iterator; None for any.
+        filter_raise_threshold_ratio: a share of dropped records that is a ValueError; None for any.
+        execution_tracking_mode: accepted for Grain's sake, and without effect.
+        min_shm_size: accepted for Grain's sake, and without effect: large arrays always travel in shared memory.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(2000).filter(lambda x: x < 10).to_iter_dataset()
+        >>> options = millstream.experimental.DatasetOptions(filter_raise_threshold_ratio=0.99)
+        >>> iterator = iter(millstream.experimental.WithOptionsIterDataset(dataset, options))
+        >>> [next(iterator) for _ in range(10)]
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+        >>> next(iterator)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: ... left 10 of 1000 records, ...
+    """
+
+    filter_warn_threshold_ratio: float | None = _RATIO
+    filter_raise_threshold_ratio: float | None = _NONE
+    execution_tracking_mode: ExecutionTrackingMode = _MODE
+    min_shm_size: int = _SIZE
+    _given: frozenset[str] = dataclasses.field(default=frozenset(), init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given = set()
+        for name in _NAMES:
+            value = getattr(self, name)
+            if isinstance(value, _Default):
+                object.__setattr__(self, name, value.value)
+            else:
+                given.add(name)
+        object.__setattr__(self, "_given", frozenset(given))
+        for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
+            ratio = getattr(self, name)
+            if ratio is not None and (not isinstance(ratio, float | int) or not 0 < ratio <= 1):
+                raise ValueError(f"{name} must be a share above 0 and up to 1, or None, got {ratio!r}.")
+        if not isinstance(self.execution_tracking_mode, ExecutionTrackingMode):
+            raise TypeError(
+                f"execution_tracking_mode must be an ExecutionTrackingMode, got {self.execution_tracking_mode!r}."
+            )
+
+    @property
+    def filter_limits(self) -> FilterLimits:
+        """How much filters may drop."""
+        return FilterLimits(self.filter_warn_threshold_ratio, self.filter_raise_threshold_ratio)
+
+    def merge(self, other: "DatasetOptions | None") -> "DatasetOptions":
+        """Returns these options, and where they were left at the default, those of another one."""
+        if other is None:
+            return self
+        given = {name: getattr(other, name) for name in other._given}  # noqa: SLF001  (of this class)
+        return DatasetOptions(**{**given, **{name: getattr(self, name) for name in self._given}})
+
+
+_NAMES: Final = (
+    "filter_warn_threshold_ratio",
+    "filter_raise_threshold_ratio",
+    "execution_tracking_mode",
+    "min_shm_size",
+)
+
+_in_force: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("millstream_options")
+
+
+@contextlib.contextmanager
+def in_force(dataset: Any) -> Iterator[DatasetOptions]:
+    """Gives the options of a dataset that is opened here, which are in force for what is opened meanwhile.
+
+    They are its own, and those of what it draws from alone; the last in the chain say most.
+    """
+    options = _in_force.get(DatasetOptions())
+    while True:
+        if isinstance(own := getattr(dataset, "options", None), DatasetOptions):
+            options = options.merge(own)
+        parents: tuple[Any, ...] = getattr(dataset, "parents", ())
+        if len(parents) != 1:
+            break
+        (dataset,) = parents
+    token = _in_force.set(options)
+    try:
+        yield options
+    finally:
+        _in_force.reset(token)

@@ -1,0 +1,132 @@
+"""Options of whole chains: how much filters may drop, and whose options count."""
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream as grain
+from millstream.experimental import DatasetOptions, WithOptionsIterDataset
+
+
+def thinned(number: int) -> bool:
+    """Keeps one in ten of the numbers from 2000 to 2999, and of the others half."""
+    return number % 10 == 0 if 2000 <= number < 3000 else number % 2 == 0
+
+
+def thinning(**options: float | None) -> Any:
+    """Returns 4500 numbers, thinned, under some options."""
+    dataset = grain.MapDataset.range(4500).filter(thinned).to_iter_dataset()
+    return WithOptionsIterDataset(dataset, DatasetOptions(**options))
+
+
+KEPT = [number for number in range(4500) if thinned(number)]
+
+PLACES: dict[str, Callable[[DatasetOptions], Any]] = {
+    "after": lambda options: WithOptionsIterDataset(
+        grain.MapDataset.range(4500).to_iter_dataset().filter(thinned), options
+    ),
+    "before": lambda options: WithOptionsIterDataset(grain.MapDataset.range(4500).to_iter_dataset(), options).filter(
+        thinned
+    ),
+    "in a dataset": lambda options: WithOptionsIterDataset(grain.MapDataset.range(4500).filter(thinned), options),
+    "threads": lambda options: WithOptionsIterDataset(
+        grain.MapDataset.range(4500).to_iter_dataset(grain.ReadOptions(3, 100)).filter(thinned).map(abs), options
+    ),
+    "workers": lambda options: (
+        WithOptionsIterDataset(grain.MapDataset.range(4500).to_iter_dataset(), options)
+        .filter(thinned)
+        .mp_prefetch(grain.MultiprocessingOptions(2))
+    ),
+    "after a mixture": lambda options: WithOptionsIterDataset(
+        grain.IterDataset.mix([grain.MapDataset.range(start, 4500, 2).to_iter_dataset() for start in (0, 1)]).filter(
+            thinned
+        ),
+        options,
+    ),
+    "below a mixture": lambda options: WithOptionsIterDataset(
+        grain.IterDataset.mix([grain.MapDataset.range(4500).to_iter_dataset().filter(thinned)]), options
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_too_much_dropped_is_an_error(place: str) -> None:
+    """After what is left of the thousand records in question, whoever filters, and wherever the options stand."""
+    iterator = iter(PLACES[place](DatasetOptions(filter_raise_threshold_ratio=0.9)))
+    until = KEPT.index(3000)
+
+    assert list(itertools.islice(iterator, until)) == KEPT[:until]
+    with pytest.raises(ValueError, match=r"left 100 of 1000 records, those at the positions 2000 to 2999: 90.0%"):
+        next(iterator)
+    iterator.close()
+
+
+@pytest.mark.parametrize("ratio", [None, 0.91, 1])
+def test_less_is_none(ratio: float | None) -> None:
+    """Below the limit, all that the filter leaves is delivered."""
+    assert list(thinning(filter_raise_threshold_ratio=ratio)) == KEPT
+
+
+def test_batches_come_before_the_error() -> None:
+    """What is whole is delivered; a batch that the error cuts short is not."""
+    iterator = iter(thinning(filter_raise_threshold_ratio=0.9).batch(300))
+    batches = list(itertools.islice(iterator, 3))
+    with pytest.raises(ValueError, match=r"an error is 90\.0%"):
+        next(iterator)
+
+    assert np.concatenate(batches).tolist() == KEPT[:900]
+
+
+def test_children_of_one_record_count_once() -> None:
+    """What a FlatMap makes of a record is left of it, however many elements these are."""
+    dataset = grain.MapDataset.range(2000).to_iter_dataset().filter(lambda number: number % 10 == 0)
+    split = dataset.apply(grain.transforms.FlatMap(lambda number: [number] * 20, 20))
+    with pytest.raises(ValueError, match="left 100 of 1000"):
+        list(WithOptionsIterDataset(split, DatasetOptions(filter_raise_threshold_ratio=0.9)))
+
+
+@pytest.mark.parametrize(("options", "lines"), [({}, 1), ({"filter_warn_threshold_ratio": None}, 0)])
+def test_much_dropped_is_said(options: dict[str, None], lines: int, caplog: pytest.LogCaptureFixture) -> None:
+    """In the log, once for each iterator, unless that is not wanted; by default from 90 % on."""
+    with caplog.at_level(logging.WARNING, "millstream"):
+        assert list(thinning(**options)) == KEPT
+
+    assert [record.message for record in caplog.records if "left 100 of 1000 records" in record.message] == [
+        record.message for record in caplog.records
+    ]
+    assert len(caplog.records) == lines
+
+
+def test_a_resumed_stream_counts_whole_thousands() -> None:
+    """From a state within a thousand, those that are whole count, and the elements are the same."""
+    dataset = thinning(filter_raise_threshold_ratio=0.9)
+    first = iter(dataset)
+    for _ in range(700):
+        next(first)
+    state = first.get_state()
+    fresh = iter(dataset)
+    fresh.set_state(state)
+    until = KEPT.index(3000)
+
+    assert list(itertools.islice(fresh, until - 700)) == KEPT[700:until]
+    with pytest.raises(ValueError, match="left 100"):
+        next(fresh)
+
+
+def test_options_that_were_given_count() -> None:
+    """One's own before another's, one's own defaults after them; in a chain, the last ones say most."""
+    own = DatasetOptions(min_shm_size=1024)
+    other = DatasetOptions(min_shm_size=512, filter_warn_threshold_ratio=None)
+    merged = own.merge(other)
+    assert (merged.min_shm_size, merged.filter_warn_threshold_ratio) == (1024, None)
+    assert own.merge(None) == own
+    assert DatasetOptions(filter_warn_threshold_ratio=0.9).merge(other).filter_warn_threshold_ratio == 0.9
+
+    strict = thinning(filter_raise_threshold_ratio=0.9)
+    assert list(WithOptionsIterDataset(strict, DatasetOptions(filter_raise_threshold_ratio=None))) == KEPT
+    with pytest.raises(ValueError, match="left 100"):
+        list(WithOptionsIterDataset(strict, DatasetOptions(min_shm_size=3)))
