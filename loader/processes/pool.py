@@ -7,8 +7,8 @@ Guarantees:
       still counts. The pool reports deaths and forks replacements; what is done about lost calls is the executor's.
     * `stop()` takes at most CLOSE_SECONDS, and so does the end of the pool's life; nothing is left then. Another thread
       may call it: one lock guards the list of the workers and all that passes descriptors, so each is closed once.
-    * Processes are started, and descriptors opened, in threads made for it, which Ctrl-C and other signals' handlers do
-      not interrupt: there is none without an owner.
+    * Processes are started and waited for, and descriptors opened, in threads made for it, which Ctrl-C and other
+      signals' handlers do not interrupt: there is none without an owner, and none that stays a zombie.
     * A stall is time that the consumer has waited, a look at a time: what lasted longer was no waiting, but a system
       that had suspended all of us.
 
@@ -64,6 +64,9 @@ CLOSE_SECONDS = 2.0
 
 EXIT_SECONDS = 2.0
 """How long to wait for the fork server to tell how a worker ended."""
+
+_LOOK_SECONDS = 0.05
+"""How long whoever waits for the fork server's end looks at nothing else."""
 
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -432,8 +435,15 @@ class _Resources:
             for worker in self.workers:
                 worker.channel.hang_up()
         if (fork_server := self.fork_server) is not None:
+            is_urgent: list[bool] = []
             try:
-                _end_fork_server(fork_server, [worker.pid for worker in self.workers if worker.pid is not None])
+                workers = [worker.pid for worker in self.workers if worker.pid is not None]
+                # An interrupt inside Popen.wait may leave its lock locked, and nobody could reap the process any more.
+                in_fresh_thread(functools.partial(_end_fork_server, fork_server, workers, is_urgent))
+            except BaseException:
+                # Ctrl-C came once more.
+                is_urgent.append(True)
+                raise
             finally:
                 # Once reaped, its number may become somebody else's.
                 self.fork_server = None if fork_server.returncode is not None else fork_server
@@ -456,18 +466,21 @@ class _Resources:
             close_all(self._unclosed)
 
 
-def _end_fork_server(fork_server: subprocess.Popen[bytes], workers: list[int]) -> None:
-    """Waits for the fork server, which knows that it is to end; where it fails to, ends what it should have ended."""
+def _end_fork_server(fork_server: subprocess.Popen[bytes], workers: list[int], is_urgent: list[bool]) -> None:
+    """Waits for the fork server, which knows that it is to end; where it fails to, ends what it should have ended.
+
+    Where somebody puts something into `is_urgent`, it waits no longer.
+    """
+    deadline = time.monotonic() + CLOSE_SECONDS / 2
     status = None
-    try:
+    while status is None and not is_urgent and time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            status = fork_server.wait(CLOSE_SECONDS / 2)
-    finally:
-        if status is None:
-            # It is stopped, perhaps, or Ctrl-C came once more.
-            fork_server.kill()
-        if status != 0:
-            # The kernel kills the workers with it, on Linux, and nobody what they have started.
-            kill_session(fork_server.pid, workers)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            fork_server.wait(CLOSE_SECONDS / 2)
+            status = fork_server.wait(_LOOK_SECONDS)
+    if status is None:
+        # It is stopped, perhaps.
+        fork_server.kill()
+    if status != 0:
+        # The kernel kills the workers with it, on Linux, and nobody what they have started.
+        kill_session(fork_server.pid, workers)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        fork_server.wait(CLOSE_SECONDS / 2)

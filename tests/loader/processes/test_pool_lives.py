@@ -8,9 +8,11 @@ import contextlib
 import copy
 import dataclasses
 import gc
+import itertools
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +20,8 @@ import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import faults
 import psutil
@@ -289,6 +293,41 @@ def test_an_interrupt_at_the_beginning_of_closing() -> None:
         signal.signal(signal.SIGALRM, handler)
 
 
+def test_an_interrupt_within_the_library_that_waits_for_a_process() -> None:
+    """Row 11: wherever in `subprocess` Ctrl-C comes while a loader is closed, the next call ends and reaps it all."""
+    lines_left = 0
+
+    def interrupt(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        nonlocal lines_left
+        callers = [caller.f_code.co_name for caller in (frame, frame.f_back) if caller is not None]
+        # What is raised in `__del__` goes nowhere.
+        if frame.f_code.co_filename != subprocess.__file__ or "__del__" in callers:
+            return None
+        lines_left -= 1
+        if lines_left == 0:
+            raise KeyboardInterrupt
+        return interrupt
+
+    for lines_before in itertools.count(1):
+        lines_left = lines_before
+        iterator = iter(loader_of(worker_count=1))
+        next(iterator)
+        processes = processes_of(iterator)
+        sys.settrace(interrupt)
+        try:
+            iterator.close()
+            has_come = False
+        except KeyboardInterrupt:
+            has_come = True
+        finally:
+            sys.settrace(None)
+        iterator.close()
+        assert still_there(processes) == []
+        assert [child.pid for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE] == []
+        if not has_come:
+            break
+
+
 def test_a_loader_that_is_forgotten_ends_its_idle_workers() -> None:
     """Row 28: warm workers do not outlive the loader that keeps them warm."""
     loader = loader_of()
@@ -366,7 +405,7 @@ def test_an_interrupt_while_closing() -> None:
 
         def interrupt() -> None:
             deadline = time.monotonic() + WAIT_SECONDS
-            while "_end_fork_server" not in [
+            while "in_fresh_thread" not in [
                 frame.name for frame in traceback.extract_stack(sys._current_frames()[closing])
             ]:
                 assert time.monotonic() < deadline
