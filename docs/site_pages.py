@@ -132,7 +132,9 @@ def reference_page(part: str, about: str) -> str:
     """Returns the page of a part's public names: its own, and those of the façade that are from there."""
     blocks = [f"# millstream.{part}\n\n{about}\n\n{GIVEN}\n"]
     for name, value in sorted(public_names(part).items(), key=lambda item: item[0].lower()):
-        path = f"{value.__module__}.{value.__qualname__}"
+        # An alias of what others define, such as a type, is where it is written.
+        is_ours = value.__module__.split(".")[0] == "millstream"
+        path = f"{value.__module__}.{value.__qualname__}" if is_ours else name
         blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {name.rsplit('.', 1)[-1]}\n")
     return "\n".join(blocks)
 
