@@ -23,7 +23,8 @@ class DataSource(Protocol[T_co]):
     """Records found by number: `len(source)` and `source[record_key]` are all that is needed, so a list is a source.
 
     Reading the same key gives an equal record each time, in every process and thread. A source is sent to worker
-    processes by pickle, and is read by several threads at once.
+    processes by pickle, and is read by several threads at once. Where `source[key]` raises StopIteration, there is no
+    record from there on: the stream ends, however many there are by its length.
 
     Four more members are optional, and used if they are there:
 

@@ -266,7 +266,7 @@ def _() -> None:
     assert not hasattr(grain.python, "Operation")
     assert not hasattr(grain, "Record")
     with pytest.raises(TypeError, match="iterator"):
-        grain.MapTransform(iter([]))  # type: ignore[arg-type]
+        grain.MapTransform(iter([]))  # type: ignore[call-overload]
 
 
 @ROWS.of("`SharedMemoryArray`, `SharedMemoryArrayMetadata`")

@@ -27,7 +27,8 @@ def public_names() -> Iterator[tuple[str, Any]]:
         module = importlib.import_module(f"millstream{part}")
         for name in module.__all__:
             value = getattr(module, name)
-            if callable(value) and not isinstance(value, types.ModuleType) and id(value) not in seen:
+            is_documented = callable(value) and not isinstance(value, types.ModuleType | types.GenericAlias)
+            if is_documented and id(value) not in seen:
                 seen.add(id(value))
                 yield f"millstream{part}.{name}", value
 

@@ -162,8 +162,9 @@ def test_documents_begin_at_multiples_and_rows_come_by_groups() -> None:
 def test_documents_as_long_as_a_row_stay_whole() -> None:
     """As in Grain's example: such a document comes after the row that was being filled, and no token is lost."""
     parts = [{"a": np.full(size, number)} for number, size in enumerate((3, 6, 2, 5, 6, 4), 1)]
-    options = {"length_struct": {"a": 6}, "split_full_length_features": False}
-    dataset = grain.experimental.ConcatThenSplitIterDataset(grain.MapDataset.source(parts), **options)
+    dataset = grain.experimental.ConcatThenSplitIterDataset(
+        grain.MapDataset.source(parts), length_struct={"a": 6}, split_full_length_features=False
+    )
 
     assert [row["a"].tolist() for row in dataset] == [
         [1, 1, 1, 3, 3, 4],

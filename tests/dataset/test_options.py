@@ -17,7 +17,7 @@ def thinned(number: int) -> bool:
     return number % 10 == 0 if 2000 <= number < 3000 else number % 2 == 0
 
 
-def thinning(**options: float | None) -> Any:
+def thinning(**options: Any) -> Any:
     """Returns 4500 numbers, thinned, under some options."""
     dataset = grain.MapDataset.range(4500).filter(thinned).to_iter_dataset()
     return WithOptionsIterDataset(dataset, DatasetOptions(**options))

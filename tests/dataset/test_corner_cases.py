@@ -1,0 +1,191 @@
+"""Corner cases that a client of Grain meets, and what is decided about each, where no other test says so."""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream as grain
+
+
+def numbers(stop: int) -> "grain.MapDataset[int]":
+    """Returns the numbers below one."""
+    return grain.MapDataset.range(stop)
+
+
+def plain(batches: Any) -> list[list[int]]:
+    """Returns batches as lists."""
+    return [batch.tolist() for batch in batches]
+
+
+def test_none_is_no_element_but_part_of_one() -> None:
+    """Positions stay, and so does the length: it is iterating that passes over None. Zipped, it stays in its tuple."""
+    dataset = grain.MapDataset.source([1, None, 3]).map(lambda x: None if x == 3 else x)
+
+    assert (len(dataset), dataset[0], dataset[1], dataset[2], list(dataset)) == (3, 1, None, None, [1])
+    assert list(grain.experimental.ZipMapDataset([dataset, numbers(3)])) == [(1, 0), (None, 1), (None, 2)]
+
+
+def test_positions_go_on_in_the_next_epoch() -> None:
+    """Each is the epoch's number of elements further; with reseed_each_epoch=False, the first epoch is repeated."""
+    shuffled = numbers(8).shuffle(seed=1)
+    first, second = ([shuffled[position] for position in range(start, start + 8)] for start in (0, 8))
+    replayed = shuffled.map_with_index(lambda index, x: (index, x)).repeat(2, reseed_each_epoch=False)
+
+    assert sorted(first) == sorted(second) == list(range(8))
+    assert first != second
+    assert list(replayed) == [*enumerate(first), *enumerate(first)]
+
+
+def test_shuffling_what_is_repeated_mixes_epochs() -> None:
+    """All positions are one order: each element comes as often as it is repeated, but not once in each part."""
+    mixed = list(numbers(10).repeat(3).shuffle(seed=0))
+
+    assert sorted(mixed) == sorted([*range(10)] * 3)
+    assert len(set(mixed[:10])) < 10
+
+
+def test_batches_cross_epochs_where_repeating_comes_first() -> None:
+    """Repeated batches are short at the end of each epoch; batches of what is repeated are full."""
+    assert plain(numbers(5).batch(2).repeat(2)) == [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4]]
+    assert plain(numbers(5).repeat(2).batch(2)) == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
+
+
+def test_a_limit_ends_with_what_is_shorter() -> None:
+    """It counts what comes, and does not wait for more."""
+    stream = numbers(3).to_iter_dataset()
+
+    assert list(grain.experimental.LimitIterDataset(stream, 2)) == [0, 1]
+    assert list(grain.experimental.LimitIterDataset(stream, 9)) == [0, 1, 2]
+
+
+def test_bytes_keep_their_zeros() -> None:
+    """A batch of bytes is an array of objects: NumPy's own kind would cut off zeros at the end."""
+    (batch,) = grain.MapDataset.source([b"a\0", b"b"]).batch(2)
+
+    assert batch.tolist() == [b"a\0", b"b"]
+
+
+def test_a_generator_may_be_kept() -> None:
+    """It is the element's own: what is drawn from it later is what would have been drawn then."""
+    kept = list(numbers(4).random_map(lambda _, rng: rng, seed=3))
+    drawn = list(numbers(4).random_map(lambda _, rng: rng.random(), seed=3))
+
+    assert [rng.random() for rng in kept] == drawn
+
+
+def test_a_dataset_in_two_chains_is_the_same() -> None:
+    """What is built on top of a dataset changes nothing of it."""
+    base = numbers(4).to_iter_dataset()
+    before = list(base)
+    doubled, squared = base.map(lambda x: 2 * x), base.map(lambda x: x * x)
+
+    assert (list(doubled), list(squared), list(base)) == ([0, 2, 4, 6], [0, 1, 4, 9], before)
+
+
+def test_reading_ahead_may_be_switched_off() -> None:
+    """ReadOptions(0, 0) is legal, starts no thread, and changes no element; nor does asking for a state start one."""
+    threads = threading.active_count()
+    iterator = iter(numbers(9).to_iter_dataset(grain.ReadOptions(0, 0)).map(abs))
+    assert list(itertools.islice(iterator, 4)) == [0, 1, 2, 3]
+    other = iter(numbers(9).to_iter_dataset(grain.ReadOptions(4, 8)))
+    other.get_state()
+
+    assert threading.active_count() == threads
+
+
+class Named:
+    """A plain class that takes an argument of its own."""
+
+    def __init__(self, *arguments: Any, name: str = "", **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.name = name
+
+
+class NamedStream(Named, grain.IterDataset[int]):
+    """A stream that is derived from a plain class as well."""
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # any iterator will do
+        return iter(self._parent)
+
+
+class NamedDataset(Named, grain.MapDataset[int]):
+    """A dataset that is derived from a plain class as well."""
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._parent[position]
+
+
+def test_datasets_are_derived_from_plain_classes_too() -> None:
+    """No class gets in another's way, and such a dataset may stand anywhere; one without parents says so."""
+    dataset = NamedDataset(numbers(4), name="numbers").map(abs)
+    stream = NamedStream(dataset.to_iter_dataset(), name="stream")
+
+    assert plain(stream.map(abs).batch(3)) == [[0, 1, 2], [3]]
+    assert stream.name == "stream"
+    with pytest.raises(AttributeError, match="no parents"):
+        _ = NamedStream()._parent
+
+
+def test_a_method_may_be_replaced_on_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As clients do to watch what is built."""
+    built: list[str] = []
+    method = grain.MapDataset.map
+
+    def watched(self: Any, transform: Any) -> Any:
+        built.append("map")
+        return method(self, transform)
+
+    monkeypatch.setattr(grain.MapDataset, "map", watched)
+
+    assert list(numbers(3).map(lambda x: x + 1)) == [1, 2, 3]
+    assert built == ["map"]
+
+
+class EverySecond(grain.RandomAccessDataSource[int]):
+    """A source that reads a dataset by index."""
+
+    def __init__(self) -> None:
+        self._dataset = numbers(20).shuffle(seed=1)
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, key: int, /) -> int:
+        return self._dataset[2 * key]
+
+
+@pytest.mark.parametrize("worker_count", [0, 1])
+def test_a_source_may_read_a_dataset(worker_count: int) -> None:
+    """By index, in a worker process too."""
+    dataset = numbers(20).shuffle(seed=1)
+    with iter(grain.load(EverySecond(), num_epochs=1, worker_count=worker_count)) as iterator:
+        assert list(iterator) == [dataset[2 * key] for key in range(10)]
+
+
+class Rounds:
+    """An order of one's own: it has no length, and deals records to hosts by itself."""
+
+    def __init__(self, host: int, hosts: int) -> None:
+        self._host, self._hosts = host, hosts
+
+    def __getitem__(self, index: int) -> grain.RecordMetadata:
+        return grain.RecordMetadata(index=index, record_key=(index * self._hosts + self._host) % 7)
+
+
+def test_an_order_of_ones_own_goes_with_shard_options() -> None:
+    """What it deals out is its own affair: the loader deals out its positions, as any others."""
+    loader = grain.DataLoader(
+        data_source=np.arange(7) * 10,
+        sampler=Rounds(host=0, hosts=1),
+        shard_options=grain.ShardOptions(1, 2),
+        operations=[grain.Batch(2)],
+    )
+    with iter(loader) as iterator:
+        assert plain(itertools.islice(iterator, 3)) == [[20, 30], [60, 0], [30, 40]]
