@@ -62,7 +62,7 @@ def measure_all(
 def write(path: Path, machine: dict[str, Any], scale: Scale, found: list[Finding]) -> str:
     """Writes the results next to each other, with the suffixes of their formats, and returns the report."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = markdown(machine, scale, found)
+    report = markdown(machine, scale, found, path.with_suffix(".png").name)
     results = {"machine": machine, "scale": scale.name, "cases": as_json(found)}
     path.with_suffix(".json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     path.with_suffix(".md").write_text(report)

@@ -86,6 +86,15 @@ class EngineIterator(ShownIterator):
         state = self.get_state()
         return lambda: state
 
+    def __repr__(self) -> str:
+        look = self._inner.look()
+        return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}>"
+
+    def _repr_html_(self) -> str:
+        from millstream import pictures  # noqa: PLC0415  (for notebooks)
+
+        return pictures.figure(pictures.card("iterator", repr(self)))
+
     def _change_plan(self, hole: AbsentElement) -> None:
         raise hole
 

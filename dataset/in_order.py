@@ -28,6 +28,9 @@ class InOrder:
         """Returns what decides the order: nothing but this class."""
         return "in order"
 
+    def __repr__(self) -> str:
+        return "in order, without end" if self.length is None else f"in order, {self.length:,} positions"
+
     def __getitem__(self, position: int) -> RecordMetadata:
         check_range(position, position + 1, self.length)
         return RecordMetadata(position, position, None)

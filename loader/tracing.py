@@ -53,7 +53,9 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
             result = function(*arguments)
             if isinstance(result, Elements) and len(result.values):
                 # The last word counts: what groups elements has measured them before, under the same label.
-                seen[label] = leaf_texts(result.values[0])
+                # Of a chain's elements, some may be absent.
+                shown = next((value for value in result.values if value is not None), None)
+                seen[label] = leaf_texts(shown)
             return result
 
         return call

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millstream.loader.live.client import HOW_TO_SERVE, NotServed, asked, served_processes
-from millstream.tools.top_lines import Line, Snapshot, lines_of, plain
+from millstream.tools.top_lines import Line, Snapshot, command_text, lines_of, plain
 from millstream.tools.top_stacks import stack_lines
 
 
@@ -21,7 +21,7 @@ def listed() -> Iterator[str]:
         except (NotServed, OSError) as error:
             yield f"{pid:>8}  {error}"
         else:
-            yield f"{pid:>8}  {' '.join(snapshot['command'])}"
+            yield f"{pid:>8}  {command_text(snapshot)}"
     if not processes:
         yield f"No trainer of this user can be looked at. {HOW_TO_SERVE.replace('it', 'one', 1)}"
 

@@ -18,6 +18,9 @@ WIDTH = 100
 BESIDE_LABELS = 4 + 2 + 7 + 2 + BAR + 6
 """What stands beside the label of a stage: margins, the place, the bar and the share."""
 
+LONGEST_COMMAND = 200
+"""Of a longer command, the beginning is shown."""
+
 SHORTEST_LABEL = 16
 """Labels are not shortened to less than this, however narrow the terminal is."""
 
@@ -53,12 +56,19 @@ def lines_of(before: Snapshot, now: Snapshot, width: int | None = None) -> Itera
         width: how many characters a line may have; None where it does not matter.
     """
     seconds = max(1e-9, now["at"] - before["at"])
-    yield [Piece(f"Process {now['pid']}", HEAD), Piece(f"  {' '.join(now['command'])}", SOFT)]
+    head = f"Process {now['pid']}  "
+    yield [Piece(head, HEAD), Piece(command_text(now, (width or LONGEST_COMMAND) - len(head)), SOFT)]
     yield [Piece(f"  {_process_text(before.get('process'), now.get('process'), seconds)}", SOFT)]
     earlier = {pipeline["number"]: pipeline for pipeline in before["pipelines"]}
     for pipeline in now["pipelines"]:
         yield []
         yield from _pipeline_lines(earlier.get(pipeline["number"]), pipeline, seconds, width)
+
+
+def command_text(snapshot: Snapshot, most: int = LONGEST_COMMAND) -> str:
+    """Returns the command of a process in one line of at most this many characters: `python -c` has many lines."""
+    text = " ".join(" ".join(snapshot["command"]).split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _pipeline_lines(before: Snapshot | None, now: Snapshot, seconds: float, width: int | None) -> Iterator[Line]:
@@ -166,12 +176,12 @@ def _worker_lines(before: Snapshot | None, now: Snapshot, seconds: float) -> Ite
     }
     for worker in workers:
         process = worker["process"]
-        who = "starting" if worker["pid"] is None else f"process {worker['pid']}"
+        who = "starting" if worker["pid"] is None else f"pid {worker['pid']}"
         state = _process_text(earlier.get(worker["pid"]), process, seconds)
-        begun = "" if worker["begun"] is None else f", began {worker['begun']}"
+        begun = "" if worker["begun"] is None else f", at {worker['begun']}"
         yield [
-            Piece(f"    worker {worker['number']:<3} {who}  "),
-            Piece(f"{state}, {count_text(worker['calls'], 'call')} given{begun}", SOFT),
+            Piece(f"    worker {worker['number']:<2} {who}  "),
+            Piece(f"{state}, {count_text(worker['calls'], 'call')}{begun}", SOFT),
         ]
 
 

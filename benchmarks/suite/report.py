@@ -13,8 +13,15 @@ NOTHING = DASH
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def markdown(machine: Mapping[str, Any], scale: Scale, findings: Sequence[Finding]) -> str:
-    """Returns the whole report."""
+def markdown(machine: Mapping[str, Any], scale: Scale, findings: Sequence[Finding], plot: str = "latest.png") -> str:
+    """Returns the whole report.
+
+    Args:
+        machine: what it was measured on.
+        scale: how much was measured.
+        findings: what was found.
+        plot: the file of the plot, beside the report.
+    """
     sections = [
         "# Benchmarks",
         _introduction(machine, scale, findings),
@@ -24,6 +31,7 @@ def markdown(machine: Mapping[str, Any], scale: Scale, findings: Sequence[Findin
             '"The bound" is a bare loop that does the same, or only the part that no loader can save; what is missing '
             "to 1 is what a loader costs."
         ),
+        f"![How many times faster millstream is, by case and peer]({plot})",
         _ratio_table(findings),
         "## Goals",
         (

@@ -12,14 +12,21 @@ from typing import Any
 
 from millstream.loader.threads.recorder import TRAINER, Event, Sample, Span
 
-FIRST_THREAD = 1
-"""The number that the first thread of a process has in a trace: Perfetto takes number 0 for the idle system."""
+TROUBLE = "deaths and stalls"
+"""The track of what went wrong with workers."""
 
 
 def chrome_trace(spans: Sequence[Span], memory: Iterable[Sample], events: Iterable[Event]) -> str:
     """Returns a recording of this process's as JSON that Perfetto and chrome://tracing open."""
     here = os.getpid()
-    traced = [*_tracks(spans, here), *_pieces(spans, here), *_counters(memory, spans, here), *_instants(events, here)]
+    events = list(events)
+    trouble = {TROUBLE: 1 + len(lanes_of(spans))} if events else {}
+    traced = [
+        *_tracks(spans, here, trouble),
+        *_pieces(spans, here),
+        *_counters(memory, spans, here),
+        *_instants(events, here, trouble),
+    ]
     return json.dumps({"traceEvents": traced, "displayTimeUnit": "ms"})
 
 
@@ -33,29 +40,38 @@ def batches_text(first: int, last: int) -> str:
     return f"batch {first}" if first == last else f"batches {first} to {last}"
 
 
-def _tracks(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
-    """Yields names and order: processes as they came, the trainer first, and of each the threads."""
-    processes = {here: TRAINER} | {span.process: span.who for span in spans if span.process is not None}
+def _tracks(spans: Sequence[Span], here: int, trouble: dict[str, int]) -> Iterator[dict[str, Any]]:
+    """Yields names and order: the trainer first, then workers. Perfetto shows the numbers beside the names."""
+    workers = {span.process: _name_of(span) for span in spans if span.process is not None}
+    processes = {here: TRAINER} | dict(sorted(workers.items()))
     for place, (process, name) in enumerate(processes.items()):
-        yield _about(process, 0, "process_name", {"name": name})
-        yield _about(process, 0, "process_sort_index", {"sort_index": place})
-        own = [name] if process != here else _threads_of(spans)
-        for number, who in enumerate(own, FIRST_THREAD):
-            yield _about(process, number, "thread_name", {"name": who})
-            yield _about(process, number, "thread_sort_index", {"sort_index": number})
+        yield _about(process, process, "process_name", {"name": name})
+        yield _about(process, process, "process_sort_index", {"sort_index": place})
+        threads = {name: process} if process != here else _threads_of(spans, here) | trouble
+        for number, (who, thread) in enumerate(threads.items()):
+            yield _about(process, thread, "thread_name", {"name": who})
+            yield _about(process, thread, "thread_sort_index", {"sort_index": number})
+
+
+def _name_of(worker: Span) -> str:
+    return worker.who.removesuffix(f" {worker.process}")
 
 
 def _about(process: int, thread: int, what: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments}
 
 
-def _threads_of(spans: Iterable[Span]) -> list[str]:
-    """Returns the threads of the trainer's process: its own first, even where it did nothing."""
-    return list(dict.fromkeys([TRAINER, *lanes_of(span for span in spans if span.process is None)]))
+def _threads_of(spans: Iterable[Span], here: int) -> dict[str, int]:
+    """Returns the threads of the trainer's process with their numbers: its own first, even where it did nothing.
+
+    The main thread has the number of its process, as on Linux. None has the number 0, which is the idle system's.
+    """
+    others = [who for who in lanes_of(span for span in spans if span.process is None) if who != TRAINER]
+    return {TRAINER: here} | {who: number for number, who in enumerate(others, 1)}
 
 
 def _pieces(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
-    threads = {who: number for number, who in enumerate(_threads_of(spans), FIRST_THREAD)}
+    threads = _threads_of(spans, here)
     for span in spans:
         name, arguments = span.what, dict[str, Any]()
         if span.blocks is not None:
@@ -68,7 +84,7 @@ def _pieces(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
             "ph": "X",
             "name": name,
             "pid": here if span.process is None else span.process,
-            "tid": threads[span.who] if span.process is None else FIRST_THREAD,
+            "tid": threads[span.who] if span.process is None else span.process,
             "ts": start / 1000,
             "dur": max(0, stop - start) / 1000,
             "args": arguments,
@@ -88,14 +104,14 @@ def _counters(memory: Iterable[Sample], spans: Iterable[Span], here: int) -> Ite
         }
 
 
-def _instants(events: Iterable[Event], here: int) -> Iterator[dict[str, Any]]:
+def _instants(events: Iterable[Event], here: int, trouble: dict[str, int]) -> Iterator[dict[str, Any]]:
     for event in events:
         yield {
             "ph": "i",
-            "s": "g",
+            "s": "t",
             "name": event.text.splitlines()[0],
             "pid": here,
-            "tid": FIRST_THREAD,
+            "tid": trouble[TROUBLE],
             "ts": _nanoseconds(event.at) / 1000,
         }
 

@@ -6,9 +6,9 @@ import hypothesis
 from html_pages import Page
 from hypothesis import strategies
 
-from millstream import IterDataset, MapDataset
+from millstream import IterDataset, MapDataset, ShardOptions
 from millstream.dataset.chain_picture import SHOWN_PARENTS, Sketch, picture_of, text_of
-from millstream.experimental import LimitIterDataset, ZipIterDataset
+from millstream.experimental import ElasticIterator, LimitIterDataset, ZipIterDataset
 
 
 class Unread:
@@ -97,3 +97,27 @@ def test_any_text_is_shown_as_it_is(chain: Sketch) -> None:
     assert all(text.strip() in page.text for text in texts(chain) if text.isalnum())
     if all(text.isalnum() for text in texts(chain)):
         assert len(text_of("", chain).splitlines()) == len(texts(chain)) + 1
+
+
+def test_an_iterator_says_where_it_is() -> None:
+    """Its step and whether it runs, in a notebook too; and a trace shows an element that is there."""
+    chain = MapDataset.range(20).filter(lambda number: number % 7).to_iter_dataset().batch(4)
+    batches: Any = iter(chain)
+    assert repr(batches) == "<ReadIterator at step 0, idle>"
+    next(batches)
+    assert repr(batches) == "<ReadIterator at step 1, running>"
+    assert "at step 1, running" in Page(batches._repr_html_()).text
+    assert "in order, 20 positions" in str(batches.summary())
+    assert batches.trace().leaves["read"] == ("element: int",)
+    batches.close()
+    assert repr(batches) == "<ReadIterator at step 1, closed>"
+
+
+def test_an_elastic_iterator_shows_itself_as_others_do() -> None:
+    """What its operations took, and what flows between them."""
+    dataset = MapDataset.range(20).map(lambda number: number + 0.5)
+    with ElasticIterator(dataset, 4, ShardOptions(0, 1)) as batches:
+        next(batches)
+        assert "Batch(batch_size=4" in str(batches.summary())
+        assert batches.trace().leaves["read"] == ("element: int",)
+        assert repr(batches) == "<ElasticIterator at step 1, running>"

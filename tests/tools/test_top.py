@@ -42,7 +42,7 @@ def test_a_look_at_a_trainer_with_workers(tmp_path: Path) -> None:
     assert float(rate.replace(",", "")) > 0
     assert float(records.replace(",", "")) == pytest.approx(8 * float(rate.replace(",", "")), rel=0.3)
     assert "operations[0], Map(slowly_doubled)" in shown
-    assert len(re.findall(r"worker \d +process \d+  (?:running|waiting), .* of a core, \d calls? given", shown)) == 2
+    assert len(re.findall(r"worker \d +pid \d+  (?:running|waiting), .* of a core, \d calls?", shown)) == 2
     assert f"Stacks of process {trainer.pid}" in stacks
     assert "MainThread" in stacks
     assert len(re.findall(r"Stacks of worker process \d+", stacks)) == 2

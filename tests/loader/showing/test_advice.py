@@ -72,7 +72,7 @@ def test_no_more_workers_than_cores_are_recommended() -> None:
 
 def test_actors_are_asked_for_as_a_cluster_has_them() -> None:
     """Not by worker_count, and whatever cores this machine has: some more, of which the cluster knows what to think."""
-    run: dict[str, float] = {"augment": 30.0, "waits": 4.0, "trains": 8.0}
+    run: dict[str, Any] = {"augment": 30.0, "waits": 4.0, "trains": 8.0}
     facts = facts_of_run(**run, workers=3, cores=3, front=ACTORS)
     assert text_of(facts, "bottleneck") == (
         "operations[0], Augment, takes 100 % of the workers' time: workers=RayWorkers(num_workers=4) would hide it, "
@@ -98,7 +98,7 @@ def test_what_was_measured_in_debug_mode_is_no_ground_for_advice() -> None:
 
 def test_a_stream_is_not_asked_to_read_many_records() -> None:
     """Nobody reads the elements of a stream by number."""
-    run: dict[str, float] = {"read": 6.0, "augment": 4.0, "waits": 4.0, "trains": 6.0}
+    run: dict[str, Any] = {"read": 6.0, "augment": 4.0, "waits": 4.0, "trains": 6.0}
     assert "batched_reads" in kinds(with_source(facts_of_run(**run, front=CHAIN), reads_many=False))
     assert "batched_reads" not in kinds(with_source(facts_of_run(**run, front=FED_CHAIN), reads_many=False))
 
@@ -293,8 +293,9 @@ SECONDS = strategies.one_of(strategies.just(0.0), strategies.floats(1e-6, 1e6))
 def test_advice_of_any_numbers_is_sentences(seconds: tuple[float, ...], workers: int, threads: int, cores: int) -> None:
     """Whatever was measured, there is advice, each kind once, and it never asks for more workers than cores."""
     names = ("keys", "read", "augment", "batch", "hand_over", "waits", "trains")
+    run: dict[str, Any] = dict(zip(names, seconds, strict=True))
     facts = facts_of_run(
-        **dict(zip(names, seconds, strict=True)),
+        **run,
         workers=workers,
         threads=threads,
         cores=cores,
