@@ -16,22 +16,22 @@ import enum
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from millstream.checks import as_integer
-from millstream.loader.checkpoints.combination import combined
-from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.resumable import ResumableIterator, check_unused
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.load import IteratorLook
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
 from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.loader.state_of_plan import state_at
 from millstream.loader.threads.profiler import Profiler
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.load import IteratorLook
 
 
 class Lifecycle(enum.Enum):
@@ -171,8 +171,10 @@ class DataLoaderIterator(ResumableIterator):
         self._row, self._step = stop, self._step + len(values)
         return Elements(values, outputs.origins.take(slice(row, stop)))
 
-    def look(self) -> IteratorLook:
+    def look(self) -> "IteratorLook":
         """Returns what this iterator does now, for those who look from outside. Any thread may ask."""
+        from millstream.loader.pipeline.load import IteratorLook  # noqa: PLC0415  (for those who look)
+
         now, asked_at, executor = time.perf_counter(), self._asked_at, self._executor
         load = None
         # The executor goes on meanwhile: what cannot be said now can be said the next time.
@@ -249,6 +251,8 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed, or `allow` has an unknown name.
         """
         self._check_open()
+        from millstream.loader.checkpoints.combination import combined  # noqa: PLC0415  (for those who resume)
+
         self._resume(combined([LoaderState.decode(state) for state in states]), allow, strict=strict)
 
     def seek(self, step: int) -> None:
@@ -390,12 +394,14 @@ class DataLoaderIterator(ResumableIterator):
 
     def _resume(self, saved: LoaderState, allow: Collection[str], *, strict: bool) -> None:
         """Goes to the position of a state."""
-        found = resumption(saved, self._state(), allow, strict=strict)
+        from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (for those who resume)
+
+        found = compatibility.resumption(saved, self._state(), allow, strict=strict)
         position = tuple(Cursor(*place) for place in found.places)
         shard = self._plan.shards[0]
         self._go(position, min(position[0].block, shard.block_limit) if self._plan.one_to_one else saved.step)
         if found.changes:
-            warn_of_changes(found.changes)
+            compatibility.warn_of_changes(found.changes)
 
     def _go(self, position: Position, step: int) -> None:
         check_unused(self._in_use)

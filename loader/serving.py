@@ -140,7 +140,7 @@ def _iterator(iterator: DataLoaderIterator) -> dict[str, Any]:
 
 def _report(pid: int) -> Mapping[str, Any] | None:
     report = process_report(pid)
-    return None if report is None else dataclasses.asdict(report)
+    return None if report is None else report._asdict()
 
 
 def _stacks() -> dict[str, Any]:

@@ -33,7 +33,7 @@ def stack_texts(texts: list[str], allocate: Allocate) -> NDArray[Any]:
     """
     if "\0" in "".join(texts):
         return stack_objects(texts)
-    batch = allocate((len(texts),), np.dtype(f"<U{max(1, *map(len, texts))}"))
+    batch = allocate((len(texts),), np.dtype(f"<U{max(1, max(map(len, texts), default=0))}"))
     batch[:] = texts
     return batch
 

@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 _POINTERS, _KEY, _COUNTER = 16, 48, 64
-"""How many bytes the two pointers take, and the offsets of key and counter after them."""
+"""How many bytes the two pointers take, and the offsets of key and counter after them: the one follows the other."""
 
 _STATE = np.dtype(
     {
-        "names": ("buffer_pos", "key", "counter"),
-        "formats": (np.intc, (np.uint64, 2), (np.uint64, 4)),
-        "offsets": (0, _KEY, _COUNTER),
+        "names": ("buffer_pos", "key_and_counter"),
+        "formats": (np.intc, (np.uint64, 6)),
+        "offsets": (0, _KEY),
         "itemsize": 96,
     }
 )
@@ -76,7 +76,7 @@ def _states(words: NDArray[np.uint64]) -> list[bytes]:
     """Returns what is in memory at the start of each stream."""
     states = np.zeros(len(words), _STATE)
     states["buffer_pos"] = _NOTHING_BUFFERED
-    states["key"], states["counter"] = words[:, :2], words[:, 2:]
+    states["key_and_counter"] = words
     rows: list[bytes] = states.view(f"V{_STATE.itemsize}").tolist()
     return rows
 

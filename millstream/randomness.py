@@ -80,12 +80,17 @@ def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.rand
         index: the position, 0 … 2**64 - 1.
         operation: the number of the random operation in the pipeline, counted from 0 over random operations only.
     """
+    (restarted,) = at_streams(_new_generator(), np.array([[seed, index, 0, 0, epoch, operation]], dtype=np.uint64))
+    return restarted
+
+
+def _new_generator() -> "np.random.Generator":
+    """Returns a generator that is at no stream yet."""
     no_seed = _NoSeed()
     # With a key instead, NumPy leaves the seed None, which means system randomness wherever a seed is taken.
     made = np.random.Generator(np.random.Philox(cast("np.random.SeedSequence", no_seed)))
     no_seed.is_asked = True
-    (restarted,) = at_streams(made, np.array([[seed, index, 0, 0, epoch, operation]], dtype=np.uint64))
-    return restarted
+    return made
 
 
 def generators(
@@ -103,7 +108,7 @@ def generators(
     """
     words = np.zeros((len(indices), 6), dtype=np.uint64)
     words[:, 0], words[:, 1], words[:, 4], words[:, 5] = seed, indices, epochs, operation
-    return at_streams(generator(0, 0, 0), words)
+    return at_streams(_new_generator(), words)
 
 
 def generators_from(
@@ -114,7 +119,7 @@ def generators_from(
     The key is the next two 64-bit words of the parent, the counter (0, 0, index, operation): so random operations at
     one position do not share draws here either. As with `generators`, the object yielded is reused.
     """
-    reused = generator(0, 0, 0)
+    reused = _new_generator()
     for parent, index in zip(parents, indices, strict=True):
         key = parent.integers(0, SEED_LIMIT, size=2, dtype=np.uint64).tolist()
         yield from at_streams(reused, np.array([[*key, 0, 0, index, operation]], dtype=np.uint64))

@@ -6,7 +6,6 @@ its own shard's state, or the states of several combined. The number of epochs i
 delivered is then also what this one begins with, or it is an error.
 """
 
-import dataclasses
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -22,8 +21,7 @@ _BEGINNING = re.compile(r"^sampler\.\w+_from_(\d+)$")
 """The path of a word that holds from some position on."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Resumption:
+class Resumption(NamedTuple):
     """How a loader resumes from a state.
 
     Attributes:
@@ -145,6 +143,8 @@ def _word_differences(then: Stream, now: Stream, position: int) -> Iterator[_Dif
     Words that hold from some position on (`weights_from_500`) do not count before it; of those that differ, the first
     one is told: where one order leaves the other, what comes later is another order anyway.
     """
+    if then.fingerprint == now.fingerprint:
+        return
     before, after = then.fingerprint.words, now.fingerprint.words
     reported: list[str] = []
     left = False
@@ -196,6 +196,8 @@ def _position_differences(saved: LoaderState, here: LoaderState) -> Iterator[_Di
 def _code_changes(then: Stream, now: Stream) -> Iterator[_Difference]:
     """Yields which part of the pipeline runs other code, where its words are the same."""
     before, after = then.fingerprint, now.fingerprint
+    if before == after:
+        return
     different = {path for path in before.code.keys() & after.code.keys() if before.code[path] != after.code[path]}
     for path in sorted(different, key=_natural_order):
         old, new = before.code[path], after.code[path]

@@ -72,6 +72,12 @@ class Place(NamedTuple):
     skip: tuple[int, ...]
     is_final: bool
 
+    @property
+    def encoded(self) -> str:
+        """The place as canonical JSON: numbers only, which takes a third of the time that an encoder does."""
+        is_final = "true" if self.is_final else "false"
+        return f'{{"is_final":{is_final},"position":{self.position},"skip":[{",".join(map(str, self.skip))}]}}'
+
 
 @final
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +97,12 @@ class LoaderState:
 
     def encode(self) -> bytes:
         """Returns the state as canonical JSON, some hundred bytes."""
-        # The stream is encoded once, however many states are taken of it. "stream" and "version" come last in the
-        # order of the alphabet, and "crc32" first.
-        where = _ENCODER.encode({"places": [place._asdict() for place in self.places], "step": self.step})
-        text = f'{{"format":"{FORMAT}",{where[1:-1]},"stream":{self.stream.encoded},"version":{VERSION}}}'.encode()
+        # In the order of the alphabet. The stream is encoded once, however many states are taken of it.
+        places = ",".join([place.encoded for place in self.places])
+        text = (
+            f'{{"format":"{FORMAT}","places":[{places}],"step":{self.step},"stream":{self.stream.encoded},'
+            f'"version":{VERSION}}}'
+        ).encode()
         return b'{"crc32":%d,%b' % (zlib.crc32(text), text[1:])
 
     @staticmethod
@@ -140,8 +148,18 @@ def _checked_fields(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
             f"The state has version {version}, and this millstream reads version {VERSION} only: it was written by "
             f"{'an earlier' if is_older else 'a newer'} millstream. {advice}"
         )
-    crc = fields.pop("crc32", None)
-    if zlib.crc32(_ENCODER.encode(fields).encode()) != crc:
+    if not _is_whole(bytes(raw), fields, fields.pop("crc32", None)):
         raise ValueError("its crc32 does not match, so it was damaged or edited")
     del fields["format"], fields["version"]
     return fields
+
+
+def _is_whole(raw: bytes, fields: dict[str, Any], crc: object) -> bool:
+    """Returns whether a CRC is that of the other fields, given also as the text that they were read from."""
+    if not isinstance(crc, int):
+        return False
+    # As it was written, which it mostly is, the text need not be made again.
+    begin = b'{"crc32":%d,' % crc
+    if raw.startswith(begin) and zlib.crc32(raw[len(begin) :], zlib.crc32(b"{")) == crc:
+        return True
+    return zlib.crc32(_ENCODER.encode(fields).encode()) == crc

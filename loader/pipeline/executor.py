@@ -1,13 +1,16 @@
 """What runs the calls of a plan: the one loop that all executors share."""
 
 import abc
+from typing import TYPE_CHECKING
 
 from millstream.loader.pipeline.fed_schedule import FedSchedule
 from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.joined_schedule import schedule_from
-from millstream.loader.pipeline.load import Load
 from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.load import Load
 
 
 class Executor(abc.ABC):
@@ -37,8 +40,10 @@ class Executor(abc.ABC):
         self._end()
         return outputs
 
-    def load(self) -> Load:
+    def load(self) -> "Load":
         """Returns what there is to do now. Any thread may ask; what it gets may be a moment old."""
+        from millstream.loader.pipeline.load import Load  # noqa: PLC0415  (for those who look)
+
         return Load(self._schedule.backlog, self._schedule.ready)
 
     def stacks(self) -> dict[int, str]:

@@ -1,10 +1,10 @@
 """What can be said of a process that is not ours to look into: how it ended, or what it is waiting for."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from millstream.loader.processes.messages import Exited
 from millstream.loader.threads.memory_budget import memory_available
@@ -54,8 +54,7 @@ def describe_process(pid: int | None) -> str:
     return f"{_STATES.get(state[:1], state)}, with {memory} of memory"
 
 
-@dataclasses.dataclass(frozen=True)
-class ProcessReport:
+class ProcessReport(NamedTuple):
     """A process.
 
     Attributes:

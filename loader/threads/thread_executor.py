@@ -11,12 +11,11 @@ Guarantees:
 import dataclasses
 import math
 import time
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.feed import Feed
-from millstream.loader.pipeline.load import Load
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
@@ -27,6 +26,9 @@ from millstream.loader.threads.memory_budget import affordable_threads
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.load import Load
 
 HAND_OVER_SECONDS = 0.001
 """A call that takes less is made by the consumer's thread: handing it over would cost a tenth of it or more."""
@@ -61,7 +63,7 @@ class ThreadExecutor(Executor):
         self._seconds = [math.inf for _ in plan.stages]
         self._waited = 0.0
 
-    def load(self) -> Load:
+    def load(self) -> "Load":
         """Returns what there is to do now, and how many threads are at it."""
         made = super().load()
         threads = self._threads

@@ -17,7 +17,7 @@ import typing
 import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from millstream.loader.transport.array_pickles import Reduced, reduce_memoryview
 
@@ -158,8 +158,7 @@ def set_class_state(kind: type, state: tuple[Any, ...]) -> None:
 _METHODS = types.FunctionType, classmethod, staticmethod, property
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Methods:
+class _Methods(NamedTuple):
     """Gives a class its methods, when it is unpickled: before the other attributes, which may hold instances of it."""
 
     kind: type

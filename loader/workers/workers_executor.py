@@ -14,7 +14,7 @@ import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from millstream.errors import WorkerDiedError
 from millstream.interruptions import is_from_signal_handler
@@ -23,7 +23,6 @@ from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.feed import Feed
-from millstream.loader.pipeline.load import Load, WorkerLoad
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
@@ -34,6 +33,9 @@ from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.workers.warm_pools import Pool, WarmPools, give_back
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.load import Load
 
 STALL_WARNING_SECONDS = 30.0
 """A worker that makes one call for this long is reported in the log."""
@@ -129,27 +131,21 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._deaths_at_start = 0
         self._last_dead_at_start = -1
 
-    def load(self) -> Load:
+    def load(self) -> "Load":
         """Returns what there is to do now, and what each worker does.
 
         What workers have finished is taken when the consumer asks for outputs; until then it shows in what they began
         after it.
         """
+        from millstream.loader.pipeline.load import WorkerLoad  # noqa: PLC0415  (for those who look)
+
         made = super().load()
         workers, finished = [], 0
         for worker in list(self._pool.workers):
             calls, begun = worker.calls.copy(), self._last_begun(worker)
             finished += calls.index(begun) if begun in calls else 0
-            workers.append(
-                WorkerLoad(
-                    worker.number,
-                    worker.pid,
-                    is_here=self._are_here,
-                    calls=len(calls),
-                    begun=self._blocks_text(begun) if begun in calls else None,
-                    waited=worker.waited,
-                )
-            )
+            text = self._blocks_text(begun) if begun in calls else None
+            workers.append(WorkerLoad(worker.number, worker.pid, self._are_here, len(calls), text, worker.waited))
         return dataclasses.replace(made, ready=made.ready + finished, workers=tuple(workers))
 
     def start(self) -> None:

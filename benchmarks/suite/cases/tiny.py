@@ -4,9 +4,9 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Goal, Pick
-from suite.contenders import rates
+from suite.contenders import COLUMNS, rates
 from suite.scale import Scale
-from suite.steps import add_fraction, add_fraction_in_graph, identity, is_even
+from suite.steps import add_fraction, add_fraction_in_graph, add_fractions, identity, is_even
 from suite.work import Filter, Map, RandomMap, Records, Work
 
 BATCH_SIZE = 256
@@ -21,7 +21,8 @@ def _plain(scale: Scale) -> Work:
 
 
 def _random(scale: Scale) -> Work:
-    return Work(_integers(scale), (RandomMap(add_fraction, add_fraction_in_graph, add_fraction_in_graph),), BATCH_SIZE)
+    step = RandomMap(add_fraction, add_fraction_in_graph, add_fraction_in_graph, add_fractions)
+    return Work(_integers(scale), (step,), BATCH_SIZE)
 
 
 def _filtered(scale: Scale) -> Work:
@@ -49,7 +50,7 @@ CASES = (
         name="tiny_random",
         title="the same, one random draw per record",
         make_work=_random,
-        contenders=rates("loop"),
+        contenders=(*rates("loop"), *COLUMNS),
         goals=(
             Goal("25 times Grain's DataLoader", 25, Pick("grain", mode="DataLoader")),
             Goal("25 times Grain, its Dataset too", 25, Pick("grain")),

@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 import millstream
+from millstream.loader import DataLoader  # now, not in the time to the first batch
 from suite.case import Contender, UnsupportedError
 from suite.peers.base import Stream, columns_of, our_source
 from suite.work import SEED, Columns, Files, Filter, Map, Mixture, RandomMap, Records, Source, Step, Work
@@ -36,9 +37,9 @@ class MillstreamAdapter:
             work = dataclasses.replace(work, row_length=None, batch_size=DOCUMENTS_AT_ONCE)
         as_columns = contender.mode == "columns"
         source = millstream.InMemoryDataSource(columns_of(work)) if as_columns else _source(work.source)
-        batch_fn = list if contender.peer == "millstream_unpacked" else None
+        batch_fn = list if contender.peer == "millstream_unpacked" or contender.mode == "lists" else None
         threads = contender.threads
-        loader = millstream.DataLoader(
+        loader = DataLoader(
             data_source=source,
             sampler=_sampler(work, source, contender.mode),
             operations=_operations(work, batch_fn, batches_first=as_columns),
@@ -125,9 +126,16 @@ def _operations(work: Work, batch_fn: Callable[[list[Any]], Any] | None, *, batc
         return [packing({"tokens": work.row_length}), *batch]
     if not batches_first:
         return [*map(_operation, work.steps), *batch]
-    if any(not isinstance(step, Map) or step.graph_of_many is not step.function for step in work.steps):
-        raise UnsupportedError("a step does not take whole batches as they are")
-    return [*batch, *map(_operation, work.steps)]
+    return [*batch, *map(_operation_on_many, work.steps)]
+
+
+def _operation_on_many(step: Step) -> Any:
+    match step:
+        case Map() if step.graph_of_many is step.function:
+            return step.function
+        case RandomMap(of_many=function) if function is not None:
+            return millstream.RandomMapTransform(function)
+    raise UnsupportedError("a step does not take whole batches as they are")
 
 
 def _operation(step: Step) -> Any:

@@ -83,12 +83,13 @@ def refusal(raw: Any) -> str:
 @settings(deadline=None, max_examples=200)
 @given(states, st.sampled_from([None, 0, 3, "\t"]), st.booleans(), st.randoms(use_true_random=False))
 def test_round_trip_through_any_json_writer(state: LoaderState, indent: Any, ascii_only: bool, random: Any) -> None:
-    """A state comes back equal from its bytes, and from the same JSON in other white space, escapes and key order."""
+    """Bytes are canonical; a state comes back equal from them, and from other white space, escapes and key order."""
     raw = state.encode()
     fields = json.loads(raw)
     shuffled = dict(random.sample([*fields.items()], len(fields)))
     rewritten = json.dumps(shuffled, indent=indent, ensure_ascii=ascii_only).encode()
 
+    assert raw == canonical(fields)
     assert LoaderState.decode(raw) == state
     assert LoaderState.decode(rewritten) == state
     assert LoaderState.decode(rewritten).encode() == raw
