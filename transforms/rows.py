@@ -23,6 +23,9 @@ Document = tuple[Array, ...]
 _COMPANIONS = ("_segment_ids", "_positions")
 """What the names of the arrays that say which token is of which document end in; they are those of Grain."""
 
+_CELLS_AT_ONCE = 1 << 14
+"""Segment ids and positions are made for about this many tokens at a time."""
+
 
 @functools.lru_cache(maxsize=4)
 def _counting(length: int) -> NDArray[np.int32]:
@@ -280,28 +283,42 @@ class _Layout:
 
     def segment_ids(self) -> NDArray[np.int32]:
         """Returns the number of the piece in its row, from 1, for each token; 0 for padding. Shape (rows, length)."""
-        return self._spread(self._numbers)
+        numbers = self._companion()
+        for rows, spread in self._spread(self._numbers):
+            numbers[rows] = spread
+        return numbers
 
     def positions(self) -> NDArray[np.int32]:
         """Returns for each token how many of its piece come before it; 0 for padding. Shape (rows, length)."""
-        rows = self._spread(self._begins)
-        np.subtract(_counting(self._length), rows, out=rows)
-        flat, ends = rows.reshape(-1), self._begins_in_all + self._sizes
+        positions, counting = self._companion(), _counting(self._length)
+        for rows, spread in self._spread(self._begins):
+            np.subtract(counting, spread, out=positions[rows])
+        flat, ends = positions.reshape(-1), self._begins_in_all + self._sizes
         for piece, missing in self._gaps_after():
             flat[ends[piece] : ends[piece] + missing] = 0
-        return rows
+        return positions
+
+    def _companion(self) -> NDArray[np.int32]:
+        """Returns memory for a number of each token, of shape (rows, length)."""
+        return self._allocate((len(self._starts) - 1, self._length), np.dtype(np.int32))
 
     def _gaps_after(self) -> Iterator[tuple[int, int]]:
         """Yields the pieces after which there is padding, and how much."""
         pieces = np.flatnonzero(self._gaps)
         return zip(pieces.tolist(), self._gaps[pieces].tolist(), strict=True)
 
-    def _spread(self, of_pieces: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Returns a number of each piece for each of its tokens, and 0 for padding."""
+    def _spread(self, of_pieces: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int32]]]:
+        """Yields a number of each piece for each of its tokens, and 0 for padding, some rows at a time."""
         numbers = np.zeros((len(of_pieces), 2), dtype=np.int32)
         numbers[:, 0] = of_pieces
         runs = np.stack([self._sizes, self._gaps], axis=1)
-        return np.repeat(numbers.reshape(-1), runs.reshape(-1)).reshape(-1, self._length)
+        # Few enough that what is made for them stays in the cache, and is not of new pages each time.
+        step = max(1, _CELLS_AT_ONCE // self._length)
+        for first in range(0, len(self._starts) - 1, step):
+            starts = self._starts[first : first + step + 1]
+            own = slice(int(starts[0]), int(starts[-1]))
+            spread = np.repeat(numbers[own].reshape(-1), runs[own].reshape(-1)).reshape(-1, self._length)
+            yield slice(first, first + len(spread)), spread
 
 
 def _refuse_unlike(name: str, parts: Sequence[Array], pieces: Pieces) -> None:
