@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, SupportsIndex, TypeVar, overload
 
 from millstream.checks import as_integer, named_arguments
 from millstream.dataset.chain_picture import Sketch, picture_of, sketch_of, text_of
@@ -77,6 +77,13 @@ class IterDataset(Generic[T_co]):
     def __iter__(self) -> DatasetIterator[T_co]:
         """Returns a new iterator at the beginning of the stream."""
         raise NotImplementedError(f"{type(self).__name__} must define __iter__.")
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        """Raises ValueError: a stream is read in order."""
+        raise ValueError(
+            f"A stream is read in order, and has no [{key}]. Slice or index the MapDataset, before to_iter_dataset(); "
+            "the first n elements of a stream are millstream.experimental.LimitIterDataset(dataset, n)."
+        )
 
     @staticmethod
     def mix(

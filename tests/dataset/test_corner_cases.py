@@ -189,3 +189,12 @@ def test_an_order_of_ones_own_goes_with_shard_options() -> None:
     )
     with iter(loader) as iterator:
         assert plain(itertools.islice(iterator, 3)) == [[20, 30], [60, 0], [30, 40]]
+
+
+def test_a_stream_is_not_sliced() -> None:
+    """What asks a stream for a position or a slice is a ValueError that says what to write."""
+    stream = grain.MapDataset.range(8).to_iter_dataset()
+
+    for key in (0, slice(1, 3)):
+        with pytest.raises(ValueError, match=r"Slice or index the MapDataset, before to_iter_dataset\(\)"):
+            stream[key]
