@@ -19,7 +19,6 @@ Array = NDArray[Any]
 Document = tuple[Array, ...]
 """The features of a document, in the order of the length_struct."""
 
-
 _COMPANIONS = ("_segment_ids", "_positions")
 """What the names of the arrays that say which token is of which document end in; they are those of Grain."""
 
@@ -309,10 +308,9 @@ class _Layout:
 
     def _spread(self, of_pieces: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int32]]]:
         """Yields a number of each piece for each of its tokens, and 0 for padding, some rows at a time."""
-        numbers = np.zeros((len(of_pieces), 2), dtype=np.int32)
-        numbers[:, 0] = of_pieces
+        numbers = np.stack([of_pieces, np.zeros_like(of_pieces)], axis=1).astype(np.int32)
         runs = np.stack([self._sizes, self._gaps], axis=1)
-        # Few enough that what is made for them stays in the cache, and is not of new pages each time.
+        # A few rows at a time: what is made for them stays in the cache, and needs no new pages.
         step = max(1, _CELLS_AT_ONCE // self._length)
         for first in range(0, len(self._starts) - 1, step):
             starts = self._starts[first : first + step + 1]
