@@ -8,7 +8,7 @@ from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator, with_states
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import node_of
-from millstream.dataset.stream_nodes import Ahead, Operated, ReadIterDataset, Seeded
+from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import Transformation
 
@@ -67,6 +67,10 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
         return ReadIterator(leaf, chain.operations, chain.workers, reading)
+    if isinstance(leaf, Combined) and (chain.operations or has_workers or (ahead and chain.reading)):
+        combined = leaf.followed_by(chain.operations, chain.workers, chain.reading, ahead=ahead)
+        if combined is not None:
+            return combined
     is_compiled = isinstance(leaf, Ahead) and not iterates_itself(leaf)
     stream = iterator_of(leaf, ahead=ahead) if is_compiled else with_states(leaf)
     reading = chain.reading if ahead and chain.reading else NO_THREADS

@@ -22,9 +22,10 @@ from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.state_of_plan import stream_of
+from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
@@ -83,6 +84,14 @@ class EngineIterator(ShownIterator):
         """Returns what gives the state that `get_state` would return now: that takes longer than to note it."""
         state = self.get_state()
         return lambda: state
+
+    def place(self) -> tuple[Position, int]:
+        """Returns the position of the plan, and how many elements have come."""
+        return self._inner._position(), self._inner.step  # noqa: SLF001  (of the same engine)
+
+    def go(self, position: Position, step: int) -> None:
+        """Moves to a position of the plan, before which so many elements come."""
+        self._inner._go(position, step)  # noqa: SLF001  (as above)
 
     def _change_plan(self, hole: AbsentElement) -> None:
         raise hole
@@ -182,6 +191,12 @@ class ReadIterator(EngineIterator):
             return traced_chain(self._whole, self._options)
         except AbsentElement:
             return traced_chain(self._sparse, self._options)
+
+    def state_after(self, step: int) -> dict[str, Any]:
+        """Returns the state after the first `step` elements, where each position makes one; it stays where it is."""
+        state = state_at((Cursor(step, (0,)),), step, self._execution.plan, self._own_stream)
+        encoded: dict[str, Any] = json.loads(self._with_skip(state, self._stream, self._num_stages).encode())
+        return encoded
 
     @property
     def next_index(self) -> int | None:

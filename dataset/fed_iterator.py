@@ -15,11 +15,14 @@ from millstream.dataset.in_order import InOrder
 from millstream.errors import CheckpointError
 from millstream.interruptions import cannot_wait
 from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import annotated
+from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
@@ -50,6 +53,10 @@ class FedIterator(EngineIterator):
         workers: the worker processes.
         reading: the threads.
         epoch_length: how many positions have the same epoch, where the stream's elements have positions.
+
+    Attributes:
+        block: how many of its elements are a block.
+        words: what the operations are, as states say it.
     """
 
     def __init__(
@@ -63,18 +70,36 @@ class FedIterator(EngineIterator):
         super().__init__(stream)
         order = InOrder(None, epoch_length)
         pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding())
-        self._block = Plan(pipeline).partition.global_block
-        self._feed = Feed(_Drawing(stream), self._block)
+        self.block = Plan(pipeline).partition.global_block
+        self._feed = Feed(_Drawing(stream), self.block)
         self._reads_ahead = bool(workers.num_workers) or reading.reads_ahead
         self._options = workers, reading
         self._execution = Execution(pipeline, workers, reading, self._feed)
-        self._inner = self._execution.begin()
+        self.words = stream_of(self._execution.plan)
+        self._inner = self._execution.begin(self.words)
+
+    @property
+    def engine(self) -> tuple[Execution, DataLoaderIterator]:
+        """What makes the elements."""
+        return self._execution, self._inner
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
         made = json.loads(self._inner.get_state())
-        first, state = self._feed.kept_before(made["places"][0]["position"] // self._block)
+        first, state = self._feed.kept_before(made["places"][0]["position"] // self.block)
         return {"made": made, "block": first, "stream": state()}
+
+    def state_of(self, position: Position, step: int, block: int, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns the state at a position.
+
+        Args:
+            position: where the operations are.
+            step: how many elements they have yielded.
+            block: a block at or before the position.
+            state: that of the stream at its beginning.
+        """
+        made = json.loads(state_at(position, step, self._execution.plan, self.words).encode())
+        return {"made": made, "block": block, "stream": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to the position recorded in a state.

@@ -1,5 +1,6 @@
 """What a straight chain consists of: a leaf that is read, operations, seeds, and where they run."""
 
+import abc
 from typing import Any, SupportsIndex
 
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -92,6 +93,28 @@ class ReadIterDataset(IterDataset[Any]):
 
     def _line(self) -> str:
         return ".to_iter_dataset()"
+
+
+class Combined(IterDataset[Any]):
+    """A dataset that may know a better way than to be drawn from, for what comes after it."""
+
+    @abc.abstractmethod
+    def followed_by(
+        self,
+        operations: tuple[Transformation, ...],
+        workers: MultiprocessingOptions,
+        reading: ReadOptions | None,
+        *,
+        ahead: bool,
+    ) -> DatasetIterator[Any] | None:
+        """Returns an iterator of operations after this dataset; None where it has to be drawn from.
+
+        Args:
+            operations: what is done with each element, in order.
+            workers: the processes that do it.
+            reading: the threads that do it; None for those that the datasets above say.
+            ahead: whether threads of this process may work ahead.
+        """
 
 
 def _iterator_of(dataset: IterDataset[Any]) -> DatasetIterator[Any]:
