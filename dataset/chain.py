@@ -6,8 +6,9 @@ from typing import Any, Self, final
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator, with_states
-from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.map_dataset import node_of
+from millstream.dataset.running import Running, WarmWorkers
 from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import Transformation
@@ -62,13 +63,14 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
         dataset: where the chain ends.
         ahead: whether threads may read ahead; worker processes do, where the chain has any.
     """
-    chain = Chain.of(dataset)
+    chain, warm = Chain.of(dataset), warm_workers_of(dataset)
     leaf, has_workers = chain.leaf, bool(chain.workers.num_workers)
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
-        return ReadIterator(leaf, chain.operations, chain.workers, reading)
+        return ReadIterator(leaf, chain.operations, Running(chain.workers, reading, warm))
     if isinstance(leaf, Combined) and (chain.operations or has_workers or (ahead and chain.reading)):
-        combined = leaf.followed_by(chain.operations, chain.workers, chain.reading, ahead=ahead)
+        running = Running(chain.workers, chain.reading or NO_THREADS, warm)
+        combined = leaf.followed_by(chain.operations, running, ahead=ahead, chosen=bool(chain.reading))
         if combined is not None:
             return combined
     is_compiled = isinstance(leaf, Ahead) and not iterates_itself(leaf)
@@ -76,7 +78,13 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
     reading = chain.reading if ahead and chain.reading else NO_THREADS
     if not chain.operations and not has_workers and not reading.reads_ahead:
         return stream
-    return FedIterator(stream, chain.operations, chain.workers, reading, _epoch_length(leaf))
+    return FedIterator(stream, chain.operations, Running(chain.workers, reading, warm), _epoch_length(leaf))
+
+
+def warm_workers_of(dataset: IterDataset[Any]) -> WarmWorkers:
+    """Returns the workers that iterators of a dataset have left."""
+    warm: WarmWorkers = vars(dataset).setdefault(WARM, WarmWorkers())
+    return warm
 
 
 def _epoch_length(leaf: IterDataset[Any]) -> int | None:

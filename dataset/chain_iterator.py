@@ -14,19 +14,18 @@ from millstream.dataset.absence import DropAbsent
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.peeling import order_of, peeled
+from millstream.dataset.running import Running
 from millstream.dataset.shown_chain import ShownIterator, traced_chain
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.state import LoaderState, Stream
-from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.state_of_plan import state_at, stream_of
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.present import AbsentElement, Present
@@ -104,21 +103,14 @@ class ReadIterator(EngineIterator):
     Args:
         leaf: what is read.
         operations: what is done with each element.
-        workers: the worker processes.
-        reading: the threads.
+        running: where.
     """
 
-    def __init__(
-        self,
-        leaf: ReadIterDataset,
-        operations: Sequence[Transformation],
-        workers: MultiprocessingOptions,
-        reading: ReadOptions,
-    ) -> None:
+    def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
         super().__init__()
         node = node_of(leaf.source)
         order = order_of(node)
-        self._options = workers, reading
+        self._running, self._options = running, running.options
         self._sparse = Pipeline(leaf.source, order, order, (DropAbsent(), *operations), NoSharding())
         self._was_sought = False
         if leaf.allow_nones:
@@ -132,7 +124,7 @@ class ReadIterator(EngineIterator):
             pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense
         self._is_dense = pipeline is not self._sparse
         sparse = stream_of(Plan(self._sparse))
-        self._execution = Execution(pipeline, *self._options)
+        self._execution = running.execution("dense" if self._is_dense else "sparse", pipeline)
         self._own_stream = stream_of(self._execution.plan)
         self._num_stages = len(Plan(self._sparse).stages)
         self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=self._own_stream.fingerprint)
@@ -228,8 +220,7 @@ class ReadIterator(EngineIterator):
 
     def _use_sparse(self) -> None:
         self._inner.close()
-        self._execution.close()
-        self._execution = Execution(self._sparse, *self._options)
+        self._execution = self._running.execution("sparse", self._sparse)
         self._own_stream = stream_of(self._execution.plan)
         self._is_dense, self._inner = False, self._execution.begin(self._own_stream)
 

@@ -12,6 +12,7 @@ from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.drawing import drawn_from, noted_state
 from millstream.dataset.in_order import InOrder
+from millstream.dataset.running import Running
 from millstream.errors import CheckpointError
 from millstream.interruptions import cannot_wait
 from millstream.loader.execution import Execution
@@ -23,7 +24,6 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import annotated
 from millstream.loader.state_of_plan import state_at, stream_of
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 
@@ -50,8 +50,7 @@ class FedIterator(EngineIterator):
     Args:
         stream: an iterator at its beginning.
         operations: what is done with each element.
-        workers: the worker processes.
-        reading: the threads.
+        running: where.
         epoch_length: how many positions have the same epoch, where the stream's elements have positions.
 
     Attributes:
@@ -63,8 +62,7 @@ class FedIterator(EngineIterator):
         self,
         stream: DatasetIterator[Any],
         operations: Sequence[Transformation],
-        workers: MultiprocessingOptions,
-        reading: ReadOptions,
+        running: Running,
         epoch_length: int | None = None,
     ) -> None:
         super().__init__(stream)
@@ -72,9 +70,9 @@ class FedIterator(EngineIterator):
         pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding())
         self.block = Plan(pipeline).partition.global_block
         self._feed = Feed(_Drawing(stream), self.block)
-        self._reads_ahead = bool(workers.num_workers) or reading.reads_ahead
-        self._options = workers, reading
-        self._execution = Execution(pipeline, workers, reading, self._feed)
+        self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
+        self._options = running.options
+        self._execution = running.execution("fed", pipeline, self._feed)
         self.words = stream_of(self._execution.plan)
         self._inner = self._execution.begin(self.words)
 

@@ -28,10 +28,9 @@ from millstream.dataset.joining_nodes import Mixed
 from millstream.dataset.map_dataset import dataset_of, node_of
 from millstream.dataset.mixed_iterator import MixedIterator
 from millstream.dataset.node import ENDLESS, Node, Positions
+from millstream.dataset.running import Running
 from millstream.dataset.stream_nodes import ReadIterDataset
-from millstream.loader.execution import Execution
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation
 from millstream.transforms.present import AbsentElement, Present
@@ -137,7 +136,7 @@ class MixtureIterator(EngineIterator):
         stream: the mixed stream.
         mixed: the chains as they are read at random, from the beginning.
         operations: what is done with each element.
-        options: the worker processes, and the threads.
+        running: where.
     """
 
     def __init__(
@@ -146,14 +145,14 @@ class MixtureIterator(EngineIterator):
         stream: MixedIterator,
         mixed: Mixed,
         operations: Sequence[Transformation],
-        options: tuple[MultiprocessingOptions, ReadOptions],
+        running: Running,
     ) -> None:
         super().__init__(fed)
         self._fed = fed
         self._stream = stream
         self._mixed = mixed
         self._operations = (Present(), *operations)
-        self._options = options
+        self._running, self._options = running, running.options
         self._is_random = True
         # What it was moved to last: where it stands there, its state is this.
         self._restored: tuple[Position, int, Any] | None = None
@@ -192,7 +191,6 @@ class MixtureIterator(EngineIterator):
         lead = tuple(there - here for there, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
         if lead != self._lead or (any(lead) and begin < self._begin):
             self._inner.close()
-            self._execution.close()
             self._read(begin, lead)
         if begin != self._first_of(cursor.block):
             self._draw()
@@ -220,14 +218,15 @@ class MixtureIterator(EngineIterator):
         self._mixed_from = mixed
         order = InOrder(None if mixed.length == ENDLESS else mixed.length, None)
         pipeline = Pipeline(dataset_of(mixed), order, order, self._operations, NoSharding())
-        self._execution = Execution(pipeline, *self._options)
+        # What is ahead of the proportions is so once: workers of that are of no use to another iterator.
+        running = self._running if mixed is self._mixed else Running(*self._options)
+        self._execution = running.execution("mixture", pipeline)
         # Its states are those of the operations after the stream.
         self._inner = self._execution.begin(self._fed.words)
 
     def _draw(self) -> None:
         """Draws from the stream from now on."""
         self._inner.close()
-        self._execution.close()
         self._is_random = False
         self._execution, self._inner = self._fed.engine
 

@@ -1,5 +1,6 @@
 """Streams mixed in exact proportions: which one is due is arithmetic, as in a MixtureSampler."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
@@ -10,9 +11,10 @@ from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.joining_nodes import Mixed
 from millstream.dataset.mixed_iterator import MixedIterator
 from millstream.dataset.mixed_reading import MixtureIterator, straight_node
+from millstream.dataset.running import Running
 from millstream.dataset.stream_nodes import Combined, ReadIterDataset
 from millstream.dataset.streams import as_stream
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.options import ReadOptions
 from millstream.samplers.components import named_parts
 from millstream.samplers.weights import checked_weights
 from millstream.transforms import Transformation
@@ -42,26 +44,20 @@ class MixedIterDataset(Combined):
         return self._mixed()
 
     def followed_by(  # noqa: D102  (as for any)
-        self,
-        operations: tuple[Transformation, ...],
-        workers: MultiprocessingOptions,
-        reading: ReadOptions | None,
-        *,
-        ahead: bool,
+        self, operations: tuple[Transformation, ...], running: Running, *, ahead: bool, chosen: bool
     ) -> DatasetIterator[Any] | None:
-        nodes = [straight_node(parent, has_workers=bool(workers.num_workers)) for parent in self.parents]
+        has_workers = bool(running.workers.num_workers)
+        nodes = [straight_node(parent, has_workers=has_workers) for parent in self.parents]
         parts = tuple(node for node in nodes if node is not None)
         if len(parts) < len(nodes):
             return None
-        stream = self._mixed()
-        fed = FedIterator(stream, operations, workers, reading if ahead and reading else NO_THREADS)
-        if not reading:
-            # One plan has the threads of one chain.
-            reading = max((_reading(parent) for parent in self.parents), key=lambda one: one.num_threads)
-        if not ahead and not workers.num_workers:
-            reading = NO_THREADS
-        mixed = Mixed(parts, self.weights, self.names)
-        return MixtureIterator(fed, stream, mixed, operations, (workers, reading))
+        stream, mixed = self._mixed(), Mixed(parts, self.weights, self.names)
+        drawing = running if ahead else dataclasses.replace(running, reading=NO_THREADS)
+        # One plan has the threads of one chain.
+        reading = running.reading if chosen else max(map(_reading, self.parents), key=lambda one: one.num_threads)
+        reading = reading if ahead or has_workers else NO_THREADS
+        fed = FedIterator(stream, operations, drawing)
+        return MixtureIterator(fed, stream, mixed, operations, dataclasses.replace(running, reading=reading))
 
     def _mixed(self) -> MixedIterator:
         return MixedIterator(self.parents, self.weights, self.names if self.is_named else None)

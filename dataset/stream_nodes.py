@@ -5,6 +5,7 @@ from typing import Any, SupportsIndex
 
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.running import Running
 from millstream.dataset.stream_seeds import seeded
 from millstream.descriptions import described
 from millstream.loader.pipeline.arguments import check_kind
@@ -100,20 +101,15 @@ class Combined(IterDataset[Any]):
 
     @abc.abstractmethod
     def followed_by(
-        self,
-        operations: tuple[Transformation, ...],
-        workers: MultiprocessingOptions,
-        reading: ReadOptions | None,
-        *,
-        ahead: bool,
+        self, operations: tuple[Transformation, ...], running: Running, *, ahead: bool, chosen: bool
     ) -> DatasetIterator[Any] | None:
         """Returns an iterator of operations after this dataset; None where it has to be drawn from.
 
         Args:
             operations: what is done with each element, in order.
-            workers: the processes that do it.
-            reading: the threads that do it; None for those that the datasets above say.
+            running: where.
             ahead: whether threads of this process may work ahead.
+            chosen: whether the threads were asked for; else the datasets above say which.
         """
 
 

@@ -16,6 +16,7 @@ from millstream.dataset.chain import NO_THREADS, Chain
 from millstream.dataset.fed_iterator import FedIterator
 from millstream.dataset.mixed_iterator import MixedIterator
 from millstream.dataset.mixed_reading import MixtureIterator
+from millstream.dataset.running import Running
 from millstream.dataset.stream_mixing import MixedIterDataset
 from millstream.loader.threads.options import MultiprocessingOptions
 
@@ -64,7 +65,7 @@ def drawn_iterator(dataset: IterDataset[Any]) -> FedIterator:
     chain = Chain.of(dataset)
     assert isinstance(chain.leaf, MixedIterDataset)
     stream = MixedIterator(chain.leaf.parents, chain.leaf.weights, chain.leaf.names)
-    return FedIterator(stream, chain.operations, MultiprocessingOptions(), NO_THREADS)
+    return FedIterator(stream, chain.operations, Running(MultiprocessingOptions(), NO_THREADS))
 
 
 def listed(batches: Any) -> list[list[float]]:
