@@ -15,7 +15,7 @@ from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.peeling import order_of, peeled
 from millstream.dataset.running import Running
-from millstream.dataset.shown_chain import ShownIterator, traced_chain
+from millstream.dataset.shown_chain import ShownIterator, shown_names, traced_chain
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
@@ -83,6 +83,18 @@ class EngineIterator(ShownIterator):
         """Returns what gives the state that `get_state` would return now: that takes longer than to note it."""
         state = self.get_state()
         return lambda: state
+
+    def __repr__(self) -> str:
+        workers, reading = self._options
+        hands = "in this thread"
+        if workers.num_workers:
+            hands = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
+        elif reading.reads_ahead:
+            hands = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
+        look = self._inner.look()
+        names = shown_names(self._execution.pipeline)
+        made = f": {', '.join(names)}" if names else ""
+        return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {hands}{self._drawn_from()}{made}>"
 
     def place(self) -> tuple[Position, int]:
         """Returns the position of the plan, and how many elements have come."""

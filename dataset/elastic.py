@@ -70,6 +70,7 @@ class ElasticIterator(EngineIterator):
         source, order, maps = peeled(ds, node)
         operations = (*checked_maps(maps), Batch(local, drop_remainder=True))
         shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
+        self._options = workers, reading
         self._execution = Execution(Pipeline(source, order, order, operations, shard), workers, reading)
         self._inner = self._execution.begin()
 

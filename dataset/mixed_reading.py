@@ -205,6 +205,10 @@ class MixtureIterator(EngineIterator):
         else:
             self._fed.start_prefetch()
 
+    def _drawn_from(self) -> str:
+        count = len(self._mixed.above)
+        return f", {'reads' if self._is_random else 'draws from'} a mixture of {count}"
+
     def _first_of(self, block: int) -> int:
         """Returns the position in the mixture at which a block begins, or where it would."""
         return min(block * self._fed.block, self._mixed_from.length)

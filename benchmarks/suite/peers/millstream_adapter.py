@@ -78,7 +78,9 @@ def _chain(work: Work, contender: Contender) -> Any:
     if isinstance(work.source, Mixture) or (work.row_length is not None and not work.packing):
         raise UnsupportedError("the order of a chain is that of its MapDataset")
     shard, shards = work.shard
-    records = millstream.MapDataset.source(_source(work.source)).shuffle(seed=SEED)[shard::shards]
+    records = millstream.MapDataset.source(_source(work.source)).shuffle(seed=SEED)
+    if shards > 1:
+        records = records[shard::shards]
     if not work.one_epoch:
         records = records.repeat()
     threads = contender.threads
