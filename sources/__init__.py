@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from millstream.sources.bagz import BagzDataSource
     from millstream.sources.concatenated import ConcatenatedDataSource
     from millstream.sources.csv_rows import CsvDataSource
-    from millstream.sources.file_cache import FileCache
     from millstream.sources.hugging_face import HuggingFaceDataSource
     from millstream.sources.image_folder import ImageFolderDataSource
     from millstream.sources.json_lines import JsonLinesDataSource
     from millstream.sources.megatron import MegatronDataSource
     from millstream.sources.parquet import ParquetDataSource
+    from millstream.sources.storage.file_cache import FileCache
     from millstream.sources.text_lines import TextLineDataSource
     from millstream.sources.tfds import TfdsDataSource
     from millstream.sources.tfrecord import TFRecordDataSource
@@ -31,7 +31,7 @@ else:
             "BagzDataSource": "millstream.sources.bagz",
             "ConcatenatedDataSource": "millstream.sources.concatenated",
             "CsvDataSource": "millstream.sources.csv_rows",
-            "FileCache": "millstream.sources.file_cache",
+            "FileCache": "millstream.sources.storage.file_cache",
             "HuggingFaceDataSource": "millstream.sources.hugging_face",
             "ImageFolderDataSource": "millstream.sources.image_folder",
             "JsonLinesDataSource": "millstream.sources.json_lines",

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, final
 from millstream.errors import DataSourceError
 from millstream.sources.array_record_file import ArrayRecordFile, Reader, open_array_record
 from millstream.sources.array_record_footer import count_records
-from millstream.sources.file_cache import FileCache
-from millstream.sources.file_records import FileRecords
-from millstream.sources.paths import FileIdentity
-from millstream.sources.urls import Url, is_url
+from millstream.sources.files.file_records import FileRecords
+from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.urls import Url, is_url
 
 _forked = threading.Event()
 """Set in processes that were forked after the library had been used.

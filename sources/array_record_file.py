@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.paths import FileIdentity
-from millstream.sources.urls import is_url
+from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.urls import is_url
 
 _MAX_RECORDS = (1 << 31) - 1
 """The library's `read(begin, end)` takes 32-bit numbers."""

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.file_cache import FileCache
-from millstream.sources.scan import BLOCK_BYTES, Scan
-from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
-from millstream.sources.stored_files import exists, identify, open_stored
-from millstream.sources.urls import without_query
+from millstream.sources.files.scan import BLOCK_BYTES, Scan
+from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.stored_files import exists, identify, open_stored
+from millstream.sources.storage.urls import without_query
 
 _LIMIT_BYTES = 8
 

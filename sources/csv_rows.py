@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.file_cache import FileCache
-from millstream.sources.scan import Scan, refuse_compressed
-from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
-from millstream.sources.stored_files import open_stored
+from millstream.sources.files.scan import Scan, refuse_compressed
+from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.stored_files import open_stored
 from millstream.sources.text_lines import decode_texts, record_starts
 
 _BYTE_ORDER_MARK = "\ufeff"

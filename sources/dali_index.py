@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.sources.scan import Scan
-from millstream.sources.urls import is_url
+from millstream.sources.files.scan import Scan
+from millstream.sources.storage.urls import is_url
 
 _DIGITS_AND_BLANKS = b"0123456789 \r\n"
 

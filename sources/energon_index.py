@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.sources.scan import Scan
+from millstream.sources.files.scan import Scan
+from millstream.sources.storage.urls import is_url
 from millstream.sources.tar_members import BLOCK_BYTES
-from millstream.sources.urls import is_url
 
 _LOOKED_AT = 64
 """How many samples are compared."""

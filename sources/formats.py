@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
-from millstream.sources.urls import is_url, without_query
+from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
+from millstream.sources.storage.urls import is_url, without_query
 
 _SHARD = re.compile(r"-\d+-of-\d+$")
 """What follows the extension in names such as `mnist-train.array_record-00000-of-00001`."""

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
 import numpy as np
 
 from millstream.pictured import Pictured
-from millstream.sources.arrow_memory import Column, Rows
-from millstream.sources.arrow_structures import Decoded, dicts, records_of
-from millstream.sources.arrow_tables import ArrowTable
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.memory import FINGERPRINT_RECORDS, updated_crc
+from millstream.sources.tables.arrow_memory import Column, Rows
+from millstream.sources.tables.arrow_structures import Decoded, dicts, records_of
+from millstream.sources.tables.arrow_tables import ArrowTable
 
 
 @final

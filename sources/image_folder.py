@@ -13,8 +13,8 @@ import numpy as np
 from millstream.errors import DataSourceError
 from millstream.pictured import Pictured
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
-from millstream.sources.files import INSPECTION_THREADS
-from millstream.sources.open_files import descriptor_share
+from millstream.sources.files.end_to_end import INSPECTION_THREADS
+from millstream.sources.storage.open_files import descriptor_share
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """How the names of images end, in small or capital letters: torchvision's list."""

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.sources.file_cache import FileCache
-from millstream.sources.scan import Scan, refuse_compressed
-from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.files.scan import Scan, refuse_compressed
+from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.text_lines import record_starts
 
 

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.file_cache import FileCache
-from millstream.sources.scan import Scan
-from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
-from millstream.sources.stored_files import StoredFile, identify, open_stored
+from millstream.sources.files.scan import Scan
+from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.stored_files import StoredFile, identify, open_stored
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1

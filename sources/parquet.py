@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.arrow_library import columns_of, has_valid_text, plain_types
-from millstream.sources.arrow_memory import Rows
-from millstream.sources.arrow_structures import dicts, records_of
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
-from millstream.sources.file_cache import FileCache
-from millstream.sources.files import Files, reading_error
-from millstream.sources.parquet_file import ParquetFile
-from millstream.sources.row_groups import RowGroup, RowGroups
-from millstream.sources.stored_files import SpanReadError
-from millstream.sources.urls import is_url
+from millstream.sources.files.end_to_end import Files, reading_error
+from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.stored_files import SpanReadError
+from millstream.sources.storage.urls import is_url
+from millstream.sources.tables.arrow_library import columns_of, has_valid_text, plain_types
+from millstream.sources.tables.arrow_memory import Rows
+from millstream.sources.tables.arrow_structures import dicts, records_of
+from millstream.sources.tables.parquet_file import ParquetFile
+from millstream.sources.tables.row_groups import RowGroup, RowGroups
 from millstream.warn import warn
 
 if TYPE_CHECKING:

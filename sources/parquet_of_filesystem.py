@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.arrow_library import filesystems
 from millstream.sources.parquet import ParquetDataSource
-from millstream.sources.parquet_file import ParquetFile
-from millstream.sources.paths import FileIdentity, FilePart
+from millstream.sources.storage.paths import FileIdentity, FilePart
+from millstream.sources.tables.arrow_library import filesystems
+from millstream.sources.tables.parquet_file import ParquetFile
 
 
 @final

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag
 from millstream.errors import DataSourceError
-from millstream.sources.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
 from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_rows
 from millstream.sources.dali_index import dali_offsets
-from millstream.sources.file_cache import FileCache
-from millstream.sources.scan import Scan
-from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.files.scan import Scan
+from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
+from millstream.sources.storage.file_cache import FileCache
 
 _HEADER_BYTES = 12
 _TRAILER_BYTES = 4

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.energon_index import energon_offsets
-from millstream.sources.file_cache import FileCache
-from millstream.sources.scan import Scan, refuse_compressed
-from millstream.sources.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.files.scan import Scan, refuse_compressed
+from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.tar_members import BLOCK_BYTES, TarError, TarMember, is_header, tar_members
 
 _NAME = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)", re.DOTALL)

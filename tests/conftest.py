@@ -14,7 +14,7 @@ import psutil
 import pytest
 from object_server import ObjectServer, serving
 
-from millstream.sources import object_stores
+from millstream.sources.storage import object_stores
 
 # The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from millstream.sources.new_files import new_file
+from millstream.sources.storage.new_files import new_file
 from millstream.tools.conversion_progress import RecordCounts
 from millstream.tools.conversion_units import compare_unit, noted_content, write_unit
 

@@ -25,8 +25,8 @@ from typing import Any, final
 from millstream.loader import DataLoader, ReadOptions
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
-from millstream.sources.new_files import new_file
-from millstream.sources.paths import FileIdentity
+from millstream.sources.storage.new_files import new_file
+from millstream.sources.storage.paths import FileIdentity
 from millstream.tools.conversion_progress import RecordCounts, shown_progress
 from millstream.tools.conversion_units import write_unit
 from millstream.tools.kept_lengths import forget_lengths

@@ -9,7 +9,7 @@ from typing import Self, final
 
 import numpy as np
 
-from millstream.sources.progress import Progress
+from millstream.sources.storage.progress import Progress
 
 _POLL_SECONDS = 0.25
 

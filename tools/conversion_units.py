@@ -19,8 +19,8 @@ import numpy as np
 from millstream.errors import DataSourceError
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.bagz import BagzDataSource
-from millstream.sources.new_files import new_file
-from millstream.sources.paths import FileIdentity
+from millstream.sources.storage.new_files import new_file
+from millstream.sources.storage.paths import FileIdentity
 from millstream.tools.conversion_progress import RecordCounts
 from millstream.tools.kept_lengths import store_lengths
 from millstream.tools.record_encoding import encoded

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.loader.threads.options import available_cores
-from millstream.sources.compression import HEAD_BYTES, compression_of, is_zlib
 from millstream.sources.formats import FileFormat
 from millstream.sources.json_lines import JsonTexts
+from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
 from millstream.tools.beam_conversion import BeamWriters
 from millstream.tools.conversion import Conversion, ProcessWriters, Writers, convert
 from millstream.tools.given_files import given_files

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from millstream.sources.formats import FORMATS, FileFormat, format_of_file
-from millstream.sources.paths import FilePart, resolve_paths
+from millstream.sources.storage.paths import FilePart, resolve_paths
 
 Refuse = Callable[[Exception], None]
 """Is told of a file that cannot be used, instead of raising the error."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from millstream.sources.files.spans import SpanRecords
 from millstream.sources.formats import FileFormat
-from millstream.sources.spans import SpanRecords
 
 
 def indexed(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:

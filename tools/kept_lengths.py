@@ -16,8 +16,8 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.sources.new_files import new_file
-from millstream.sources.offset_index import cache_folder
+from millstream.sources.storage.new_files import new_file
+from millstream.sources.storage.offset_index import cache_folder
 
 _MAX_NAME = 60
 """How much of a file's name is in the name of its lengths, so that this is not too long."""

@@ -21,9 +21,9 @@ from millstream.sources import (
     MegatronDataSource,
     RangeDataSource,
 )
-from millstream.sources.files import Files
+from millstream.sources.files.end_to_end import Files
 from millstream.sources.lookalikes import check_source
-from millstream.sources.progress import Progress
+from millstream.sources.storage.progress import Progress
 from millstream.tools.kept_lengths import find_lengths, store_lengths
 from millstream.transforms import Batch, Map, Transformation
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.sources.paths import FileIdentity
-from millstream.sources.spans import SpanRecords
+from millstream.sources.files.spans import SpanRecords
+from millstream.sources.storage.paths import FileIdentity
 from millstream.tools.kept_lengths import find_lengths
 
 _SAMPLE = 256

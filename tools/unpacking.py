@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.errors import DataSourceError
-from millstream.sources.compression import HEAD_BYTES, compression_of, is_zlib
-from millstream.sources.new_files import new_file
-from millstream.sources.progress import Progress
+from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
+from millstream.sources.storage.new_files import new_file
+from millstream.sources.storage.progress import Progress
 
 _BLOCK_BYTES = 1 << 17
 """How much is read at once. What comes out of it is in memory: a thousand times as much, at the worst."""

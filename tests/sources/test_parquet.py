@@ -22,8 +22,9 @@ from record_files import every_record
 import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
-from millstream.sources import ParquetDataSource, parquet_file
+from millstream.sources import ParquetDataSource
 from millstream.sources.formats import format_of_file
+from millstream.sources.tables import parquet_file
 from millstream.transforms.stack import stack
 
 ROWS = 100

@@ -12,7 +12,9 @@ from object_server import ObjectServer, Request
 
 import millstream
 from millstream.errors import DataSourceError
-from millstream.sources import FileCache, ParquetDataSource, parquet_file, stored_files
+from millstream.sources import FileCache, ParquetDataSource
+from millstream.sources.storage import stored_files
+from millstream.sources.tables import parquet_file
 
 pytestmark = pytest.mark.third_party
 

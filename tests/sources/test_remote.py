@@ -26,9 +26,8 @@ from millstream.sources import (
     TextLineDataSource,
     TFRecordDataSource,
     WebDatasetDataSource,
-    object_stores,
-    stored_files,
 )
+from millstream.sources.storage import object_stores, stored_files
 
 pytestmark = pytest.mark.third_party
 
@@ -268,7 +267,7 @@ def test_connections_that_died_do_not_keep_others_waiting(store: ObjectServer, t
     store.failure = hangs_first
     code = """
 import sys, millstream
-from millstream.sources import object_stores
+from millstream.sources.storage import object_stores
 object_stores.REQUESTS_AT_ONCE = 20
 print(len(millstream.TFRecordDataSource(sys.argv[1]).__getitems__(range(0, 60, 2))))
 """

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from record_files import every_record
 
 from millstream.errors import DataSourceError
-from millstream.sources import JsonLinesDataSource, TextLineDataSource, json_lines, scan, text_lines
+from millstream.sources import JsonLinesDataSource, TextLineDataSource, json_lines, text_lines
+from millstream.sources.files import scan
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12).filter(
     lambda t: not t.endswith("\r")

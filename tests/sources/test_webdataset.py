@@ -15,7 +15,7 @@ from record_files import every_record, write_tar
 
 from millstream.errors import DataSourceError
 from millstream.sources import WebDatasetDataSource
-from millstream.sources.scan import Scan
+from millstream.sources.files.scan import Scan
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 FOLDERS = st.sampled_from(["", "a/", "./", "a.b/c/", "x" * 90 + "/" + "y" * 50 + "/"])

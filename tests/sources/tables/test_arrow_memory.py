@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.sources.arrow_memory import Memory
+from millstream.sources.tables.arrow_memory import Memory
 
 DTYPES = st.sampled_from(["u1", "i2", "f4", "i8", "M8[us]"])
 CUTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=5)

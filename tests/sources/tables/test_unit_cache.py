@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.sources.unit_cache import UnitCache
+from millstream.sources.tables.unit_cache import UnitCache
 
 SECONDS = 30
 """More than anything here takes."""

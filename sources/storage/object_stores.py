@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.redirects import Redirects
-from millstream.sources.urls import Url, without_secrets
+from millstream.sources.storage.redirects import Redirects
+from millstream.sources.storage.urls import Url, without_secrets
 
 REQUESTS_AT_ONCE = 128
 """How many requests of this process are on their way at one time, for each kind of store."""

@@ -9,10 +9,10 @@ from typing import SupportsIndex
 import numpy as np
 
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, put_back
-from millstream.sources.copied_files import CopiedFile
-from millstream.sources.files import Files
-from millstream.sources.record_file import RecordFile, RecordT
-from millstream.sources.urls import is_url
+from millstream.sources.files.copied_files import CopiedFile
+from millstream.sources.files.end_to_end import Files
+from millstream.sources.files.record_file import RecordFile, RecordT
+from millstream.sources.storage.urls import is_url
 
 
 class FileRecords(Files[RecordFile[RecordT]]):

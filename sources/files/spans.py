@@ -19,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.file_cache import FileCache
-from millstream.sources.file_records import FileRecords
-from millstream.sources.offset_index import Offsets, find_offsets, indexed_size, store_offsets
-from millstream.sources.paths import FilePart
-from millstream.sources.progress import CancelledScanError, Progress
-from millstream.sources.scan import Scan
-from millstream.sources.stored_files import SpanReadError, StoredFile, open_stored
-from millstream.sources.urls import is_url
+from millstream.sources.files.file_records import FileRecords
+from millstream.sources.files.scan import Scan
+from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.offset_index import Offsets, find_offsets, indexed_size, store_offsets
+from millstream.sources.storage.paths import FilePart
+from millstream.sources.storage.progress import CancelledScanError, Progress
+from millstream.sources.storage.stored_files import SpanReadError, StoredFile, open_stored
+from millstream.sources.storage.urls import is_url
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -6,8 +6,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.sources.arrow_library import columns_of, described, normalised, num_slots, plain_types
-from millstream.sources.arrow_memory import Column, Memory, Rows
+from millstream.sources.tables.arrow_library import columns_of, described, normalised, num_slots, plain_types
+from millstream.sources.tables.arrow_memory import Column, Memory, Rows
 
 
 @final

@@ -23,10 +23,10 @@ from typing import final
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
-from millstream.sources.offset_index import cache_folder, object_name
-from millstream.sources.paths import FileIdentity
-from millstream.sources.stored_files import RemoteFile
+from millstream.sources.storage.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
+from millstream.sources.storage.offset_index import cache_folder, object_name
+from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.stored_files import RemoteFile
 
 _COPIED_BYTES = 4 << 20
 """How much is written at once; a few times as much is on its way."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, stack_objects, stack_texts
-from millstream.sources.arrow_memory import Column, Memory, Places, Rows
+from millstream.sources.tables.arrow_memory import Column, Memory, Places, Rows
 
 
 @final

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream.sources.arrow_columns import FixedBytes, FixedLists, Flags, Lists, Numbers, Strings
-from millstream.sources.arrow_memory import Column, Memory, Places
-from millstream.sources.arrow_structures import Objects, Structs, Tensors
+from millstream.sources.tables.arrow_columns import FixedBytes, FixedLists, Flags, Lists, Numbers, Strings
+from millstream.sources.tables.arrow_memory import Column, Memory, Places
+from millstream.sources.tables.arrow_structures import Objects, Structs, Tensors
 
 _ALIGNED = 8
 """Where numbers begin in memory: at a multiple of this. Arrow recommends 64 bytes, and IPC demands 8."""

@@ -13,9 +13,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.sources.arrow_library import described, laid_end_to_end
-from millstream.sources.arrow_memory import Column, Memory, Rows
-from millstream.sources.unit_cache import UnitCache
+from millstream.sources.tables.arrow_library import described, laid_end_to_end
+from millstream.sources.tables.arrow_memory import Column, Memory, Rows
+from millstream.sources.tables.unit_cache import UnitCache
 
 _LAYOUTS = 2
 """How many are known: threads that read ahead are in the next window while others are in the last one."""

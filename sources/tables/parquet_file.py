@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.arrow_library import arrow, normalised
-from millstream.sources.paths import FileIdentity
-from millstream.sources.stored_files import RemoteFile, SpanReadError
-from millstream.sources.urls import is_url
+from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.stored_files import RemoteFile, SpanReadError
+from millstream.sources.storage.urls import is_url
+from millstream.sources.tables.arrow_library import arrow, normalised
 
 _PIECE_BYTES = 4 << 20
 """How much of a column one request asks for: the pieces of a large one are on their way at the same time."""

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, ColumnarRecords
-from millstream.sources.arrow_columns import Lists
-from millstream.sources.arrow_memory import Column, Memory, Places, Rows
+from millstream.sources.tables.arrow_columns import Lists
+from millstream.sources.tables.arrow_memory import Column, Memory, Places, Rows
 
 
 @final

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from millstream.errors import DataSourceError
-from millstream.sources import object_stores
-from millstream.sources.urls import SignedUrl, Url, is_url, matching, without_query
+from millstream.sources.storage import object_stores
+from millstream.sources.storage.urls import SignedUrl, Url, is_url, matching, without_query
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _MAGIC = re.compile(r"[*?[]")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.file_cache import FileCache, LocalCopy
-from millstream.sources.paths import FileIdentity
-from millstream.sources.record_file import RecordFile, RecordT
+from millstream.sources.files.record_file import RecordFile, RecordT
+from millstream.sources.storage.file_cache import FileCache, LocalCopy
+from millstream.sources.storage.paths import FileIdentity
 
 if TYPE_CHECKING:
     import weakref

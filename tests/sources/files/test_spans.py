@@ -20,17 +20,13 @@ from record_files import every_record, write_tfrecord
 
 import millstream
 from millstream.errors import DataSourceError
-from millstream.sources import (
-    JsonLinesDataSource,
-    TFRecordDataSource,
-    files,
-    progress,
-    spans,
-    stored_files,
-)
-from millstream.sources.offset_index import store_offsets
-from millstream.sources.paths import FileIdentity
-from millstream.sources.progress import CancelledScanError, Progress
+from millstream.sources import JsonLinesDataSource, TFRecordDataSource
+from millstream.sources.files import end_to_end as files
+from millstream.sources.files import spans
+from millstream.sources.storage import progress, stored_files
+from millstream.sources.storage.offset_index import store_offsets
+from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.progress import CancelledScanError, Progress
 
 RECORDS = [b"record %d" % number for number in range(100)]
 
@@ -293,7 +289,7 @@ def test_a_long_search_is_in_the_log(
 def test_a_long_search_has_a_bar_on_a_terminal(path: Path, tmp_path: Path) -> None:
     """On a terminal, a long search shows tqdm's bar, which is taken away at the end."""
     code = (
-        "import millstream, sys; from millstream.sources import progress; progress.SHOW_AFTER_SECONDS = 0.0; "
+        "import millstream, sys; from millstream.sources.storage import progress; progress.SHOW_AFTER_SECONDS = 0.0; "
         f"millstream.TFRecordDataSource({str(path)!r}); import threading; print(threading.active_count())"
     )
     terminal, end = pty.openpty()

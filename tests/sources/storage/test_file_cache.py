@@ -19,7 +19,8 @@ from record_files import every_record, tfrecord_bytes
 import millstream
 from millstream.errors import DataSourceError
 from millstream.samplers import HierarchicalSampler
-from millstream.sources import ArrayRecordDataSource, FileCache, TFRecordDataSource, file_cache
+from millstream.sources import ArrayRecordDataSource, FileCache, TFRecordDataSource
+from millstream.sources.storage import file_cache
 
 pytestmark = pytest.mark.third_party
 
@@ -83,7 +84,7 @@ def test_copies_have_their_place_among_all_that_is_kept(urls: list[str], tmp_pat
 
 READER = """
 import sys, numpy as np, millstream
-from millstream.sources import object_stores
+from millstream.sources.storage import object_stores
 object_stores.FIRST_DELAY_SECONDS = 0.01
 seed, bound, folder, *urls = sys.argv[1:]
 with millstream.TFRecordDataSource(urls, cache=millstream.FileCache(int(bound), folder)) as source:

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.new_files import new_file
-from millstream.sources.paths import FileIdentity
-from millstream.sources.urls import is_url, without_query
+from millstream.sources.storage.new_files import new_file
+from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.urls import is_url, without_query
 
 _LAYOUT = 1
 """The version of what is written here."""

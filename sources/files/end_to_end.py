@@ -25,12 +25,18 @@ from millstream.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.pictured import Pictured
 from millstream.sources.base import checked_record_key
-from millstream.sources.file_cache import FileCache
-from millstream.sources.open_files import OpenFiles, descriptor_share
-from millstream.sources.paths import RECORD_LIMIT, FileIdentity, FilePart, names_within_common_folder, resolve_paths
-from millstream.sources.record_file import OpenFile
-from millstream.sources.stored_files import identify
-from millstream.sources.urls import is_url
+from millstream.sources.files.record_file import OpenFile
+from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.open_files import OpenFiles, descriptor_share
+from millstream.sources.storage.paths import (
+    RECORD_LIMIT,
+    FileIdentity,
+    FilePart,
+    names_within_common_folder,
+    resolve_paths,
+)
+from millstream.sources.storage.stored_files import identify
+from millstream.sources.storage.urls import is_url
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

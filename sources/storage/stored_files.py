@@ -21,10 +21,10 @@ from typing import Protocol, final
 import numpy as np
 
 from millstream.errors import DataSourceError
-from millstream.sources import object_stores
-from millstream.sources.object_stores import BeyondEndError, RangeRequests
-from millstream.sources.paths import FileIdentity
-from millstream.sources.urls import is_url
+from millstream.sources.storage import object_stores
+from millstream.sources.storage.object_stores import BeyondEndError, RangeRequests
+from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.urls import is_url
 
 _READS_BETWEEN_LOOKS = 32
 """How many records are read between two looks at the clock."""

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.sources import open_files
-from millstream.sources.open_files import OpenFiles, descriptor_share
+from millstream.sources.storage import open_files
+from millstream.sources.storage.open_files import OpenFiles, descriptor_share
 
 
 class Disk:
