@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from millstream.dataset.batch_node import Batched
 from millstream.dataset.chain import Chain, iterates_itself
-from millstream.dataset.chain_iterator import EngineIterator
+from millstream.dataset.chain_iterator import EngineIterator, checked_maps
 from millstream.dataset.element_nodes import Mapped, MappedAtRandom, MappedWithIndex
 from millstream.dataset.fed_iterator import FedIterator
 from millstream.dataset.in_order import InOrder
@@ -33,7 +33,7 @@ from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation
-from millstream.transforms.present import AbsentElement, Present
+from millstream.transforms.present import AbsentElement
 from millstream.transforms.seeded import SeededRandomMap
 
 if TYPE_CHECKING:
@@ -63,6 +63,27 @@ def straight_node(dataset: IterDataset[Any], *, has_workers: bool) -> Node | Non
         node = following
     # Of an empty one, no position can be located, not even one that never comes.
     return node if node.length else None
+
+
+def shared_maps(parts: tuple[Node, ...]) -> tuple[tuple[Node, ...], list[Transformation]]:
+    """Returns what is before the last maps that all parts have alike, and these: they are done after the mixing.
+
+    So a batch is read from all parts at once, and costs one call of each map's loop, not one for each part.
+    """
+    maps: list[Transformation] = []
+    while all(type(part) is Mapped for part in parts):
+        nodes = [part for part in parts if isinstance(part, Mapped)]
+        first = nodes[0].operation
+        if not all(_are_one(first, node.operation) for node in nodes):
+            break
+        maps.insert(0, first)
+        parts = tuple(node.parent for node in nodes)
+    return parts, maps
+
+
+def _are_one(first: Map[Any, Any], other: Map[Any, Any]) -> bool:
+    """Whether two maps are one, or of one function."""
+    return first is other or (type(first) is Map is type(other) and first.map is other.map)
 
 
 def _following(node: Node, operation: Transformation) -> Node | None:
@@ -150,13 +171,14 @@ class MixtureIterator(EngineIterator):
         super().__init__(fed)
         self._fed = fed
         self._stream = stream
-        self._mixed = mixed
-        self._operations = (Present(), *operations)
+        parts, maps = shared_maps(mixed.above)
+        self._mixed = Mixed(parts, mixed.weights, mixed.names)
+        self._operations = (*checked_maps(maps), *operations)
         self._running, self._options = running, running.options
         self._is_random = True
         # What it was moved to last: where it stands there, its state is this.
         self._restored: tuple[Position, int, Any] | None = None
-        self._read(0, (0,) * len(mixed.above))
+        self._read(0, (0,) * len(parts))
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position, as that of the operations after the mixed stream."""

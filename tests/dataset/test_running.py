@@ -66,7 +66,9 @@ def test_an_iterator_says_what_it_does() -> None:
         next(read)
         next(mixed)
         assert repr(read).startswith("<ReadIterator at step 1, running, 2 workers: ")
-        assert repr(mixed) == ("<MixtureIterator at step 1, running, up to 16 threads, reads a mixture of 2: Map(abs)>")
+        assert repr(mixed) == (
+            "<MixtureIterator at step 1, running, up to 16 threads, reads a mixture of 2: Map(float), Map(abs)>"
+        )
         assert repr(drawn) == "<MixedIterator, open, draws from 2 iterators>"
     assert repr(read).startswith("<ReadIterator at step 1, closed, ")
     assert repr(drawn) == "<MixedIterator, closed, draws from 2 iterators>"
