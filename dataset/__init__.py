@@ -18,7 +18,9 @@ combinations.py      streams made of others: zip, limit, repeat, cache
 stream_mixing.py     several streams in proportions; interleaving.py: several in turn
 chain.py             a chain of operations becomes a loader's pipeline
 chain_iterator.py    which reads a MapDataset; absence.py: where elements are absent
+mixed_iterator.py    which draws from several; mixed_reading.py: which reads a mixture of straight chains at random
 fed_iterator.py      which is fed from another stream; drawing.py: many of its elements at once
+running.py           where it runs, and the workers that are left for the next iterator
 shown_chain.py       what an iterator shows of itself
 grouped_streams.py   operations under the names that Grain gives them as datasets: packers and others
 file_streams.py      files as streams; in_turn.py: the order of several

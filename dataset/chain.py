@@ -6,10 +6,11 @@ from typing import Any, Self, final
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator, with_states
-from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.options import in_force
-from millstream.dataset.stream_nodes import Ahead, Operated, ReadIterDataset, Seeded
+from millstream.dataset.running import Running, WarmWorkers
+from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded
 from millstream.loader.pipeline.filter_limits import FilterLimits
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import Transformation
@@ -69,17 +70,28 @@ def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIter
 
 
 def _opened(dataset: IterDataset[Any], limits: FilterLimits, *, ahead: bool) -> DatasetIterator[Any]:
-    chain = Chain.of(dataset)
+    chain, warm = Chain.of(dataset), warm_workers_of(dataset)
     leaf, has_workers = chain.leaf, bool(chain.workers.num_workers)
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
-        return ReadIterator(leaf, chain.operations, chain.workers, reading, limits)
+        return ReadIterator(leaf, chain.operations, Running(chain.workers, reading, warm, limits))
+    if isinstance(leaf, Combined) and (chain.operations or has_workers or (ahead and chain.reading)):
+        running = Running(chain.workers, chain.reading or NO_THREADS, warm, limits)
+        combined = leaf.followed_by(chain.operations, running, ahead=ahead, chosen=bool(chain.reading))
+        if combined is not None:
+            return combined
     is_compiled = isinstance(leaf, Ahead) and not iterates_itself(leaf)
     stream = iterator_of(leaf, ahead=ahead) if is_compiled else with_states(leaf)
     reading = chain.reading if ahead and chain.reading else NO_THREADS
     if not chain.operations and not has_workers and not reading.reads_ahead:
         return stream
-    return FedIterator(stream, chain.operations, chain.workers, reading, _epoch_length(leaf), limits=limits)
+    return FedIterator(stream, chain.operations, Running(chain.workers, reading, warm, limits), _epoch_length(leaf))
+
+
+def warm_workers_of(dataset: IterDataset[Any]) -> WarmWorkers:
+    """Returns the workers that iterators of a dataset have left."""
+    warm: WarmWorkers = vars(dataset).setdefault(WARM, WarmWorkers())
+    return warm
 
 
 def _epoch_length(leaf: IterDataset[Any]) -> int | None:

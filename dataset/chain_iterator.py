@@ -14,18 +14,18 @@ from millstream.dataset.absence import DropAbsent
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.peeling import order_of, peeled
-from millstream.dataset.shown_chain import ShownIterator, traced_chain
+from millstream.dataset.running import Running
+from millstream.dataset.shown_chain import ShownIterator, shown_names, traced_chain
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.state import LoaderState, Stream
-from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
+from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.state_of_plan import stream_of
+from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.front import CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
@@ -44,6 +44,7 @@ class EngineIterator(ShownIterator):
     """
 
     _inner: DataLoaderIterator
+    _options: tuple[MultiprocessingOptions, ReadOptions]
 
     def __next__(self) -> Any:
         """Returns the next element.
@@ -87,13 +88,29 @@ class EngineIterator(ShownIterator):
         return lambda: state
 
     def __repr__(self) -> str:
+        workers, reading = self._options
+        hands = "in this thread"
+        if workers.num_workers:
+            hands = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
+        elif reading.reads_ahead:
+            hands = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
         look = self._inner.look()
-        return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}>"
+        names = shown_names(self._execution.pipeline)
+        made = f": {', '.join(names)}" if names else ""
+        return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {hands}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
         from millstream import pictures  # noqa: PLC0415  (for notebooks)
 
         return pictures.figure(pictures.card("iterator", repr(self)))
+
+    def place(self) -> tuple[Position, int]:
+        """Returns the position of the plan, and how many elements have come."""
+        return self._inner._position(), self._inner.step  # noqa: SLF001  (of the same engine)
+
+    def go(self, position: Position, step: int) -> None:
+        """Moves to a position of the plan, before which this many elements come."""
+        self._inner._go(position, step)  # noqa: SLF001  (as above)
 
     def _change_plan(self, hole: AbsentElement) -> None:
         raise hole
@@ -106,23 +123,15 @@ class ReadIterator(EngineIterator):
     Args:
         leaf: what is read.
         operations: what is done with each element.
-        workers: the worker processes.
-        reading: the threads.
-        limits: how much filters may drop.
+        running: where, and how much filters may drop.
     """
 
-    def __init__(
-        self,
-        leaf: ReadIterDataset,
-        operations: Sequence[Transformation],
-        workers: MultiprocessingOptions,
-        reading: ReadOptions,
-        limits: FilterLimits = UNLIMITED,
-    ) -> None:
+    def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
         super().__init__()
         node = node_of(leaf.source)
         order = order_of(node)
-        self._options = workers, reading
+        self._running, self._options = running, running.options
+        limits = running.limits
         self._sparse = Pipeline(leaf.source, order, order, (DropAbsent(), *operations), NoSharding(), limits)
         self._was_sought = False
         if leaf.allow_nones:
@@ -136,7 +145,7 @@ class ReadIterator(EngineIterator):
             pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense
         self._is_dense = pipeline is not self._sparse
         sparse = stream_of(Plan(self._sparse))
-        self._execution = Execution(pipeline, *self._options, front=CHAIN)
+        self._execution = running.execution("dense" if self._is_dense else "sparse", pipeline, CHAIN)
         self._own_stream = stream_of(self._execution.plan)
         self._num_stages = len(Plan(self._sparse).stages)
         self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=self._own_stream.fingerprint)
@@ -196,6 +205,12 @@ class ReadIterator(EngineIterator):
         except AbsentElement:
             return traced_chain(self._sparse, self._options)
 
+    def state_after(self, step: int) -> dict[str, Any]:
+        """Returns the state after the first `step` elements, where each position makes one; it stays where it is."""
+        state = state_at((Cursor(step, (0,)),), step, self._execution.plan, self._own_stream)
+        encoded: dict[str, Any] = json.loads(self._with_skip(state, self._stream, self._num_stages).encode())
+        return encoded
+
     @property
     def next_index(self) -> int | None:
         """How many elements have come, where each position makes one: `seek` then costs nothing. Else None."""
@@ -226,8 +241,7 @@ class ReadIterator(EngineIterator):
 
     def _use_sparse(self) -> None:
         self._inner.close()
-        self._execution.close()
-        self._execution = Execution(self._sparse, *self._options, front=CHAIN)
+        self._execution = self._running.execution("sparse", self._sparse, CHAIN)
         self._own_stream = stream_of(self._execution.plan)
         self._is_dense, self._inner = False, self._execution.begin(self._own_stream)
 

@@ -149,6 +149,16 @@ class DatasetIterator(Checkpointable, Generic[T_co]):
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {'closed' if self._closed else 'open'}{self._drawn_from()}>"
+
+    def _drawn_from(self) -> str:
+        """Returns what this iterator draws from, in words: one by its name, several by their number."""
+        if not self._parents:
+            return ""
+        what = type(self._parents[0]).__name__ if len(self._parents) == 1 else f"{len(self._parents)} iterators"
+        return f", draws from {what}"
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Refuses `copy`, `deepcopy` and `pickle`: two copies would share what works ahead, and so the elements."""
         raise TypeError(

@@ -12,17 +12,19 @@ from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.drawing import drawn_from, noted_state
 from millstream.dataset.in_order import InOrder
+from millstream.dataset.running import Running
 from millstream.errors import CheckpointError
 from millstream.interruptions import cannot_wait
 from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.feed import Feed
-from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import annotated
+from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.front import FED_CHAIN
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 
@@ -49,36 +51,54 @@ class FedIterator(EngineIterator):
     Args:
         stream: an iterator at its beginning.
         operations: what is done with each element.
-        workers: the worker processes.
-        reading: the threads.
+        running: where, and how much filters may drop.
         epoch_length: how many positions have the same epoch, where the stream's elements have positions.
-        limits: how much filters may drop.
+
+    Attributes:
+        block: how many of its elements are a block.
+        words: what the operations are, as states say it.
     """
 
     def __init__(
         self,
         stream: DatasetIterator[Any],
         operations: Sequence[Transformation],
-        workers: MultiprocessingOptions,
-        reading: ReadOptions,
+        running: Running,
         epoch_length: int | None = None,
-        *,
-        limits: FilterLimits = UNLIMITED,
     ) -> None:
         super().__init__(stream)
         order = InOrder(None, epoch_length)
-        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), limits)
-        self._block = Plan(pipeline).partition.global_block
-        self._feed = Feed(_Drawing(stream), self._block)
-        self._reads_ahead = bool(workers.num_workers) or reading.reads_ahead
-        self._execution = Execution(pipeline, workers, reading, self._feed, front=FED_CHAIN)
-        self._inner = self._execution.begin()
+        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), running.limits)
+        self.block = Plan(pipeline).partition.global_block
+        self._feed = Feed(_Drawing(stream), self.block)
+        self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
+        self._options = running.options
+        self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
+        self.words = stream_of(self._execution.plan)
+        self._inner = self._execution.begin(self.words)
+
+    @property
+    def engine(self) -> tuple[Execution, DataLoaderIterator]:
+        """What makes the elements."""
+        return self._execution, self._inner
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
         made = json.loads(self._inner.get_state())
-        first, state = self._feed.kept_before(made["places"][0]["position"] // self._block)
+        first, state = self._feed.kept_before(made["places"][0]["position"] // self.block)
         return {"made": made, "block": first, "stream": state()}
+
+    def state_of(self, position: Position, step: int, block: int, state: dict[str, Any]) -> dict[str, Any]:
+        """Returns the state at a position.
+
+        Args:
+            position: where the operations are.
+            step: how many elements they have yielded.
+            block: a block at or before the position.
+            state: that of the stream at its beginning.
+        """
+        made = json.loads(state_at(position, step, self._execution.plan, self.words).encode())
+        return {"made": made, "block": block, "stream": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to the position recorded in a state.

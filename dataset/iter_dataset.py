@@ -23,6 +23,10 @@ Out = TypeVar("Out")
 Parameters = ParamSpec("Parameters")
 
 
+WARM = "_warm"
+"""The attribute of a dataset that has the worker processes which its iterators have left."""
+
+
 class IterDataset(Generic[T_co]):
     """A stream of elements that is read in order, and resumed anywhere: `iter(dataset)` is a `DatasetIterator`.
 
@@ -248,6 +252,10 @@ class IterDataset(Generic[T_co]):
     ) -> Out:
         """Returns `function(self, *args, **kwargs)`."""
         return function(self, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what makes the dataset another one's equal: processes stay here."""
+        return {name: value for name, value in vars(self).items() if name != WARM}
 
     def __repr__(self) -> str:
         return text_of("IterDataset", self._sketch())

@@ -101,13 +101,13 @@ class MapDataset(Generic[T]):
             TypeError: it is not a source; the error says what to write instead.
         """
         check_readable(source, "source")
-        return _chained(Source(source))
+        return dataset_of(Source(source))
 
     @staticmethod
     def range(start: SupportsIndex, stop: SupportsIndex | None = None, step: SupportsIndex = 1) -> "MapDataset[int]":
         """Returns the integers of `range(start, stop, step)`; `range(stop)` begins at 0."""
         numbers = range(0, start, 1) if stop is None else range(start, stop, step)
-        return _chained(Source(numbers))
+        return dataset_of(Source(numbers))
 
     @staticmethod
     def concatenate(datasets: "Sequence[MapDataset[Out]]") -> "MapDataset[Out]":
@@ -122,7 +122,7 @@ class MapDataset(Generic[T]):
                 raise ValueError(f"datasets[{number}] has no end, so nothing can come after it: .repeat() the result.")
         if sum(node.length for node in nodes) > ENDLESS:
             raise ValueError("The datasets have 2**63 elements or more together.")
-        return _chained(Concatenated(nodes), *datasets)
+        return dataset_of(Concatenated(nodes), *datasets)
 
     @staticmethod
     def mix(
@@ -150,7 +150,7 @@ class MapDataset(Generic[T]):
             if not node.length:
                 raise ValueError(f"Dataset {name!r} is empty: leave it out of the mixture.")
         whole = checked_weights([1] * len(names) if weights is None else weights, names)
-        return _chained(Mixed(nodes, whole, names), *parts)
+        return dataset_of(Mixed(nodes, whole, names), *parts)
 
     @staticmethod
     def select_from_datasets(datasets: "Sequence[MapDataset[Out]]", selection_map: Any) -> "MapDataset[Out]":
@@ -173,7 +173,7 @@ class MapDataset(Generic[T]):
             )
         selected = Selected(nodes, selection_map)
         selected.check()
-        return _chained(selected, *datasets)
+        return dataset_of(selected, *datasets)
 
     def map(self, transform: "Map[T, Out] | Callable[[T], Out]") -> "MapDataset[Out]":
         """Returns the dataset with each element as `transform` makes it; where it makes None, there is no element."""
@@ -427,7 +427,7 @@ class MapDataset(Generic[T]):
         return self._blocks
 
     def _with(self, node: Node) -> "MapDataset[Any]":
-        return _chained(node, self)
+        return dataset_of(node, self)
 
     def _inherited_seed(self, method: str) -> int:
         seed = nearest_seed(node_of(self))
@@ -448,7 +448,7 @@ def node_of(dataset: MapDataset[Any]) -> Node:
     return dataset._node  # noqa: SLF001
 
 
-def _chained(node: Node, *parents: MapDataset[Any]) -> MapDataset[Any]:
+def dataset_of(node: Node, *parents: MapDataset[Any]) -> MapDataset[Any]:
     """Returns the dataset that a node reads."""
     dataset = MapDataset[Any](parents)
     dataset._node = node  # noqa: SLF001

@@ -43,6 +43,13 @@ def traced_chain(
     return Trace({label: lines for label, lines in structures.items() if label in shown}, facts)
 
 
+def shown_names(pipeline: Pipeline) -> list[str]:
+    """Returns the names of the operations, in order."""
+    return [
+        name for name, operation in zip(pipeline.names, pipeline.operations, strict=True) if not operation.is_between
+    ]
+
+
 def shown_labels(pipeline: Pipeline) -> set[str]:
     """Returns the labels of the parts of the work, without steps that the chain puts between the operations."""
     operations = zip(pipeline.labels, pipeline.operations, strict=True)

@@ -1,9 +1,11 @@
 """What a straight chain consists of: a leaf that is read, operations, seeds, and where they run."""
 
+import abc
 from typing import Any, SupportsIndex
 
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.running import Running
 from millstream.dataset.stream_seeds import seeded
 from millstream.descriptions import described
 from millstream.loader.pipeline.arguments import check_kind
@@ -92,6 +94,23 @@ class ReadIterDataset(IterDataset[Any]):
 
     def _line(self) -> str:
         return ".to_iter_dataset()"
+
+
+class Combined(IterDataset[Any]):
+    """A dataset that may know a better way than to be drawn from, for what comes after it."""
+
+    @abc.abstractmethod
+    def followed_by(
+        self, operations: tuple[Transformation, ...], running: Running, *, ahead: bool, chosen: bool
+    ) -> DatasetIterator[Any] | None:
+        """Returns an iterator of operations after this dataset; None where it has to be drawn from.
+
+        Args:
+            operations: what is done with each element, in order.
+            running: where.
+            ahead: whether threads of this process may work ahead.
+            chosen: whether the threads were asked for; else the datasets above say which.
+        """
 
 
 def _iterator_of(dataset: IterDataset[Any]) -> DatasetIterator[Any]:

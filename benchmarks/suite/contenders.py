@@ -1,9 +1,9 @@
 """The modes in which each peer is at its best: which of them wins differs from case to case, so all run."""
 
-from suite.case import Contender
+from suite.case import Contender, Goal, Pick
 
 
-def rates(*bounds: str, from_files: bool = False) -> tuple[Contender, ...]:
+def rates(*bounds: str, from_files: bool = False, as_chain: bool = False) -> tuple[Contender, ...]:
     """Returns all contenders of a case that measures a rate.
 
     Threads that read are off for data in memory, as Grain's documentation advises, and at the default for files.
@@ -11,6 +11,7 @@ def rates(*bounds: str, from_files: bool = False) -> tuple[Contender, ...]:
     Args:
         bounds: modes of the bare loop, which measure what the machine can do without any loader.
         from_files: whether records are read from files.
+        as_chain: whether millstream takes part as a chain, too.
     """
     threads = None if from_files else 0
     return (
@@ -18,6 +19,7 @@ def rates(*bounds: str, from_files: bool = False) -> tuple[Contender, ...]:
         Contender("millstream", threads=None),
         Contender("millstream", workers=2),
         *([Contender("millstream", workers=2, threads=None)] if from_files else []),
+        *(chains(from_files=from_files) if as_chain else ()),
         Contender("grain", threads=threads, mode="DataLoader"),
         Contender("grain", threads=threads, workers=2, mode="DataLoader"),
         Contender("grain", threads=threads, mode="Dataset"),
@@ -29,6 +31,26 @@ def rates(*bounds: str, from_files: bool = False) -> tuple[Contender, ...]:
         Contender("tensorflow"),
         Contender("tensorflow", mode="batches first"),
         *(Contender("bare", mode=bound) for bound in bounds),
+    )
+
+
+def chains(*, from_files: bool = False) -> tuple[Contender, ...]:
+    """Returns millstream as a chain, in the modes in which its `DataLoader` may be best."""
+    return (
+        Contender("millstream", mode="chain"),
+        Contender("millstream", workers=2, mode="chain"),
+        *([Contender("millstream", workers=2, threads=None, mode="chain")] if from_files else []),
+    )
+
+
+def chain_goals(times_grain: float | None = None) -> tuple[Goal, ...]:
+    """Returns what a chain is to reach: the speed of the loader, and so many times that of Grain's chains."""
+    whole, chain = "as a chain, 0.9 of the DataLoader", "chain"
+    grain = f"as a chain, {times_grain:g} times Grain's" if times_grain else ""
+    return (
+        Goal(f"{whole}, without workers", 0.9, Pick("millstream", 0, "", 0), Pick("millstream", 0, chain)),
+        Goal(f"{whole}, with 2 workers", 0.9, Pick("millstream", 2, ""), Pick("millstream", 2, chain)),
+        *([Goal(grain, times_grain, Pick("grain"), Pick("millstream", mode=chain))] if times_grain else []),
     )
 
 

@@ -35,6 +35,9 @@ DEBUGGED = Front(is_debugging=True)
 CHAIN = Front(workers=".mp_prefetch({})", reading=".to_iter_dataset({})")
 """A chain that begins with a `MapDataset`."""
 
+MIXED_CHAIN = Front(workers=".mp_prefetch({})", reading=".prefetch({})")
+"""A chain after a mixture of such chains."""
+
 FED_CHAIN = Front(workers=".mp_prefetch({})", reading=".prefetch({})", is_fed=True)
 """A chain after a stream."""
 

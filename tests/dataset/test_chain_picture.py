@@ -103,14 +103,14 @@ def test_an_iterator_says_where_it_is() -> None:
     """Its step and whether it runs, in a notebook too; and a trace shows an element that is there."""
     chain = MapDataset.range(20).filter(lambda number: number % 7).to_iter_dataset().batch(4)
     batches: Any = iter(chain)
-    assert repr(batches) == "<ReadIterator at step 0, idle>"
+    assert repr(batches) == "<ReadIterator at step 0, idle, up to 16 threads: Batch(batch_size=4)>"
     next(batches)
-    assert repr(batches) == "<ReadIterator at step 1, running>"
+    assert repr(batches).startswith("<ReadIterator at step 1, running, ")
     assert "at step 1, running" in Page(batches._repr_html_()).text
     assert "in order, 20 positions" in str(batches.summary())
     assert batches.trace().leaves["read"] == ("element: int",)
     batches.close()
-    assert repr(batches) == "<ReadIterator at step 1, closed>"
+    assert repr(batches).startswith("<ReadIterator at step 1, closed, ")
 
 
 def test_an_elastic_iterator_shows_itself_as_others_do() -> None:
@@ -120,4 +120,4 @@ def test_an_elastic_iterator_shows_itself_as_others_do() -> None:
         next(batches)
         assert "Batch(batch_size=4" in str(batches.summary())
         assert batches.trace().leaves["read"] == ("element: int",)
-        assert repr(batches) == "<ElasticIterator at step 1, running>"
+        assert repr(batches).startswith("<ElasticIterator at step 1, running, up to 16 threads: Map(<lambda>), Batch(")

@@ -340,7 +340,7 @@ def cut(**options: Any) -> Any:
         (lambda: packed(num_packing_bins=0), ValueError, "num_packing_bins must be at least 1"),
         (lambda: packed(meta_features=["tokens_positions"]), ValueError, "'tokens_positions'"),
         (lambda: cut(split_full_length_features=0), TypeError, "split_full_length_features must be True or False"),
-        (lambda: cut(length_struct={"a": 3, "b": 4}), ValueError, "one length"),
+        (lambda: cut(length_struct={"a": 3, "b": 4}), ValueError, "the same length"),
         (lambda: grain.experimental.FlatMapIterDataset(documents(), split), TypeError, "max_fan_out"),  # type: ignore[arg-type]
         (lambda: grain.experimental.ParquetIterDataset("x", filesystem=3), TypeError, "filesystem"),
         (lambda: grain.experimental.TFRecordIterDataset("/nowhere"), FileNotFoundError, "nowhere"),

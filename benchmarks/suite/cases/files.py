@@ -6,7 +6,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Contender, Goal, Pick
-from suite.contenders import rates
+from suite.contenders import chain_goals, rates
 from suite.scale import Scale
 from suite.steps import crop_and_flip, crop_and_flip_in_graph, decode, decode_in_graph, tokens_in_graph, tokens_of
 from suite.work import Map, RandomMap, Work
@@ -40,12 +40,13 @@ CASES = (
         title="1 KB records from ArrayRecord files, as uint16, batch 256",
         make_work=token_work,
         contenders=(
-            *rates("read", "read singly", from_files=True),
+            *rates("read", "read singly", from_files=True, as_chain=True),
             Contender("bare", mode="read singly", copies=2),
             Contender("pytorch_our_source"),
             Contender("pytorch_our_source", workers=2, mode="forkserver"),
         ),
         goals=(
+            *chain_goals(),
             Goal("50 times Grain's DataLoader", 50, Pick("grain", mode="DataLoader")),
             Goal("50 times Grain, its Dataset too", 50, Pick("grain")),
             Goal("twice PyTorch", 2, Pick("pytorch")),
@@ -58,8 +59,12 @@ CASES = (
         name="images",
         title="JPEG 256 x 256 from ArrayRecord files: decode, crop, flip, batch 64",
         make_work=image_work,
-        contenders=(*rates("loop", from_files=True), Contender("bare", mode="loop", copies=2)),
+        contenders=(
+            *rates("loop", from_files=True, as_chain=True),
+            Contender("bare", mode="loop", copies=2),
+        ),
         goals=(
+            *chain_goals(),
             Goal(
                 "0.9 of two bare loops, with 2 workers",
                 0.9,

@@ -8,6 +8,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Contender, Goal, Measurement, Pick, Run
+from suite.contenders import chain_goals, chains
 from suite.data import ROW_LENGTH
 from suite.peers import PEERS
 from suite.scale import Scale
@@ -101,10 +102,14 @@ def _as_they_come(name: str, packing: str, view: Callable[[Any], Any]) -> Case:
         contenders=(
             Contender("millstream"),
             Contender("millstream", workers=2),
+            *chains(),
             Contender("grain", mode="Dataset"),
             Contender("grain", workers=2, mode="Dataset"),
         ),
-        goals=(Goal("10 times Grain, without workers", 10, Pick("grain", 0), Pick("millstream", 0)),),
+        goals=(
+            *chain_goals(10),
+            Goal("10 times Grain, without workers", 10, Pick("grain", 0), Pick("millstream", 0)),
+        ),
         unit="cells/s",
         view=view,
         count=number_of_cells,

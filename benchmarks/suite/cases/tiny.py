@@ -4,7 +4,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Goal, Pick
-from suite.contenders import COLUMNS, rates
+from suite.contenders import COLUMNS, chain_goals, rates
 from suite.scale import Scale
 from suite.steps import add_fraction, add_fraction_in_graph, add_fractions, identity, is_even
 from suite.work import Filter, Map, RandomMap, Records, Work
@@ -39,8 +39,9 @@ CASES = (
         name="tiny",
         title="ints in memory, identity map, batch 256",
         make_work=_plain,
-        contenders=rates("loop", "keys"),
+        contenders=rates("loop", "keys", as_chain=True),
         goals=(
+            *chain_goals(20),
             Goal("at least PyTorch, both without workers", 1, Pick("pytorch", 0), Pick("millstream", 0)),
             Goal("100 times Grain's DataLoader", 100, Pick("grain", mode="DataLoader")),
             Goal("100 times Grain, its Dataset too", 100, Pick("grain")),

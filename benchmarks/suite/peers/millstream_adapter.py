@@ -1,4 +1,4 @@
-"""millstream: records as they are or, where a contender says so, as columns, batched before any step.
+"""millstream: records as they are or, where a contender says so, as columns, batched before any step; or as a chain.
 
 Two more peers show what mixing and packing cost it: the same records in one source, and the same documents unpacked.
 """
@@ -27,7 +27,7 @@ DOCUMENTS_AT_ONCE = 256
 
 @final
 class MillstreamAdapter:
-    """Opens a `DataLoader`."""
+    """Opens a `DataLoader`, or an `IterDataset`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
@@ -35,6 +35,9 @@ class MillstreamAdapter:
             work = dataclasses.replace(work, source=work.source.whole())
         if contender.peer == "millstream_unpacked":
             work = dataclasses.replace(work, row_length=None, batch_size=DOCUMENTS_AT_ONCE)
+        if contender.mode == "chain":
+            chain = iter(_chain(work, contender))
+            return Stream(chain, chain.close, _Position(chain), chain)
         as_columns = contender.mode == "columns"
         source = millstream.InMemoryDataSource(columns_of(work)) if as_columns else _source(work.source)
         batch_fn = list if contender.peer == "millstream_unpacked" or contender.mode == "lists" else None
@@ -61,14 +64,32 @@ ADAPTER = MillstreamAdapter()
 
 @final
 class _Position:
-    def __init__(self, iterator: millstream.DataLoaderIterator) -> None:
+    def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
         self.get_state = iterator.get_state
         self.set_state = iterator.set_state
 
-    def state_at(self, step: int) -> bytes:
+    def state_at(self, step: int) -> Any:
         self._iterator.seek(step)
         return self._iterator.get_state()
+
+
+def _chain(work: Work, contender: Contender) -> Any:
+    """Returns the same as a chain: sharded as a whole, as Grain's is."""
+    if isinstance(work.source, Mixture) or (work.row_length is not None and not work.packing):
+        raise UnsupportedError("the order of a chain is that of its MapDataset")
+    shard, shards = work.shard
+    records = millstream.MapDataset.source(_source(work.source)).shuffle(seed=SEED)
+    if shards > 1:
+        records = records[shard::shards]
+    if not work.one_epoch:
+        records = records.repeat()
+    threads = contender.threads
+    reading = millstream.ReadOptions() if threads is None else millstream.ReadOptions(num_threads=threads)
+    steps = list(map(_operation, work.steps))
+    dataset = records.seed(SEED).to_iter_dataset(reading).apply(steps)
+    dataset = dataset.apply(_operations(dataclasses.replace(work, steps=()), None, batches_first=False))
+    return dataset.mp_prefetch(contender.workers) if contender.workers else dataset
 
 
 def _source(source: Source) -> Any:

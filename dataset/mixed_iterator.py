@@ -1,0 +1,154 @@
+"""The iterator of mixed streams: it draws from the one that is due."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.dataset.chain_iterator import ReadIterator
+from millstream.dataset.drawing import Drawn, DrawnIterator, drawn_from, noted_state
+from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.streams import checked_state, move_all, opened_below
+from millstream.errors import CheckpointError
+from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
+
+LOOK_AHEAD = 1024
+"""For this many elements it is found at once which streams they come from."""
+
+
+@final
+class MixedIterator(DrawnIterator):
+    """Draws from the stream that is due; ends where that has ended.
+
+    Args:
+        streams: the datasets.
+        weights: whole numbers without a common divisor, one for each.
+        names: what they are called in states; None where these go by order.
+    """
+
+    def __init__(
+        self, streams: Sequence[IterDataset[Any]], weights: tuple[int, ...], names: Sequence[Any] | None
+    ) -> None:
+        super().__init__([opened_below(stream) for stream in streams])
+        self._streams = streams
+        self._names = names
+        (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).parts
+        self._position = 0
+        self._ended = False
+        self._first = 0
+        self._due: NDArray[Any] = np.empty(0, np.int64)
+
+    def __next__(self) -> Any:
+        """Returns the next element of the stream that is due."""
+        self._check_open()
+        if self._ended:
+            raise StopIteration
+        (due,) = self._streams_due(1)
+        try:
+            element = next(self._parents[due])
+        except StopIteration:
+            self._ended = True
+            raise
+        self._position += 1
+        return element
+
+    def draw(self, count: int) -> Drawn:
+        """Returns the next elements, of each stream all that are due at once.
+
+        Where there are fewer than `count`, streams have been drawn from beyond the end: it has to be moved to a state.
+        """
+        self._check_open()
+        if self._ended:
+            return Drawn([], None)
+        due = self._streams_due(count)
+        places = np.argsort(due, kind="stable")
+        bounds = np.searchsorted(due[places], np.arange(len(self._parents) + 1)).tolist()
+        values: list[Any] = [None] * count
+        end, failure = count, None
+        for parent, (start, stop) in zip(self._parents, itertools.pairwise(bounds), strict=True):
+            if start == stop:
+                continue
+            own = places[start:stop].tolist()
+            drawn = drawn_from(parent, len(own))
+            for place, value in zip(own, drawn.values, strict=False):
+                values[place] = value
+            if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
+                end, failure = own[len(drawn.values)], drawn.error
+        self._position += end
+        self._ended = end < count and failure is None
+        return Drawn(values[:end], failure)
+
+    def _streams_due(self, count: int) -> NDArray[Any]:
+        """Returns which streams the next elements come from."""
+        row = self._position - self._first
+        if not 0 <= row <= len(self._due) - count:
+            row, self._first = 0, self._position
+            positions = np.arange(self._first, self._first + max(count, LOOK_AHEAD))
+            self._due = self._schedule.locate(positions)[0]
+        return self._due[row : row + count]
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns how many elements have come, and where each stream is."""
+        return self.noted_state()()
+
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
+        """Returns what gives that."""
+        noted = [noted_state(parent) for parent in self._parents]
+        position, ended = self._position, self._ended
+        return lambda: self._state([of_parent() for of_parent in noted], position, ended=ended)
+
+    def drawn_at(self, position: int) -> tuple[int, ...]:
+        """Returns how many elements of each stream come before a position, if each begins where the mixture does."""
+        return self._schedule.drawn_at(position)
+
+    @property
+    def position(self) -> int:
+        """How many elements have come."""
+        return self._position
+
+    @property
+    def drawn(self) -> tuple[int, ...] | None:
+        """How many elements of each stream have come; None where it has ended, or one is not read at random."""
+        counts = [parent.next_index if isinstance(parent, ReadIterator) else None for parent in self._parents]
+        known = tuple(count for count in counts if count is not None)
+        return known if len(known) == len(counts) and not self._ended else None
+
+    def state_after(self, position: int, drawn: Sequence[int]) -> dict[str, Any]:
+        """Returns the state at a position at which so many elements of each stream have come, all read at random."""
+        readers = [parent for parent in self._parents if isinstance(parent, ReadIterator)]
+        states = [reader.state_after(count) for reader, count in zip(readers, drawn, strict=True)]
+        return self._state(states, position, ended=False)
+
+    def _state(self, states: list[dict[str, Any]], position: int, *, ended: bool) -> dict[str, Any]:
+        parents = states if self._names is None else dict(zip(self._names, states, strict=True))
+        return {"parents": parents, "position": position, "ended": ended}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position. By name, streams that it does not know begin anew.
+
+        Raises:
+            CheckpointError: it is not the state of such a mixture.
+        """
+        self._check_open()
+        checked = checked_state(state, {"parents", "position", "ended"}, "a mixture")
+        saved = checked["parents"]
+        if (self._names is not None) != isinstance(saved, Mapping):
+            raise CheckpointError(
+                "A mixture of a mapping has its states by name, and one of a list in order: build it as it was saved."
+            )
+        states = [saved.get(name) for name in self._names or ()] if isinstance(saved, Mapping) else list(saved)
+        if len(states) != len(self._parents):
+            raise CheckpointError(
+                f"The state is of a mixture of {len(states)} datasets, but there are {len(self._parents)} here. "
+                "Mixtures of a mapping can be resumed with others: name the datasets."
+            )
+        parents = list(self._parents)
+        known = [number for number, own in enumerate(states) if own is not None]
+        move_all([parents[number] for number in known], [states[number] for number in known])
+        for number in set(range(len(parents))) - set(known):
+            parents[number].close()
+            parents[number] = opened_below(self._streams[number])
+        self._parents = tuple(parents)
+        self._position, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)

@@ -1,0 +1,265 @@
+"""The iterator of a mixture of straight chains: one plan reads them all at random, as it would read one dataset.
+
+Which element of which chain comes at a position is arithmetic, where each position of each chain has an element. So a
+batch is made from all of them at once, where the plan's threads and worker processes are: one set for all chains.
+
+It yields what `FedIterator` makes of the mixed stream, and its states are the same. Where the stream is resumed in
+another mixture, each chain is ahead of, or behind, where this one's proportions would have it. Where an element turns
+out to be absent, the stream takes over at that position.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.dataset.batch_node import Batched
+from millstream.dataset.chain import Chain, iterates_itself
+from millstream.dataset.chain_iterator import EngineIterator, checked_maps
+from millstream.dataset.element_nodes import Mapped, MappedAtRandom, MappedWithIndex
+from millstream.dataset.fed_iterator import FedIterator
+from millstream.dataset.in_order import InOrder
+from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.joining_nodes import Mixed
+from millstream.dataset.map_dataset import dataset_of, node_of
+from millstream.dataset.mixed_iterator import MixedIterator
+from millstream.dataset.node import ENDLESS, Node, Positions
+from millstream.dataset.running import Running, WarmWorkers
+from millstream.dataset.stream_nodes import ReadIterDataset
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.threads.front import MIXED_CHAIN
+from millstream.sharding import NoSharding
+from millstream.transforms import Batch, Map, MapWithIndex, Transformation
+from millstream.transforms.present import AbsentElement
+from millstream.transforms.seeded import SeededRandomMap
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.outputs import Position
+
+
+def straight_node(dataset: IterDataset[Any], *, has_workers: bool) -> Node | None:
+    """Returns what reads the elements of a stream at random; None where that cannot be.
+
+    Args:
+        dataset: the stream.
+        has_workers: whether worker processes are to read it: those that it asks for itself are not needed then.
+    """
+    if iterates_itself(dataset):
+        return None
+    chain = Chain.of(dataset)
+    leaf = chain.leaf
+    if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf) or leaf.allow_nones:
+        return None
+    node = node_of(leaf.source)
+    if node.is_sparse or (chain.workers.num_workers and not has_workers):
+        return None
+    for operation in chain.operations:
+        following = _following(node, operation)
+        if following is None:
+            return None
+        node = following
+    # Of an empty one, no position can be located, not even one that never comes.
+    return node if node.length else None
+
+
+def shared_maps(parts: tuple[Node, ...]) -> tuple[tuple[Node, ...], list[Transformation]]:
+    """Returns what is before the last maps that all parts have alike, and these: they are done after the mixing.
+
+    So a batch is read from all parts at once, and costs one call of each map's loop, not one for each part.
+    """
+    maps: list[Transformation] = []
+    while all(type(part) is Mapped for part in parts):
+        nodes = [part for part in parts if isinstance(part, Mapped)]
+        first = nodes[0].operation
+        if not all(_are_one(first, node.operation) for node in nodes):
+            break
+        maps.insert(0, first)
+        parts = tuple(node.parent for node in nodes)
+    return parts, maps
+
+
+def _are_one(first: Map[Any, Any], other: Map[Any, Any]) -> bool:
+    """Whether two maps are one, or of one function."""
+    return first is other or (type(first) is Map is type(other) and first.map is other.map)
+
+
+def _following(node: Node, operation: Transformation) -> Node | None:
+    """Returns the node of an operation of a stream; None for one that is not 1:1, or counts other positions."""
+    if isinstance(operation, Map):
+        return Mapped(node, operation)
+    if isinstance(node, _WholeBatches) or (isinstance(node, Mapped) and _has_batches(node)):
+        # The index of a batch in a stream is that of its first element.
+        return None
+    if isinstance(operation, SeededRandomMap):
+        return MappedAtRandom(node, operation.operation, operation.seed, operation.number)
+    if isinstance(operation, MapWithIndex):
+        return MappedWithIndex(node, operation)
+    return _WholeBatches(node, operation) if isinstance(operation, Batch) else None
+
+
+def _has_batches(node: Node) -> bool:
+    while isinstance(node, Mapped):
+        node = node.parent
+    return isinstance(node, _WholeBatches)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _WholeBatches(Batched):
+    """Batches of a stream, where no element is absent."""
+
+    def _batch(self, values: Sequence[Any], rows: Positions) -> Any:
+        if type(values) in (list, tuple) and any(value is None for value in values):
+            raise AbsentElement("An element of a mixture is absent.")
+        return super()._batch(values, rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _MixedFrom(Mixed):
+    """A mixture that goes on from a position at which the parents are not where its proportions would have them.
+
+    Attributes:
+        begin: the position; none before it is read.
+        lead: how many elements each parent is ahead; below 0 where it is behind.
+    """
+
+    begin: int
+    lead: tuple[int, ...]
+
+    @functools.cached_property
+    def length(self) -> int:
+        """Up to the first position, from where it goes on, whose parent has no more elements."""
+        (part,) = self._schedule.parts
+        lacks = [
+            part.position_of(number, max(parent.length - lead, drawn))
+            for number, (parent, lead, drawn) in enumerate(
+                zip(self.above, self.lead, part.drawn_at(self.begin), strict=True)
+            )
+            if parent.length != ENDLESS
+        ]
+        return min([ENDLESS, *lacks])
+
+    def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
+        """Returns whose turn it is, and which element of it."""
+        numbers, theirs = super().parents_at(positions)
+        # Look-ahead may begin before this does.
+        return numbers, np.maximum(theirs + np.array(self.lead)[numbers], 0)
+
+
+@final
+class MixtureIterator(EngineIterator):
+    """Yields what operations make of the elements of a mixture of straight chains.
+
+    Args:
+        fed: yields the same, drawn from the mixed stream: it says what states are, and takes over.
+        stream: the mixed stream.
+        mixed: the chains as they are read at random, from the beginning.
+        operations: what is done with each element.
+        running: where.
+    """
+
+    def __init__(
+        self,
+        fed: FedIterator,
+        stream: MixedIterator,
+        mixed: Mixed,
+        operations: Sequence[Transformation],
+        running: Running,
+    ) -> None:
+        super().__init__(fed)
+        self._fed = fed
+        self._stream = stream
+        parts, maps = shared_maps(mixed.above)
+        self._mixed = Mixed(parts, mixed.weights, mixed.names)
+        self._operations = (*checked_maps(maps), *operations)
+        self._running, self._options = running, running.options
+        self._is_random = True
+        # What it was moved to last: where it stands there, its state is this.
+        self._restored: tuple[Position, int, Any] | None = None
+        self._read(0, (0,) * len(parts))
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position, as that of the operations after the mixed stream."""
+        if not self._is_random:
+            return self._fed.get_state()
+        position, step = self.place()
+        if self._restored is not None and self._restored[:2] == (position, step):
+            state: dict[str, Any] = json.loads(self._restored[2])
+            return state
+        (cursor,) = position
+        first = self._first_of(cursor.block)
+        drawn = [count + lead for count, lead in zip(self._stream.drawn_at(first), self._lead, strict=True)]
+        return self._fed.state_of(position, step, cursor.block, self._stream.state_after(first, drawn))
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to the position recorded in a state.
+
+        Raises:
+            CheckpointError: the state is unreadable or of another chain.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        self._fed.set_state(state)
+        if not self._is_random:
+            return
+        (cursor,), _ = place = self._fed.place()
+        begin, drawn = self._stream.position, self._stream.drawn
+        # What was drawn was perhaps not all there; what was read at random was.
+        if drawn is None or cursor.block != state["block"]:
+            self._draw()
+            return
+        lead = tuple(there - here for there, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
+        if lead != self._lead or (any(lead) and begin < self._begin):
+            self._inner.close()
+            self._read(begin, lead)
+        if begin != self._first_of(cursor.block):
+            self._draw()
+            return
+        self.go(*place)
+        self._restored = *place, json.dumps(state)
+
+    def start_prefetch(self) -> None:
+        """Begins to work ahead."""
+        if self._is_random:
+            super().start_prefetch()
+        else:
+            self._fed.start_prefetch()
+
+    def _drawn_from(self) -> str:
+        count = len(self._mixed.above)
+        return f", {'reads' if self._is_random else 'draws from'} a mixture of {count}"
+
+    def _first_of(self, block: int) -> int:
+        """Returns the position in the mixture at which a block begins, or where it would."""
+        return min(block * self._fed.block, self._mixed_from.length)
+
+    def _read(self, begin: int, lead: tuple[int, ...]) -> None:
+        """Reads at random from now on."""
+        self._begin, self._lead = begin, lead
+        mixed = self._mixed
+        if any(lead):
+            mixed = _MixedFrom(mixed.above, mixed.weights, mixed.names, begin, lead)
+        self._mixed_from = mixed
+        order = InOrder(None if mixed.length == ENDLESS else mixed.length, None)
+        pipeline = Pipeline(dataset_of(mixed), order, order, self._operations, NoSharding(), self._running.limits)
+        # What is ahead of the proportions is so once: workers of that are of no use to another iterator.
+        running = self._running if mixed is self._mixed else dataclasses.replace(self._running, warm=WarmWorkers())
+        self._execution = running.execution("mixture", pipeline, MIXED_CHAIN)
+        # Its states are those of the operations after the stream.
+        self._inner = self._execution.begin(self._fed.words)
+
+    def _draw(self) -> None:
+        """Draws from the stream from now on."""
+        self._inner.close()
+        self._is_random = False
+        self._execution, self._inner = self._fed.engine
+
+    def _change_plan(self, hole: AbsentElement) -> None:
+        if not self._is_random:
+            raise hole
+        state = self.get_state()
+        self._draw()
+        self._fed.set_state(state)

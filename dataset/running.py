@@ -1,0 +1,66 @@
+"""Where the operations of a chain run; and the worker processes that iterators of a dataset leave to the next ones.
+
+A pass over a dataset that ends, or is left, leaves its workers warm: `iter(dataset)` finds them there, as the iterators
+of a `DataLoader` do. They end with the dataset, when an iterator of it is closed, or after a minute.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Self, final
+
+from millstream.loader.execution import Execution
+from millstream.loader.pipeline.feed import Feed
+from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.threads.front import Front
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from millstream.loader.workers.warm_pools import WarmPools
+
+
+@final
+class WarmWorkers:
+    """The idle worker processes of one dataset, by what they run. A copy of it, in any process, has none."""
+
+    def __init__(self) -> None:
+        self._pools: dict[Hashable, WarmPools[Any]] = {}
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+    def lend(self, execution: Execution, *use: "Hashable") -> Execution:
+        """Returns what runs a pipeline, with the workers that were left by what had the same use for them, if any."""
+        if execution.pools is not None:
+            # Two threads that begin at once have the same ones afterwards.
+            execution.pools = self._pools.setdefault(use, execution.pools)
+        return execution
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """Where operations run, and what limits them there.
+
+    Attributes:
+        workers: the worker processes.
+        reading: the threads, in this process or in each worker.
+        warm: has the workers that were left.
+        limits: how much filters may drop.
+    """
+
+    workers: MultiprocessingOptions
+    reading: ReadOptions
+    warm: WarmWorkers = dataclasses.field(default_factory=WarmWorkers)
+    limits: FilterLimits = UNLIMITED
+
+    @property
+    def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
+        """The processes, and the threads."""
+        return self.workers, self.reading
+
+    def execution(self, part: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
+        """Returns what runs a pipeline, which is the same each time for one part of a dataset."""
+        execution = Execution(pipeline, self.workers, self.reading, feed, front=front)
+        return self.warm.lend(execution, part, self.reading, self.limits)

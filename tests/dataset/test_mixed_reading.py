@@ -1,0 +1,213 @@
+"""A mixture of straight chains that is read at random: what is drawn from the mixed stream, with one set of workers."""
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream import Batch, FirstFitPack, IterDataset, MapDataset
+from millstream.dataset.chain import NO_THREADS, Chain
+from millstream.dataset.fed_iterator import FedIterator
+from millstream.dataset.mixed_iterator import MixedIterator
+from millstream.dataset.mixed_reading import MixtureIterator
+from millstream.dataset.running import Running
+from millstream.dataset.stream_mixing import MixedIterDataset
+from millstream.loader.threads.options import MultiprocessingOptions
+
+
+def add_draw(number: int, rng: np.random.Generator) -> float:
+    """Returns the number and a fraction."""
+    return number + float(rng.random())
+
+
+def add_index(index: int, number: float) -> float:
+    """Returns the number, told from that at another index."""
+    return number + 1000 * index
+
+
+STEPS: dict[str, Callable[[IterDataset[Any]], IterDataset[Any]]] = {
+    "map": lambda stream: stream.map(lambda number: -number),
+    "shared map": lambda stream: stream.map(abs),
+    "random": lambda stream: stream.random_map(add_draw, seed=7),
+    "index": lambda stream: stream.map_with_index(add_index),
+}
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> MixedIterDataset:
+    """Draws a mixture of chains in which each position has an element; some end with the same maps."""
+    shared = draw(st.integers(0, 2))
+    names = draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=4, unique=True))
+    parts: dict[str, IterDataset[Any]] = {}
+    for number, name in enumerate(names):
+        numbers = MapDataset.range(100 * number, 100 * number + draw(st.integers(1, 30)))
+        if draw(st.booleans()):
+            numbers = numbers.shuffle(seed=number).repeat(draw(st.integers(1, 3)))
+        stream: IterDataset[Any] = numbers.to_iter_dataset()
+        for step in draw(st.lists(st.sampled_from(sorted(STEPS)), max_size=3)):
+            stream = STEPS[step](stream)
+        for _ in range(shared):
+            stream = stream.map(float)
+        parts[name] = stream
+    weights = {name: draw(st.integers(1, 9)) for name in names}
+    return MixedIterDataset(parts, weights)
+
+
+def followed(mixture: IterDataset[Any], batch_size: int) -> IterDataset[Any]:
+    """Returns batches of what a mixture has, and draws."""
+    return mixture.random_map(add_draw, seed=8).batch(batch_size)
+
+
+def drawn_iterator(dataset: IterDataset[Any]) -> FedIterator:
+    """Returns an iterator that draws from the mixed stream: what a mixture of any streams has."""
+    chain = Chain.of(dataset)
+    assert isinstance(chain.leaf, MixedIterDataset)
+    stream = MixedIterator(chain.leaf.parents, chain.leaf.weights, chain.leaf.names)
+    return FedIterator(stream, chain.operations, Running(MultiprocessingOptions(), NO_THREADS))
+
+
+def listed(batches: Any) -> list[list[float]]:
+    """Returns batches as lists."""
+    return [batch.tolist() for batch in batches]
+
+
+@settings(max_examples=12, deadline=None)
+@given(mixtures(), st.integers(1, 9))
+def test_a_mixture_read_at_random_is_the_one_drawn_from(mixture: MixedIterDataset, batch_size: int) -> None:
+    """The same batches, and each state of the one resumes the other, at every step and at the end."""
+    dataset = followed(mixture, batch_size)
+    drawn, read = drawn_iterator(dataset), iter(dataset)
+    assert isinstance(read, MixtureIterator)
+    with drawn, read:
+        assert json.loads(json.dumps(read.get_state())) == drawn.get_state()
+        of_drawn, expected = [drawn.get_state()], []
+        for batch in drawn:
+            expected.append(batch.tolist())
+            of_drawn.append(json.loads(json.dumps(drawn.get_state())))
+        of_read, found = [read.get_state()], []
+        for batch in read:
+            found.append(batch.tolist())
+            of_read.append(json.loads(json.dumps(read.get_state())))
+        assert found == expected
+        for step in range(len(expected) + 1):
+            drawn.set_state(of_read[step])
+            assert listed(itertools.islice(drawn, 2)) == expected[step : step + 2]
+            read.set_state(of_read[step])
+            assert read.get_state() == of_read[step]
+            assert listed(itertools.islice(read, 2)) == expected[step : step + 2]
+            with iter(dataset) as resumed:
+                resumed.set_state(of_drawn[step])
+                assert resumed.get_state() == of_drawn[step]
+                assert listed(itertools.islice(resumed, 2)) == expected[step : step + 2]
+
+
+@settings(max_examples=12, deadline=None)
+@given(mixtures(), mixtures(), st.integers(1, 5), st.integers(0, 30))
+def test_a_mixture_resumes_in_another_one(
+    before: MixedIterDataset, after: MixedIterDataset, batch_size: int, step: int
+) -> None:
+    """By name, with other weights and other chains: as the drawn one does, and every state after it resumes too."""
+    shared = dict(zip(before.names, before.parents, strict=True))
+    parts = {name: shared.get(name, part) for name, part in zip(after.names, after.parents, strict=True)}
+    changed = MixedIterDataset(parts, dict(zip(after.names, after.weights, strict=True)))
+    dataset = followed(changed, batch_size)
+    with iter(followed(before, batch_size)) as saved:
+        list(itertools.islice(saved, step))
+        state = json.loads(json.dumps(saved.get_state()))
+    with drawn_iterator(dataset) as drawn, iter(dataset) as read:
+        drawn.set_state(state)
+        read.set_state(state)
+        expected = listed(drawn)
+        later, found = [], []
+        for batch in read:
+            found.append(batch.tolist())
+            later.append(json.loads(json.dumps(read.get_state())))
+        assert found == expected
+        for number, one in list(enumerate(later))[::7]:
+            with iter(dataset) as fresh:
+                fresh.set_state(one)
+                assert fresh.get_state() == one
+                assert listed(fresh) == expected[number + 1 :]
+
+
+def many(count: int) -> IterDataset[Any]:
+    """Returns a mixture of many chains, of which the last one asks for workers itself."""
+    parts = [
+        MapDataset.range(1000 * number, 1000 * number + 40).shuffle(seed=number).to_iter_dataset().map(float)
+        for number in range(count)
+    ]
+    return IterDataset.mix([*parts[:-1], parts[-1].mp_prefetch(3)], range(1, count + 1))
+
+
+def test_many_chains_have_one_set_of_workers() -> None:
+    """Of 35 datasets with two workers there are two processes, with the elements, packs and states of none."""
+    lengths = {"tokens": 50}
+    chain = many(35).map(lambda number: {"tokens": np.full(int(number) % 7 + 1, number)})
+    packed = chain.apply([FirstFitPack(lengths, num_packing_bins=4), Batch(2)])
+    with iter(packed) as alone:
+        expected, states = [], [alone.get_state()]
+        for batch in alone:
+            expected.append(batch["tokens"].tolist())
+            states.append(json.loads(json.dumps(alone.get_state())))
+    assert alone.get_state() == states[-1]
+    assert len(expected) > 8
+    with iter(packed.mp_prefetch(2)) as spread:
+        assert isinstance(spread, MixtureIterator)
+        first = next(spread)["tokens"].tolist()
+        workers = [process for server in psutil.Process().children() for process in server.children()]
+        assert len(workers) == 2
+        assert [first, *(batch["tokens"].tolist() for batch in spread)] == expected
+        for step, state in enumerate(states):
+            spread.set_state(state)
+            assert [batch["tokens"].tolist() for batch in itertools.islice(spread, 1)] == expected[step : step + 1]
+
+
+def odd_ones_out(number: int) -> int | None:
+    """Returns the number, or None."""
+    return None if number % 17 == 15 else number
+
+
+ABSENT: dict[str, IterDataset[Any]] = {
+    "absent": MapDataset.range(90).map(odd_ones_out).to_iter_dataset(),
+    "absent in batches": MapDataset.range(90).map(odd_ones_out).to_iter_dataset().batch(2),
+    "an element": MapDataset.range(90).to_iter_dataset().map(odd_ones_out).map(lambda number: [number]),
+}
+
+
+@pytest.mark.parametrize("kind", ABSENT)
+def test_an_absent_element_hands_over_to_the_stream(kind: str) -> None:
+    """Where a map turns out to return None, what comes is what is drawn, from that position on, and so in resumes."""
+    mixture = IterDataset.mix({"holes": ABSENT[kind], "dense": MapDataset.range(1000, 1090).to_iter_dataset()})
+    expected = listed(map(np.asarray, mixture))
+    with iter(mixture.map(np.asarray)) as iterator:
+        states, found = [iterator.get_state()], []
+        for element in iterator:
+            found.append(element.tolist())
+            states.append(json.loads(json.dumps(iterator.get_state())))
+        assert found == expected
+    assert iterator.get_state() == states[-1]
+    for step, state in list(enumerate(states))[::9]:
+        with iter(mixture.map(np.asarray)) as fresh:
+            fresh.set_state(state)
+            assert listed(fresh) == expected[step:]
+
+
+def test_what_is_not_straight_is_drawn() -> None:
+    """A chain that filters, is joined, or counts batches among the others: the mixture is drawn from as ever."""
+    straight = MapDataset.range(30).to_iter_dataset()
+    for other in (
+        straight.filter(bool),
+        IterDataset.mix([straight, straight]),
+        straight.batch(2).map_with_index(lambda index, batch: batch + index),
+        MapDataset.range(30).filter(bool).to_iter_dataset(),
+        straight.mp_prefetch(1),
+        MapDataset.range(0).to_iter_dataset(),
+    ):
+        with iter(IterDataset.mix([straight, other]).map(np.max)) as iterator:
+            assert isinstance(iterator, FedIterator)
