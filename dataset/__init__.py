@@ -1,36 +1,21 @@
 """A pipeline said as a chain: `MapDataset.source(files).shuffle(seed=0).map(decode).batch(64)`.
 
+nodes/               what a MapDataset is made of: positions become elements
 map_dataset.py       the class that users hold, with its methods
-further_datasets.py  datasets that have no method: zip, window shuffle, children
-node.py              what a chain consists of: positions become elements in two passes
-source_node.py       where chains begin
-index_nodes.py       which element stands where
-joining_nodes.py     several datasets as one
-element_nodes.py     what happens to elements
-batch_node.py        several elements as one
-seeds.py             which seed a random operation draws from
-blocks.py            reading blocks, located far ahead
-chain_picture.py      a chain as text and as a picture, and its fingerprint
+chain_picture.py     a chain as text and as a picture, and its fingerprint
 
 iter_dataset.py      the class of streams that users hold, with its methods
 dataset_iterator.py  the class of their iterators
-combinations.py      streams made of others: zip, limit, repeat, cache
-stream_mixing.py     several streams in proportions; interleaving.py: several in turn
-chain.py             a chain of operations becomes a loader's pipeline
+stream_nodes.py      what a straight chain of them consists of; stream_seeds.py: where its random operations draw from
+chain.py             such a chain becomes a loader's pipeline; running.py: with workers that stay warm
 chain_iterator.py    which reads a MapDataset; absence.py: where elements are absent
-mixed_iterator.py    which draws from several; mixed_reading.py: which reads a mixture of straight chains at random
 fed_iterator.py      which is fed from another stream; drawing.py: many of its elements at once
-running.py           where it runs, and the workers that are left for the next iterator
-shown_chain.py       what an iterator shows of itself
-grouped_streams.py   operations under the names that Grain gives them as datasets: packers and others
-file_streams.py      files as streams; in_turn.py: the order of several
-working_ahead.py     threads, under Grain's names; options.py: options of a chain
-elastic.py           an iterator for any number of shards
-placed.py            elements on a device
-element_spec.py      what elements are, told without making one
-padded_batches.py    a batch function; random_numbers.py, checking.py: functions for datasets of one's own
-streams.py           how streams are drawn from
-stream_seeds.py      as seeds.py
+stream_mixing.py     several streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads
+                     those that can be read at random as one dataset
+streams.py           how streams are drawn from; counted_iterator.py: those without states
+shown_chain.py       what an iterator shows of itself; options.py: what may be set for a whole chain
+
+further/             what `millstream.experimental` names: further datasets, and functions for those of one's own
 """
 
 from typing import TYPE_CHECKING
@@ -38,7 +23,8 @@ from typing import TYPE_CHECKING
 from millstream import late_names
 
 if TYPE_CHECKING:
-    from millstream.dataset.checking import (
+    from millstream.dataset.dataset_iterator import DatasetIterator
+    from millstream.dataset.further.checking import (
         PerformanceConfig,
         apply_transformations,
         assert_equal_output_after_checkpoint,
@@ -46,13 +32,20 @@ if TYPE_CHECKING:
         pick_performance_config,
         set_next_index,
     )
-    from millstream.dataset.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset, ZipIterDataset
-    from millstream.dataset.dataset_iterator import DatasetIterator
-    from millstream.dataset.elastic import ElasticIterator
-    from millstream.dataset.element_spec import ShapeDtypeStruct, ShapeDtypeStructProtocol, get_element_spec
-    from millstream.dataset.file_streams import ParquetIterDataset, TFRecordIterDataset
-    from millstream.dataset.further_datasets import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
-    from millstream.dataset.grouped_streams import (
+    from millstream.dataset.further.combinations import (
+        CacheIterDataset,
+        LimitIterDataset,
+        RepeatIterDataset,
+        ZipIterDataset,
+    )
+    from millstream.dataset.further.elastic import ElasticIterator
+    from millstream.dataset.further.element_spec import (
+        ShapeDtypeStruct,
+        ShapeDtypeStructProtocol,
+        get_element_spec,
+    )
+    from millstream.dataset.further.file_streams import ParquetIterDataset, TFRecordIterDataset
+    from millstream.dataset.further.grouped_streams import (
         BestFitPackIterDataset,
         ConcatThenSplitIterDataset,
         FirstFitPackIterDataset,
@@ -60,58 +53,59 @@ if TYPE_CHECKING:
         RebatchIterDataset,
         WindowShuffleIterDataset,
     )
-    from millstream.dataset.interleaving import InterleaveIterDataset
-    from millstream.dataset.iter_dataset import IterDataset
-    from millstream.dataset.map_dataset import MapDataset
-    from millstream.dataset.options import DatasetOptions, ExecutionTrackingMode
-    from millstream.dataset.padded_batches import batch_and_pad
-    from millstream.dataset.random_numbers import RngPool, index_shuffle
-    from millstream.dataset.working_ahead import (
+    from millstream.dataset.further.interleaving import InterleaveIterDataset
+    from millstream.dataset.further.map_datasets import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
+    from millstream.dataset.further.padded_batches import batch_and_pad
+    from millstream.dataset.further.random_numbers import RngPool, index_shuffle
+    from millstream.dataset.further.working_ahead import (
         ThreadPrefetchIterDataset,
         WithOptionsIterDataset,
         multithread_prefetch,
     )
+    from millstream.dataset.iter_dataset import IterDataset
+    from millstream.dataset.map_dataset import MapDataset
+    from millstream.dataset.options import DatasetOptions, ExecutionTrackingMode
 else:
     __getattr__, __dir__ = late_names.hooks(
         __name__,
         {
-            "BestFitPackIterDataset": "millstream.dataset.grouped_streams",
-            "CacheIterDataset": "millstream.dataset.combinations",
-            "ConcatThenSplitIterDataset": "millstream.dataset.grouped_streams",
+            "BestFitPackIterDataset": "millstream.dataset.further.grouped_streams",
+            "CacheIterDataset": "millstream.dataset.further.combinations",
+            "ConcatThenSplitIterDataset": "millstream.dataset.further.grouped_streams",
             "DatasetIterator": "millstream.dataset.dataset_iterator",
             "DatasetOptions": "millstream.dataset.options",
-            "ElasticIterator": "millstream.dataset.elastic",
+            "ElasticIterator": "millstream.dataset.further.elastic",
             "ExecutionTrackingMode": "millstream.dataset.options",
-            "FirstFitPackIterDataset": "millstream.dataset.grouped_streams",
-            "FlatMapIterDataset": "millstream.dataset.grouped_streams",
-            "FlatMapMapDataset": "millstream.dataset.further_datasets",
-            "InterleaveIterDataset": "millstream.dataset.interleaving",
+            "FirstFitPackIterDataset": "millstream.dataset.further.grouped_streams",
+            "FlatMapIterDataset": "millstream.dataset.further.grouped_streams",
+            "FlatMapMapDataset": "millstream.dataset.further.map_datasets",
+            "InterleaveIterDataset": "millstream.dataset.further.interleaving",
             "IterDataset": "millstream.dataset.iter_dataset",
-            "LimitIterDataset": "millstream.dataset.combinations",
+            "LimitIterDataset": "millstream.dataset.further.combinations",
             "MapDataset": "millstream.dataset.map_dataset",
-            "ParquetIterDataset": "millstream.dataset.file_streams",
-            "PerformanceConfig": "millstream.dataset.checking",
-            "RebatchIterDataset": "millstream.dataset.grouped_streams",
-            "RepeatIterDataset": "millstream.dataset.combinations",
-            "RngPool": "millstream.dataset.random_numbers",
-            "TFRecordIterDataset": "millstream.dataset.file_streams",
-            "ShapeDtypeStruct": "millstream.dataset.element_spec",
-            "ShapeDtypeStructProtocol": "millstream.dataset.element_spec",
-            "ThreadPrefetchIterDataset": "millstream.dataset.working_ahead",
-            "WindowShuffleIterDataset": "millstream.dataset.grouped_streams",
-            "WindowShuffleMapDataset": "millstream.dataset.further_datasets",
-            "WithOptionsIterDataset": "millstream.dataset.working_ahead",
-            "ZipIterDataset": "millstream.dataset.combinations",
-            "ZipMapDataset": "millstream.dataset.further_datasets",
-            "apply_transformations": "millstream.dataset.checking",
-            "assert_equal_output_after_checkpoint": "millstream.dataset.checking",
-            "batch_and_pad": "millstream.dataset.padded_batches",
-            "get_element_spec": "millstream.dataset.element_spec",
-            "get_next_index": "millstream.dataset.checking",
-            "index_shuffle": "millstream.dataset.random_numbers",
-            "multithread_prefetch": "millstream.dataset.working_ahead",
-            "pick_performance_config": "millstream.dataset.checking",
-            "set_next_index": "millstream.dataset.checking",
+            "ParquetIterDataset": "millstream.dataset.further.file_streams",
+            "PerformanceConfig": "millstream.dataset.further.checking",
+            "RebatchIterDataset": "millstream.dataset.further.grouped_streams",
+            "RepeatIterDataset": "millstream.dataset.further.combinations",
+            "RngPool": "millstream.dataset.further.random_numbers",
+            "TFRecordIterDataset": "millstream.dataset.further.file_streams",
+            "ShapeDtypeStruct": "millstream.dataset.further.element_spec",
+            "ShapeDtypeStructProtocol": "millstream.dataset.further.element_spec",
+            "ThreadPrefetchIterDataset": "millstream.dataset.further.working_ahead",
+            "WindowShuffleIterDataset": "millstream.dataset.further.grouped_streams",
+            "WindowShuffleMapDataset": "millstream.dataset.further.map_datasets",
+            "WithOptionsIterDataset": "millstream.dataset.further.working_ahead",
+            "ZipIterDataset": "millstream.dataset.further.combinations",
+            "ZipMapDataset": "millstream.dataset.further.map_datasets",
+            "apply_transformations": "millstream.dataset.further.checking",
+            "assert_equal_output_after_checkpoint": "millstream.dataset.further.checking",
+            "batch_and_pad": "millstream.dataset.further.padded_batches",
+            "get_element_spec": "millstream.dataset.further.element_spec",
+            "get_next_index": "millstream.dataset.further.checking",
+            "index_shuffle": "millstream.dataset.further.random_numbers",
+            "multithread_prefetch": "millstream.dataset.further.working_ahead",
+            "pick_performance_config": "millstream.dataset.further.checking",
+            "set_next_index": "millstream.dataset.further.checking",
         },
     )
 

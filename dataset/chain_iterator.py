@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 from millstream.dataset.absence import DropAbsent
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
-from millstream.dataset.peeling import order_of, peeled
+from millstream.dataset.nodes.peeling import order_of, peeled
 from millstream.dataset.running import Running
 from millstream.dataset.shown_chain import ShownIterator, shown_names, traced_chain
 from millstream.dataset.stream_nodes import ReadIterDataset

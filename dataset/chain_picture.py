@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from millstream.dataset.node import ENDLESS, Node
+from millstream.dataset.nodes.node import ENDLESS, Node
 
 SHOWN_PARENTS = 8
 """Of more parents, the first ones are shown and the others counted."""

@@ -11,7 +11,7 @@ from millstream.dataset.chain_iterator import EngineIterator
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.drawing import drawn_from, noted_state
-from millstream.dataset.in_order import InOrder
+from millstream.dataset.nodes.in_order import InOrder
 from millstream.dataset.running import Running
 from millstream.errors import CheckpointError
 from millstream.interruptions import cannot_wait

@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream.checks import as_flag, as_integer_or_none
-from millstream.dataset.arguments import as_operation
-from millstream.dataset.batch_node import Batched
-from millstream.dataset.blocks import Blocks
 from millstream.dataset.chain_picture import extent_of, fingerprint_of, picture_of, sketch_of, text_of
-from millstream.dataset.element_nodes import Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
-from millstream.dataset.index_nodes import Repeat, Seed, Shuffle, Slice
-from millstream.dataset.joining_nodes import Concatenated, Mixed, Selected
-from millstream.dataset.node import ENDLESS, Node
-from millstream.dataset.seeds import count_random_maps, count_shuffles, nearest_seed
-from millstream.dataset.source_node import Own, Source
+from millstream.dataset.nodes.arguments import as_operation
+from millstream.dataset.nodes.batch_node import Batched
+from millstream.dataset.nodes.blocks import Blocks
+from millstream.dataset.nodes.element_nodes import Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
+from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shuffle, Slice
+from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
+from millstream.dataset.nodes.node import ENDLESS, Node
+from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, nearest_seed
+from millstream.dataset.nodes.source_node import Own, Source
 from millstream.randomness import as_seed
 from millstream.samplers.components import named_parts
 from millstream.samplers.rounds import derived

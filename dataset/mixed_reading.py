@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.batch_node import Batched
 from millstream.dataset.chain import Chain, iterates_itself
 from millstream.dataset.chain_iterator import EngineIterator, checked_maps
-from millstream.dataset.element_nodes import Mapped, MappedAtRandom, MappedWithIndex
 from millstream.dataset.fed_iterator import FedIterator
-from millstream.dataset.in_order import InOrder
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.joining_nodes import Mixed
 from millstream.dataset.map_dataset import dataset_of, node_of
 from millstream.dataset.mixed_iterator import MixedIterator
-from millstream.dataset.node import ENDLESS, Node, Positions
+from millstream.dataset.nodes.batch_node import Batched
+from millstream.dataset.nodes.element_nodes import Mapped, MappedAtRandom, MappedWithIndex
+from millstream.dataset.nodes.in_order import InOrder
+from millstream.dataset.nodes.joining_nodes import Mixed
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.dataset.running import Running, WarmWorkers
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.loader.pipeline.pipeline import Pipeline

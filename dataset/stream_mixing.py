@@ -8,9 +8,9 @@ from millstream.dataset.chain import NO_THREADS, Chain
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.joining_nodes import Mixed
 from millstream.dataset.mixed_iterator import MixedIterator
 from millstream.dataset.mixed_reading import MixtureIterator, straight_node
+from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.running import Running
 from millstream.dataset.stream_nodes import Combined, ReadIterDataset
 from millstream.dataset.streams import as_stream

@@ -3,7 +3,7 @@
 from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.seeds import count_random_maps, nearest_seed
+from millstream.dataset.nodes.seeds import count_random_maps, nearest_seed
 from millstream.randomness import as_seed
 from millstream.samplers.rounds import derived
 from millstream.transforms import RandomMap

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         pick_performance_config,
         set_next_index,
     )
-    from millstream.dataset.placed import device_put
+    from millstream.dataset.further.placed import device_put
     from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform, PackAndBatchOperation
 else:
     __getattr__, __dir__ = late_names.hooks(
@@ -79,7 +79,7 @@ else:
             "apply_transformations": "millstream.dataset",
             "assert_equal_output_after_checkpoint": "millstream.dataset",
             "batch_and_pad": "millstream.dataset",
-            "device_put": "millstream.dataset.placed",
+            "device_put": "millstream.dataset.further.placed",
             "get_element_spec": "millstream.dataset",
             "get_next_index": "millstream.dataset",
             "index_shuffle": "millstream.dataset",

@@ -5,9 +5,9 @@ several of these, their seeds together make one. Its number counts the operation
 the same seed, on the path that has most of them. So an operation in between that draws nothing changes nothing.
 """
 
-from millstream.dataset.element_nodes import MappedAtRandom
-from millstream.dataset.index_nodes import Seed, Shuffle
-from millstream.dataset.node import Node
+from millstream.dataset.nodes.element_nodes import MappedAtRandom
+from millstream.dataset.nodes.index_nodes import Seed, Shuffle
+from millstream.dataset.nodes.node import Node
 from millstream.samplers.rounds import derived
 
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.element_nodes import Mapped, MappedAtRandom, MappedWithIndex
-from millstream.dataset.in_order import InOrder
-from millstream.dataset.index_nodes import IndexNode, Seed
-from millstream.dataset.node import ENDLESS, Node, divided
-from millstream.dataset.source_node import Source
+from millstream.dataset.nodes.element_nodes import Mapped, MappedAtRandom, MappedWithIndex
+from millstream.dataset.nodes.in_order import InOrder
+from millstream.dataset.nodes.index_nodes import IndexNode, Seed
+from millstream.dataset.nodes.node import ENDLESS, Node, divided
+from millstream.dataset.nodes.source_node import Source
 from millstream.record import RecordMetadata
 from millstream.samplers.base import check_range
 from millstream.transforms import Transformation

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, final
 
 from millstream.dataset.chain_iterator import EngineIterator, checked_maps
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.peeling import peeled
+from millstream.dataset.nodes.peeling import peeled
 from millstream.dataset.shown_chain import traced_chain
 from millstream.errors import CheckpointError
 from millstream.loader.execution import Execution

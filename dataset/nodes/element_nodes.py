@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from millstream.columnar import ColumnarRecords
-from millstream.dataset.node import ENDLESS, Node, Positions, UnaryNode, words_of
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode, words_of
 from millstream.descriptions import described, function_name
 from millstream.loader.pipeline.steps import annotated
 from millstream.randomness import generators

@@ -5,9 +5,9 @@ from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.further.working_ahead import ThreadPrefetchIterDataset
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.streams import as_stream
-from millstream.dataset.working_ahead import ThreadPrefetchIterDataset
 from millstream.loader.placement import Placement
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex, TypeVar
 
 from millstream.checks import as_integer
-from millstream.dataset.index_nodes import WindowShuffle
-from millstream.dataset.joining_nodes import Zipped
 from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.nodes.index_nodes import WindowShuffle
+from millstream.dataset.nodes.joining_nodes import Zipped
 from millstream.randomness import as_seed
 from millstream.transforms import FlatMap
 

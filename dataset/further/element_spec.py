@@ -6,15 +6,20 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from millstream import tree
-from millstream.dataset.batch_node import Batched
-from millstream.dataset.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset, ZipIterDataset
-from millstream.dataset.element_nodes import ElementNode, Filtered
-from millstream.dataset.index_nodes import IndexNode
+from millstream.dataset.further.combinations import (
+    CacheIterDataset,
+    LimitIterDataset,
+    RepeatIterDataset,
+    ZipIterDataset,
+)
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.joining_nodes import JoiningNode, Zipped
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.node import ENDLESS, Node
-from millstream.dataset.source_node import Source
+from millstream.dataset.nodes.batch_node import Batched
+from millstream.dataset.nodes.element_nodes import ElementNode, Filtered
+from millstream.dataset.nodes.index_nodes import IndexNode
+from millstream.dataset.nodes.joining_nodes import JoiningNode, Zipped
+from millstream.dataset.nodes.node import ENDLESS, Node
+from millstream.dataset.nodes.source_node import Source
 from millstream.dataset.stream_mixing import MixedIterDataset
 from millstream.dataset.stream_nodes import Ahead, Operated, ReadIterDataset, Seeded
 from millstream.descriptions import described

@@ -3,8 +3,8 @@
 import itertools
 from typing import Any
 
-from millstream.dataset.in_turn import InTurn
 from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.nodes.in_turn import InTurn
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.sources.parquet import ParquetDataSource
 from millstream.sources.parquet_of_filesystem import FilesystemParquetDataSource

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.dataset.element_nodes import collected
-from millstream.dataset.node import ENDLESS, Positions, UnaryNode, divided, joined, words_of
+from millstream.dataset.nodes.element_nodes import collected
+from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, divided, joined, words_of
 from millstream.descriptions import described
 from millstream.errors import StackError
 from millstream.transforms import Batch

@@ -5,8 +5,8 @@ from typing import Any, Final, SupportsIndex, final
 
 import numpy as np
 
-from millstream.dataset.arguments import as_position, as_positions
-from millstream.dataset.node import Node
+from millstream.dataset.nodes.arguments import as_position, as_positions
+from millstream.dataset.nodes.node import Node
 from millstream.loader.pipeline.look_ahead import LookAhead
 from millstream.sources.base import RecordKeys
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.node import ENDLESS, Node, Positions, divided
-from millstream.dataset.source_node import Source
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions, divided
+from millstream.dataset.nodes.source_node import Source
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 from millstream.sources import ConcatenatedDataSource
 

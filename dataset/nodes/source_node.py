@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from millstream.dataset.node import Node, Positions, divided, divided_one, words_of
+from millstream.dataset.nodes.node import Node, Positions, divided, divided_one, words_of
 from millstream.loader.checkpoints.fingerprint import source_words
 from millstream.loader.pipeline.arguments import source_name
 from millstream.loader.pipeline.elements import Elements, Origins

@@ -5,7 +5,7 @@ from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 
-from millstream.dataset.node import ENDLESS, Positions
+from millstream.dataset.nodes.node import ENDLESS, Positions
 from millstream.sources.base import RecordKeys
 from millstream.transforms import Transformation
 from millstream.transforms.base import as_transformation

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.dataset.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
+from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
 from millstream.samplers.permutation import permute, permute_one
 from millstream.samplers.rounds import derived
 

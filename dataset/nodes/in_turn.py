@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.index_nodes import IndexNode
-from millstream.dataset.node import Positions, divided, joined
+from millstream.dataset.nodes.index_nodes import IndexNode
+from millstream.dataset.nodes.node import Positions, divided, joined
 
 Table = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
