@@ -45,7 +45,7 @@ class Soak:
 
     Args:
         limit: how many seconds a life may take.
-        broken: what is broken on purpose, to see that it is found: `stream`, `leak` or `hang`.
+        broken: what is broken on purpose, to see that it is found: `stream`, `leak`, `memory` or `hang`.
     """
 
     def __init__(self, limit: float, broken: str) -> None:
@@ -195,7 +195,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this trial alone, until it fails")
     parser.add_argument("--first-seed", type=int, help="where to begin; by default anywhere")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds that a life may take")
-    parser.add_argument("--broken", choices=["stream", "leak", "hang"], default="", help="to see that it is found")
+    parser.add_argument(
+        "--broken", choices=["stream", "leak", "memory", "hang"], default="", help="to see that it is found"
+    )
     given = parser.parse_args()
     with_own_mounts()
     soak = Soak(given.limit, given.broken)
