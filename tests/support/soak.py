@@ -25,7 +25,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+from array_record.python.array_record_module import ArrayRecordWriter
 from object_server import Request, serving
+from record_files import write_tfrecord
 from soak_courses import Course
 from soak_faults import CLOCK
 from worker_pools import environment, still_there
@@ -73,7 +77,9 @@ class Soak:
                 return fate.choice(failures) if fate.random() < failing else None
 
             server.failure = failure
-            (disk / "numbers.bag").write_bytes(server.objects["bucket/numbers.bag"])
+            write_file(course, disk)
+            self.seen[f"trials: {course.form}"] += 1
+            self.seen[f"trials from: {course.place}"] += 1
             if has_bad_clock:
                 (folder / "sitecustomize.py").write_text(CLOCK)
                 self.seen["trials with a jumping clock"] += 1
@@ -138,6 +144,25 @@ def bag(course: Course) -> bytes:
     """Returns the content of the file of a course."""
     ends = b"".join((8 * (number + 1)).to_bytes(8, "little") for number in range(course.size))
     return b"".join(course.records) + ends
+
+
+def write_file(course: Course, folder: Path) -> None:
+    """Writes the file of a course, if its records are in one."""
+    path = folder / f"numbers.{course.place}"
+    if course.place == "bag":
+        path.write_bytes(bag(course))
+    elif course.place == "tfrecord":
+        write_tfrecord(path, course.records)
+    elif course.place == "array_record":
+        writer = ArrayRecordWriter(str(path), "group_size:4")
+        for record in course.records:
+            writer.write(record)
+        writer.close()
+    elif course.place == "jsonl":
+        path.write_text("".join(f'{{"number": {number}}}\n' for number in range(course.size)))
+    elif course.place == "parquet":
+        numbers = pa.table({"number": list(range(course.size))})
+        pq.write_table(numbers, path, row_group_size=64)
 
 
 def marked(mark: str) -> list[int]:

@@ -3,6 +3,7 @@
 Lives of a trial import this, and so do their worker processes: it needs neither pytest nor hypothesis.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import marshal
@@ -15,6 +16,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import soak_forms
 from oracle import oracle
 from streams import comparable
 
@@ -22,6 +24,15 @@ import millstream
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation, WindowShuffle
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FILES = {
+    "bag": "BagzDataSource",
+    "tfrecord": "TFRecordDataSource",
+    "array_record": "ArrayRecordDataSource",
+    "jsonl": "JsonLinesDataSource",
+    "parquet": "ParquetDataSource",
+}
+"""The source of each kind of file, by how its name ends."""
 
 _POSITIONS = 2_000
 """About how many positions a stream has."""
@@ -32,6 +43,8 @@ class Decode(Map):
 
     def map(self, element: Any) -> Any:
         """Returns the number."""
+        if isinstance(element, dict):
+            return int(element["number"])
         return struct.unpack("<q", element)[0] if isinstance(element, bytes) else element
 
 
@@ -88,7 +101,8 @@ class Course:
     """Everything that decides the stream of a trial, whatever hosts and workers there are.
 
     Attributes:
-        place: where the records are: `memory`, `file` or `store`.
+        form: what the pipeline is: `classic`, or named for what it has besides.
+        place: where the records are: `memory`, `store` or one of `FILES`.
         size: how many there are.
         sampler: their order.
         before: the operations before the Batch.
@@ -99,9 +113,10 @@ class Course:
         shard_counts: the numbers of hosts that can have this stream.
     """
 
+    form: str
     place: str
     size: int
-    sampler: millstream.IndexSampler
+    sampler: Any
     before: tuple[Transformation, ...]
     batch: int
     drop_remainder: bool
@@ -111,7 +126,39 @@ class Course:
 
     @classmethod
     def of(cls, seed: int) -> "Course":
-        """Returns the course of a seed."""
+        """Returns the course of a seed: a classic one, or one with other samplers or operations."""
+        course, chance = cls._classic(seed), random.Random(f"form {seed}")
+        form = chance.choice(["classic", "hierarchical", "mixture", "packing", "grouping", "grouping"])
+        course = dataclasses.replace(course, form=form)
+        size, num_epochs = course.size, -(-_POSITIONS // 4 // course.size)
+        if form == "hierarchical":
+            return dataclasses.replace(course, sampler=soak_forms.hierarchical(chance, size, num_epochs))
+        if form == "mixture" and size > 1:
+            return dataclasses.replace(course, sampler=soak_forms.mixture(chance, size, num_epochs))
+        if form == "packing":
+            counts = tuple(count for count in (1, 2, 3, 4) if course.batch and course.batch % count == 0) or (1,)
+            sampler = soak_forms.packing(chance, size, num_epochs)
+            rows = (Decode(), *soak_forms.rows())
+            return dataclasses.replace(
+                course, sampler=sampler, before=rows, after=(), logical_shards=None, shard_counts=counts
+            )
+        if form == "grouping":
+            grouped, has_one_shape = soak_forms.grouping(chance)
+            kinds: list[Transformation] = [DropMultiples(3), DropMultiples(2), Repeat(), Jitter()]
+            dropping = chance.sample(kinds, k=chance.randrange(1, 4))
+            count = chance.choice([1, 1, 2, 3])
+            return dataclasses.replace(
+                course,
+                before=(Decode(), *dropping, *grouped),
+                batch=chance.choice([0, 4 * count]) if has_one_shape else 0,
+                after=(),
+                logical_shards=None,
+                shard_counts=(count,),
+            )
+        return dataclasses.replace(course, form="classic")
+
+    @classmethod
+    def _classic(cls, seed: int) -> "Course":
         chance = random.Random(f"course {seed}")
         size = chance.choice([1, 7, 40, 150, 400])
         sampler = millstream.IndexSampler(
@@ -136,8 +183,8 @@ class Course:
         }[kind]
         batch *= one_host_count if kind == "fixed" else 1
         drop = chance.random() < 0.5
-        place = chance.choice(["memory", "memory", "file", "store"])
-        return cls(place, size, sampler, tuple(before), batch, drop, tuple(after), logical, counts)
+        place = chance.choice(["memory", "memory", "store", *FILES])
+        return cls("classic", place, size, sampler, tuple(before), batch, drop, tuple(after), logical, counts)
 
     @property
     def records(self) -> list[bytes]:
@@ -146,8 +193,10 @@ class Course:
 
     @property
     def is_one_to_one(self) -> bool:
-        """Whether each record becomes one element, where it stands."""
-        return all(operation.keeps_count and not operation.regroups for operation in self.before)
+        """Whether each record, or row that a sampler plans, becomes one element, where it stands."""
+        return self.form == "packing" or all(
+            operation.keeps_count and not operation.regroups for operation in self.before
+        )
 
     def source(self, folder: Path, url: str) -> Any:
         """Returns the records, where they lie in a folder or at a URL."""
@@ -155,7 +204,7 @@ class Course:
             return range(self.size)
         if self.place == "store":
             return millstream.BagzDataSource(f"{url}/bucket/numbers.bag")
-        return millstream.BagzDataSource(folder / "numbers.bag")
+        return getattr(millstream, FILES[self.place])(folder / f"numbers.{self.place}")
 
     def operations(self, shard_count: int) -> tuple[Transformation, ...]:
         """Returns the operations of one of this many hosts."""
@@ -167,7 +216,20 @@ class Course:
         return millstream.ShardOptions(index, count, logical_shards=self.logical_shards)
 
     def expected(self, index: int, count: int) -> list[bytes]:
-        """Returns the stream of one host, as the oracle says it: the mark of each element."""
+        """Returns the stream of one host, as the oracle says it: the mark of each element.
+
+        The oracle knows neither mixtures nor rows: there it is what one loader without workers reads at one go.
+        """
+        if self.form in {"mixture", "packing"}:
+            loader = millstream.DataLoader(
+                data_source=range(self.size),
+                sampler=self.sampler,
+                operations=self.operations(count),
+                shard_options=self.shard(index, count),
+                worker_count=0,
+            )
+            with contextlib.closing(loader), iter(loader) as iterator:
+                return [mark(element) for element in iterator]
         stream = oracle(range(self.size), self.sampler, self.operations(count), self.shard(index, count))
         return [mark(element) for element in stream]
 

@@ -117,6 +117,7 @@ class Life:
     def _leg(self) -> bool:
         """Reads some batches with one loader, and says whether the stream is over."""
         index, count = self._shard()
+        stream = self._stream(index, count)  # Before anything goes wrong: a loader may have to read it.
         workers = self.chance.choice([0, 1, 2, 2, 3])
         fault = self.chance.choice(self._faults(workers))(self.chance, self.folder)
         self.seen["legs"] += 1
@@ -133,7 +134,7 @@ class Life:
             else:
                 with contextlib.closing(loader):
                     try:
-                        is_over = self._read(loader, fault, self._stream(index, count), limit)
+                        is_over = self._read(loader, fault, stream, limit)
                     except fault.told as error:
                         told = error
         if told is not None:

@@ -1,0 +1,106 @@
+"""What a course of the soak may have besides records in one order: other samplers, documents, rows and groupings."""
+
+import dataclasses
+import random
+import sys
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+import millstream
+from millstream.transforms import (
+    BestFitPack,
+    BucketBatch,
+    ConcatThenSplit,
+    FirstFitPack,
+    Map,
+    Pack,
+    Rebatch,
+    TokenBudgetBatch,
+    Transformation,
+    WindowShuffle,
+)
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROW_LENGTH, LONGEST = 16, 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Document(Map):
+    """Makes a document of a number, as long as that says."""
+
+    feature: str = "tokens"
+
+    def map(self, element: Any) -> Any:
+        """Returns the document."""
+        return {self.feature: np.full(length_of(int(element)), element, np.int64)}
+
+
+def length_of(number: int) -> int:
+    """Returns how many tokens the document of a number has."""
+    return 1 + number % LONGEST
+
+
+def hierarchical(chance: random.Random, size: int, num_epochs: int) -> millstream.HierarchicalSampler:
+    """Returns a shuffle of units, some of them empty."""
+    ends = sorted(chance.choices(range(size + 1), k=chance.randrange(6)))
+    return millstream.HierarchicalSampler(
+        np.diff([0, *ends, size]),
+        window_units=chance.randrange(1, 4),
+        seed=chance.getrandbits(64),
+        num_epochs=num_epochs,
+    )
+
+
+def mixture(chance: random.Random, size: int, num_epochs: int) -> millstream.MixtureSampler:
+    """Returns a mixture of the parts of a source, at least two records, with other weights from some positions on."""
+    ends = sorted(chance.sample(range(1, size), k=min(size - 1, chance.randrange(1, 4))))
+    lengths = np.diff([0, *ends, size]).tolist()
+
+    def component(length: int) -> Any:
+        if chance.random() < 0.5:
+            return hierarchical(chance, length, num_epochs)
+        return millstream.IndexSampler(length, shuffle=True, num_epochs=num_epochs, seed=chance.getrandbits(64))
+
+    def weights() -> list[int]:
+        return [chance.randrange(1, 5) for _ in lengths]
+
+    stop = chance.choice(["first_exhausted", "all_exhausted", "drop_exhausted"])
+    sampler = millstream.MixtureSampler([component(length) for length in lengths], weights(), stop=stop)
+    for position in sorted(chance.randrange(len(sampler)) for _ in range(chance.randrange(3))):
+        if position < len(sampler):
+            sampler = sampler.reweighted(position, weights())
+    return sampler
+
+
+def packing(chance: random.Random, size: int, num_epochs: int) -> millstream.PackingSampler:
+    """Returns rows of the documents of numbers."""
+    lengths = [length_of(number) for number in range(size)]
+    strategy = chance.choice(["best_fit", "concat_then_split"])
+    return millstream.PackingSampler(
+        lengths, ROW_LENGTH, seed=chance.getrandbits(64), num_epochs=num_epochs, strategy=strategy
+    )
+
+
+def rows() -> tuple[Transformation, ...]:
+    """Returns the operations that make the rows of `packing` from numbers."""
+    return Document(), Pack({"tokens": ROW_LENGTH})
+
+
+def grouping(chance: random.Random) -> tuple[tuple[Transformation, ...], bool]:
+    """Returns operations that group numbers as they come, and whether what they make can be batched."""
+    length = {"tokens": ROW_LENGTH}
+    most = chance.choice([None, 3])
+    operations: list[tuple[Transformation, bool]] = [
+        (FirstFitPack(length, num_packing_bins=chance.choice([1, 4]), max_sequences_per_bin=most), True),
+        (BestFitPack(length, num_packing_bins=chance.choice([1, 4]), max_sequences_per_bin=most), True),
+        (ConcatThenSplit(length), True),
+        (TokenBudgetBatch(chance.choice([LONGEST, 40]), "tokens"), False),
+        (BucketBatch([3, LONGEST], [chance.choice([6, 8]), 4], "tokens", window_size=chance.choice([8, 50])), False),
+        (Rebatch(chance.choice([1, 4, 9])), False),
+    ]
+    operation, has_one_shape = chance.choice(operations)
+    shuffle = [WindowShuffle(chance.choice([2, 10]), chance.getrandbits(32))] * (chance.random() < 0.3)
+    return (*shuffle, Document("x" if isinstance(operation, Rebatch) else "tokens"), operation), has_one_shape
