@@ -116,7 +116,7 @@ def in_order() -> millstream.IndexSampler:
 
 @pytest.mark.parametrize("threads", [0, 3])
 def test_a_debugger_in_a_worker_says_how_to_debug(threads: int) -> None:
-    """A worker has no terminal: the error names the two settings under which a debugger works."""
+    """A worker has no terminal: the error names the setting under which a debugger works."""
     loader = millstream.DataLoader(
         data_source=range(4),
         sampler=millstream.SequentialSampler(4),
@@ -127,4 +127,4 @@ def test_a_debugger_in_a_worker_says_how_to_debug(threads: int) -> None:
     with iter(loader) as iterator, pytest.raises(bdb.BdbQuit) as caught:
         list(iterator)
 
-    assert "worker_count=0 and read_options=ReadOptions(num_threads=0)" in caught.value.__notes__[-1]
+    assert "give the DataLoader debug=True" in caught.value.__notes__[-1]

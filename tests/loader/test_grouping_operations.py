@@ -436,7 +436,7 @@ def test_a_document_that_does_not_fit_is_named(document: Any, message: str) -> N
         ({"shuffle_bins": 1}, TypeError, "shuffle_bins must be True or False"),
         ({"max_sequences_per_bin": 0}, ValueError, "max_sequences_per_bin must be at least 1"),
         ({"overflow": "cut"}, ValueError, "overflow must be one of 'error', 'truncate', 'split', 'drop', got 'cut'"),
-        ({"meta_features": ["a_positions"]}, ValueError, "rows get this of 'a'"),
+        ({"meta_features": ["a_positions"]}, ValueError, "gives rows one of that name, about 'a'"),
         ({"pack_alignment_struct": {"a": 0}}, ValueError, "at least 1"),
         ({"num_bins": 3}, TypeError, "did you mean 'num_packing_bins'"),
     ],

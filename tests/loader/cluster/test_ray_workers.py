@@ -52,7 +52,7 @@ def test_a_loader_has_processes_or_actors() -> None:
     loader = pickle.loads(pickle.dumps(loader_of(workers=workers)))
 
     assert loader.workers == workers
-    assert "3 worker processes" in repr(loader)
+    assert "3 Ray actors" in repr(loader)
     with pytest.raises(ValueError, match="leave worker_count out"):
         loader_of(workers=workers, worker_count=2)
     with pytest.raises(TypeError, match="workers must be"):
