@@ -25,11 +25,6 @@ def add_fraction(value: int, rng: "np.random.Generator") -> float:
     return value + rng.random()
 
 
-def add_fractions(values: Any, rng: "np.random.Generator") -> Any:
-    """Returns many values, each plus a random number below 1."""
-    return values + rng.random(values.shape)
-
-
 def add_fraction_in_graph(value: Any) -> Any:
     """Returns the same in TensorFlow's operations, for one value or many."""
     import tensorflow as tf  # noqa: PLC0415  (only where it is a contender)

@@ -28,16 +28,11 @@ class Map:
 
 @dataclasses.dataclass(frozen=True)
 class RandomMap:
-    """Calls a function with each record and a NumPy generator; the rest as for `Map`, with TensorFlow's randomness.
-
-    Attributes:
-        of_many: the same as `function` for a batch of records at once; None where that cannot be.
-    """
+    """Calls a function with each record and a NumPy generator; the rest as for `Map`, with TensorFlow's randomness."""
 
     function: Callable[[Any, np.random.Generator], Any]
     graph: Callable[[Any], Any] | None = None
     graph_of_many: Callable[[Any], Any] | None = None
-    of_many: Callable[[Any, np.random.Generator], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,9 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Goal, Pick
-from suite.contenders import COLUMNS, chain_goals, rates
+from suite.contenders import chain_goals, rates
 from suite.scale import Scale
-from suite.steps import add_fraction, add_fraction_in_graph, add_fractions, identity, is_even
+from suite.steps import add_fraction, add_fraction_in_graph, identity, is_even
 from suite.work import Filter, Map, RandomMap, Records, Work
 
 BATCH_SIZE = 256
@@ -21,8 +21,7 @@ def _plain(scale: Scale) -> Work:
 
 
 def _random(scale: Scale) -> Work:
-    step = RandomMap(add_fraction, add_fraction_in_graph, add_fraction_in_graph, add_fractions)
-    return Work(_integers(scale), (step,), BATCH_SIZE)
+    return Work(_integers(scale), (RandomMap(add_fraction, add_fraction_in_graph, add_fraction_in_graph),), BATCH_SIZE)
 
 
 def _filtered(scale: Scale) -> Work:
@@ -51,7 +50,7 @@ CASES = (
         name="tiny_random",
         title="the same, one random draw per record",
         make_work=_random,
-        contenders=(*rates("loop"), *COLUMNS),
+        contenders=rates("loop"),
         goals=(
             Goal("25 times Grain's DataLoader", 25, Pick("grain", mode="DataLoader")),
             Goal("25 times Grain, its Dataset too", 25, Pick("grain")),

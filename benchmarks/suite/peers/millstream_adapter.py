@@ -147,16 +147,9 @@ def _operations(work: Work, batch_fn: Callable[[list[Any]], Any] | None, *, batc
         return [packing({"tokens": work.row_length}), *batch]
     if not batches_first:
         return [*map(_operation, work.steps), *batch]
-    return [*batch, *map(_operation_on_many, work.steps)]
-
-
-def _operation_on_many(step: Step) -> Any:
-    match step:
-        case Map() if step.graph_of_many is step.function:
-            return step.function
-        case RandomMap(of_many=function) if function is not None:
-            return millstream.RandomMapTransform(function)
-    raise UnsupportedError("a step does not take whole batches as they are")
+    if any(not isinstance(step, Map) or step.graph_of_many is not step.function for step in work.steps):
+        raise UnsupportedError("a step does not take whole batches as they are")
+    return [*batch, *map(_operation, work.steps)]
 
 
 def _operation(step: Step) -> Any:
