@@ -60,13 +60,6 @@ COLUMNS = (
 )
 """millstream where it holds the records as tf.data does: as columns, which it batches before any step."""
 
-LISTS = (
-    Contender("millstream", threads=0, mode="lists"),
-    Contender("millstream", threads=None, mode="lists"),
-    Contender("millstream", workers=2, mode="lists"),
-)
-"""millstream where it delivers texts as PyTorch does: as a list of them, which is no array."""
-
 
 def with_workers(count: int) -> tuple[Contender, ...]:
     """Returns all contenders that have worker processes, with this many of them."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Contender, Goal, Pick
-from suite.contenders import COLUMNS, LISTS, rates
+from suite.contenders import COLUMNS, rates
 from suite.scale import Scale
 from suite.steps import identity
 from suite.work import Columns, Map, Records, Work
@@ -89,6 +89,6 @@ CASES = (
         name="strings",
         title="texts of 20 to 60 characters, batch 256",
         make_work=_strings,
-        contenders=(*rates("loop", "keys"), *COLUMNS, *LISTS),
+        contenders=(*rates("loop", "keys"), *COLUMNS),
     ),
 )

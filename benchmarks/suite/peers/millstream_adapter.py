@@ -40,7 +40,7 @@ class MillstreamAdapter:
             return Stream(chain, chain.close, _Position(chain), chain)
         as_columns = contender.mode == "columns"
         source = millstream.InMemoryDataSource(columns_of(work)) if as_columns else _source(work.source)
-        batch_fn = list if contender.peer == "millstream_unpacked" or contender.mode == "lists" else None
+        batch_fn = list if contender.peer == "millstream_unpacked" else None
         threads = contender.threads
         loader = DataLoader(
             data_source=source,
