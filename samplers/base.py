@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.interruptions import is_from_signal_handler
 from millstream.randomness import generator
 from millstream.record import RecordMetadata
 
@@ -126,7 +127,10 @@ def has_unread_generators(sampler: "VectorisedSampler | AdaptedSampler") -> bool
         return False
     try:
         rng = own[0].rng
-    except Exception:  # noqa: BLE001  (reading position 0 will say what is wrong with it)
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        # Reading position 0 will say what is wrong with it.
         return False
     # Compared by their states: to draw from the user's generator would change it.
     return rng is not None and repr(rng.bit_generator.state) != repr(generator(sampler.seed, 0, 0).bit_generator.state)

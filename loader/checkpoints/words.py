@@ -25,6 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from millstream.interruptions import is_from_signal_handler
 from millstream.loader.checkpoints.contents import (
     ITEM_LIMIT,
     PLAIN_TYPES,
@@ -149,7 +150,10 @@ class _Walk:
         self.path.add(id(value))
         try:
             return self._rule(value)(self, value)
-        except Exception:  # noqa: BLE001  (a value whose class fails when looked at has words all the same)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            # A value whose class fails when looked at has words all the same.
             return Words(f"<unreadable {written_name(type(value))}>")
         finally:
             self.path.discard(id(value))
@@ -244,7 +248,10 @@ class _Walk:
         """Describes an array of another library, as JAX's or PyTorch's; some have a shape only, such as JAX's keys."""
         try:
             return self._array(np.asarray(value))
-        except Exception:  # noqa: BLE001  (each library has errors of its own)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            # Each library has errors of its own.
             return Words(f"{value.dtype} {written_name(type(value))} {tuple(value.shape)}")
 
     def _blocks(self, items: Any, item_bytes: int = 1, most: int = BYTE_LIMIT) -> Iterator[slice]:
@@ -294,9 +301,9 @@ class _Walk:
             return Words(name, name)  # What a generator holds moves on with every draw.
         try:
             attributes, arguments = sent(value)
-        except Exception:
+        except Exception as error:
             # Not what is only held by the pipeline, such as an open file: that comes and goes.
-            if len(self.path) > 1 and not callable(value):
+            if is_from_signal_handler(error) or (len(self.path) > 1 and not callable(value)):
                 raise
             attributes, arguments = dict(vars(value)), []
         closures: dict[str, object] = {}

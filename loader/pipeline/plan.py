@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from millstream.columnar import Allocate
-from millstream.interruptions import cannot_wait
+from millstream.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.pipeline.arguments import first_deciding
 from millstream.loader.pipeline.elements import Elements, Origins, describe_records
 from millstream.loader.pipeline.first_look import FirstLook
@@ -125,7 +125,10 @@ class Plan:
             return describe_records(request.elements.origins.named(self.pipeline.components))
         try:
             return describe_records(self.locate(*request))
-        except Exception:  # noqa: BLE001  (the user's sampler may raise; what is described must be told all the same)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            # The user's sampler may raise; what is described must be told all the same.
             return f"the blocks {request.start} to {request.stop - 1}"
 
     def prepare_blocks(self, start: int, stop: int, shard: int) -> Elements:

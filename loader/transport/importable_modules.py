@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from millstream.interruptions import is_from_signal_handler
+
 _MAIN_MODULES = frozenset({"__main__", "__mp_main__"})
 
 _paths: dict[tuple[str, ...], None] = {}
@@ -50,7 +52,10 @@ def _is_importable(name: str, _module: int, import_path: tuple[str, ...]) -> boo
         return True
     try:
         found = _find(name, getattr(sys.modules.get(package), "__path__", None), import_path)
-    except Exception:  # noqa: BLE001  (finders are anybody's; the import may well succeed where the search did not)
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        # Finders are anybody's: the import may well succeed where the search did not.
         return True
     return found is not None and (found.origin == getattr(spec, "origin", None) or _is_same_file(found.origin, file))
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.errors import WorkerError
+from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
@@ -190,8 +191,10 @@ def unpack_failure(failure: Failure, classes: ClassTable) -> BaseException:
     if failure.pickled is not None:
         try:
             error = classes.loads(failure.pickled)
-        except Exception:  # noqa: BLE001  (its class is not to be had here: the text will do)
-            error = None
+        except Exception as failed:
+            if is_from_signal_handler(failed):
+                raise
+            # Its class is not to be had here: the text will do.
     if error is None:
         error = WorkerError(f"{failure.type_name}: {failure.text}")
     # Its class may refuse all of this.

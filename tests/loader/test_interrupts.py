@@ -204,6 +204,44 @@ def test_what_a_handler_raises_is_raised_at_once_as_it_is(batch_size: int | None
         assert not alarms or num_threads
 
 
+@pytest.mark.parametrize("look", range(2))
+def test_a_time_limit_while_an_operation_is_looked_at_is_no_error_of_it(look: int) -> None:
+    """Described for checkpoints, or pickled for workers: the limit is raised, and all is as if it had not come."""
+    looks: list[int] = []
+
+    class Ringing:
+        """A function with a state that it takes long to get at."""
+
+        def __getstate__(self) -> dict[str, Any]:
+            looks.append(len(looks))
+            if looks[-1] == look:
+                signal.raise_signal(signal.SIGALRM)
+            return {}
+
+        def __call__(self, number: int) -> int:
+            return number
+
+    def ring(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, ring)
+    loader = loader_of(Ringing(), worker_count=1)
+    limits, iterator = 0, None
+    while limits < 2:
+        try:
+            with iter(loader) as iterator:
+                got = [batch.tolist() for batch in iterator]
+            break
+        except TimeoutError:
+            limits += 1
+    assert limits == 1
+    assert got == [batch.tolist() for batch in loader_of(read_options=INLINE)]
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    with iter(loader_of(Ringing())) as other:
+        assert iterator is not None
+        other.set_state(iterator.get_state(), strict=True)
+
+
 @pytest.mark.parametrize("num_threads", [0, 4])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_handler_may_look_at_everything(num_threads: int, filtered: bool) -> None:
