@@ -57,7 +57,7 @@ def test_work_that_waits_gets_threads_or_workers() -> None:
     }
     loader = millstream.DataLoader(**what)
 
-    tuning = millstream.tune(loader, seconds=5, memory="1GB")
+    tuning = millstream.tune(loader, seconds=8, memory="1GB")
 
     rates = {one.settings: one.records_per_second for one in tuning.measurements}
     assert tuning.current == Settings(0, PLAIN.num_threads, 1, PLAIN.prefetch_buffer_size)

@@ -34,7 +34,9 @@ def test_a_look_at_a_trainer_with_workers(tmp_path: Path) -> None:
     with top_trainer(tmp_path, 2, MILLSTREAM_TOP="1") as trainer:
         listed, _ = top(tmp_path, "--list")
         shown, _ = top(tmp_path, trainer.pid, "--once", QUICK)
-        stacks, _ = top(tmp_path, "--stacks", QUICK)
+        # Python may crash where a thread changes its stack meanwhile (cpython#131580): the worker is replaced then.
+        looks = (top(tmp_path, "--stacks", QUICK)[0] for _ in range(5))
+        stacks = next(text for text in looks if len(re.findall(r"Stacks of worker process \d+", text)) == 2)
 
     assert re.findall(r"^ *(\d+)  ", listed, re.MULTILINE) == [str(trainer.pid)]
     assert shown.startswith(f"Process {trainer.pid}  ")
@@ -45,7 +47,6 @@ def test_a_look_at_a_trainer_with_workers(tmp_path: Path) -> None:
     assert len(re.findall(r"worker \d +pid \d+  (?:running|waiting), .* of a core, \d calls?", shown)) == 2
     assert f"Stacks of process {trainer.pid}" in stacks
     assert "MainThread" in stacks
-    assert len(re.findall(r"Stacks of worker process \d+", stacks)) == 2
 
 
 def test_a_trainer_asks_to_be_looked_at(tmp_path: Path) -> None:
