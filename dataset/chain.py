@@ -1,7 +1,7 @@
 """A chain of operations, compiled to the pipeline that a loader runs."""
 
 import dataclasses
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -14,6 +14,9 @@ from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterD
 from millstream.loader.pipeline.filter_limits import FilterLimits
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import Transformation
+
+if TYPE_CHECKING:
+    from millstream.loader.workers.crew import Crew
 
 NO_THREADS = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
@@ -28,18 +31,20 @@ class Chain:
         operations: what is done with each, in order.
         workers: the processes that do it.
         reading: the threads that do it, in this process or in each worker; None for those that the leaf says.
+        is_ahead: whether processes or threads were asked for, none perhaps.
     """
 
     leaf: IterDataset[Any]
     operations: tuple[Transformation, ...]
     workers: MultiprocessingOptions
     reading: ReadOptions | None
+    is_ahead: bool
 
     @classmethod
     def of(cls, dataset: IterDataset[Any]) -> Self:
         """Returns the chain that ends with a dataset. What is below an `mp_prefetch`, if any, is its leaf."""
         operations: list[Transformation] = []
-        workers, reading, node = MultiprocessingOptions(), None, dataset
+        workers, reading, is_ahead, node = MultiprocessingOptions(), None, False, dataset
         while True:
             if node is not dataset and iterates_itself(node):
                 break
@@ -51,41 +56,48 @@ class Chain:
                     break
                 if not workers.num_workers:
                     workers = node.workers
-                reading = reading or node.reading
+                reading, is_ahead = reading or node.reading, True
             elif not isinstance(node, Seeded):
                 break
             node = node.parents[0]
-        return cls(node, tuple(reversed(operations)), workers, reading)
+        return cls(node, tuple(reversed(operations)), workers, reading, is_ahead)
 
 
-def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True) -> DatasetIterator[Any]:
+def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True, crew: "Crew | None" = None) -> DatasetIterator[Any]:
     """Returns a new iterator of a dataset.
 
     Args:
         dataset: where the chain ends.
         ahead: whether threads may read ahead; worker processes do, where the chain has any.
+        crew: the worker processes of what draws from it, if they are to do its work, too: it has none of its own then.
     """
     with in_force(dataset) as options:
-        return _opened(dataset, options.filter_limits, ahead=ahead)
+        return _opened(dataset, options.filter_limits, ahead=ahead, crew=crew)
 
 
-def _opened(dataset: IterDataset[Any], limits: FilterLimits, *, ahead: bool) -> DatasetIterator[Any]:
-    chain, warm = Chain.of(dataset), warm_workers_of(dataset)
-    leaf, has_workers = chain.leaf, bool(chain.workers.num_workers)
+def _opened(
+    dataset: IterDataset[Any], limits: FilterLimits, *, ahead: bool, crew: "Crew | None"
+) -> DatasetIterator[Any]:
+    chain = Chain.of(dataset)
+    workers = chain.workers if crew is None else MultiprocessingOptions()
+    running = Running(workers, NO_THREADS, warm_workers_of(dataset), limits, crew, id(dataset))
+    leaf, has_workers = chain.leaf, bool(workers.num_workers)
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
-        return ReadIterator(leaf, chain.operations, Running(chain.workers, reading, warm, limits))
-    if isinstance(leaf, Combined) and (chain.operations or has_workers or (ahead and chain.reading)):
-        running = Running(chain.workers, chain.reading or NO_THREADS, warm, limits)
-        combined = leaf.followed_by(chain.operations, running, ahead=ahead, chosen=bool(chain.reading))
-        if combined is not None:
-            return combined
+        return ReadIterator(leaf, chain.operations, dataclasses.replace(running, reading=reading))
+    # Without an operation, too: then a state does not depend on how many workers there are, none or some.
+    is_followed = bool(chain.operations) or chain.is_ahead
+    if isinstance(leaf, Combined):
+        if not is_followed:
+            return leaf.drawn(crew)
+        drawing = dataclasses.replace(running, reading=chain.reading or NO_THREADS)
+        return leaf.followed_by(chain.operations, drawing, ahead=ahead, chosen=bool(chain.reading))
     is_compiled = isinstance(leaf, Ahead) and not iterates_itself(leaf)
-    stream = iterator_of(leaf, ahead=ahead) if is_compiled else with_states(leaf)
-    reading = chain.reading if ahead and chain.reading else NO_THREADS
-    if not chain.operations and not has_workers and not reading.reads_ahead:
+    stream = iterator_of(leaf, ahead=ahead, crew=crew) if is_compiled else with_states(leaf)
+    if not is_followed:
         return stream
-    return FedIterator(stream, chain.operations, Running(chain.workers, reading, warm, limits), _epoch_length(leaf))
+    drawing = dataclasses.replace(running, reading=chain.reading if ahead and chain.reading else NO_THREADS)
+    return FedIterator(stream, chain.operations, drawing, _epoch_length(leaf))
 
 
 def warm_workers_of(dataset: IterDataset[Any]) -> WarmWorkers:
@@ -106,4 +118,4 @@ def _epoch_length(leaf: IterDataset[Any]) -> int | None:
 def iterates_itself(dataset: IterDataset[Any]) -> bool:
     """Whether a dataset is not compiled: its class, or one that it is derived from, has an `__iter__` of its own."""
     own = type(dataset).__iter__
-    return not any(own is kind.__iter__ for kind in (Ahead, Operated, ReadIterDataset, Seeded))
+    return not any(own is kind.__iter__ for kind in (Ahead, Combined, Operated, ReadIterDataset, Seeded))

@@ -143,12 +143,16 @@ class ReadIterator(EngineIterator):
             dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits)
             # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
             pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense
-        self._is_dense = pipeline is not self._sparse
-        sparse = stream_of(Plan(self._sparse))
-        self._execution = running.execution("dense" if self._is_dense else "sparse", pipeline, CHAIN)
-        self._own_stream = stream_of(self._execution.plan)
-        self._num_stages = len(Plan(self._sparse).stages)
-        self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=self._own_stream.fingerprint)
+        plan = Plan(self._sparse)
+        self._num_stages = len(plan.stages)
+        sparse = stream_of(plan)
+        best = sparse if pipeline is self._sparse else stream_of(Plan(pipeline))
+        self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=best.fingerprint)
+        # Workers that several chains share have one plan of each: that which has room for all that may come.
+        self._is_dense = pipeline is not self._sparse and running.crew is None
+        self._own_stream = best if self._is_dense else sparse
+        kind, pipeline = ("dense", pipeline) if self._is_dense else ("sparse", self._sparse)
+        self._execution = running.execution(kind, pipeline, CHAIN)
         self._inner = self._execution.begin(self._own_stream)
 
     def get_state(self) -> dict[str, Any]:

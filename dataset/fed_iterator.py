@@ -119,7 +119,10 @@ class FedIterator(EngineIterator):
             raise
 
     def start_prefetch(self) -> None:
-        """Begins to work ahead, here or, where nothing does here, below."""
+        """Begins to work ahead, here or, where nothing does here, below.
+
+        What is drawn from runs in this thread, so that this waits for the first elements of it.
+        """
         self._check_open()
         if self._reads_ahead:
             self._inner.start_prefetch()

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.streams import checked_state, move_all, opened_below
 from millstream.errors import CheckpointError
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
+
+if TYPE_CHECKING:
+    from millstream.loader.workers.crew import Crew
 
 LOOK_AHEAD = 1024
 """For this many elements it is found at once which streams they come from."""
@@ -26,13 +29,19 @@ class MixedIterator(DrawnIterator):
         streams: the datasets.
         weights: whole numbers without a common divisor, one for each.
         names: what they are called in states; None where these go by order.
+        crew: the worker processes of what draws from this, which do the streams' work, too; None where there are none.
     """
 
     def __init__(
-        self, streams: Sequence[IterDataset[Any]], weights: tuple[int, ...], names: Sequence[Any] | None
+        self,
+        streams: Sequence[IterDataset[Any]],
+        weights: tuple[int, ...],
+        names: Sequence[Any] | None,
+        crew: "Crew | None" = None,
     ) -> None:
-        super().__init__([opened_below(stream) for stream in streams])
+        super().__init__([opened_below(stream, crew) for stream in streams])
         self._streams = streams
+        self._crew = crew
         self._names = names
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).parts
         self._position = 0
@@ -149,6 +158,6 @@ class MixedIterator(DrawnIterator):
         move_all([parents[number] for number in known], [states[number] for number in known])
         for number in set(range(len(parents))) - set(known):
             parents[number].close()
-            parents[number] = opened_below(self._streams[number])
+            parents[number] = opened_below(self._streams[number], self._crew)
         self._parents = tuple(parents)
         self._position, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)

@@ -17,6 +17,7 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from millstream.loader.workers.crew import Crew
     from millstream.loader.workers.warm_pools import WarmPools
 
 
@@ -48,12 +49,16 @@ class Running:
         reading: the threads, in this process or in each worker.
         warm: has the workers that were left.
         limits: how much filters may drop.
+        crew: the worker processes of what draws from this, which do its work too; None where there are none.
+        name: what this is called among all that they work for.
     """
 
     workers: MultiprocessingOptions
     reading: ReadOptions
     warm: WarmWorkers = dataclasses.field(default_factory=WarmWorkers)
     limits: FilterLimits = UNLIMITED
+    crew: "Crew | None" = None
+    name: "Hashable" = None
 
     @property
     def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
@@ -62,5 +67,6 @@ class Running:
 
     def execution(self, part: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
         """Returns what runs a pipeline, which is the same each time for one part of a dataset."""
-        execution = Execution(pipeline, self.workers, self.reading, feed, front=front)
+        name = (self.name, part)
+        execution = Execution(pipeline, self.workers, self.reading, feed, front=front, crew=self.crew, name=name)
         return self.warm.lend(execution, part, self.reading, self.limits)

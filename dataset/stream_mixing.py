@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.chain import NO_THREADS, Chain
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -18,6 +18,9 @@ from millstream.loader.threads.options import ReadOptions
 from millstream.samplers.components import named_parts
 from millstream.samplers.weights import checked_weights
 from millstream.transforms import Transformation
+
+if TYPE_CHECKING:
+    from millstream.loader.workers.crew import Crew
 
 
 @final
@@ -40,27 +43,30 @@ class MixedIterDataset(Combined):
         self.weights = checked_weights([1] * len(parts) if weights is None else weights, self.names)
         self.is_named = isinstance(datasets, Mapping)
 
-    def __iter__(self) -> DatasetIterator[Any]:
-        return self._mixed()
+    def drawn(self, crew: "Crew | None") -> MixedIterator:  # noqa: D102  (as for any)
+        return MixedIterator(self.parents, self.weights, self.names if self.is_named else None, crew)
 
     def followed_by(  # noqa: D102  (as for any)
         self, operations: tuple[Transformation, ...], running: Running, *, ahead: bool, chosen: bool
-    ) -> DatasetIterator[Any] | None:
+    ) -> DatasetIterator[Any]:
         has_workers = bool(running.workers.num_workers)
-        nodes = [straight_node(parent, has_workers=has_workers) for parent in self.parents]
-        parts = tuple(node for node in nodes if node is not None)
-        if len(parts) < len(nodes):
-            return None
-        stream, mixed = self._mixed(), Mixed(parts, self.weights, self.names)
-        drawing = running if ahead else dataclasses.replace(running, reading=NO_THREADS)
-        # One plan has the threads of one chain.
+        # One set of workers, or one plan, has the threads of one chain.
         reading = running.reading if chosen else max(map(_reading, self.parents), key=lambda one: one.num_threads)
         reading = reading if ahead or has_workers else NO_THREADS
-        fed = FedIterator(stream, operations, drawing)
-        return MixtureIterator(fed, stream, mixed, operations, dataclasses.replace(running, reading=reading))
+        nodes = [straight_node(parent, has_workers=has_workers) for parent in self.parents]
+        parts = tuple(node for node in nodes if node is not None)
+        if len(parts) == len(nodes) and running.crew is None:
+            stream, mixed = self.drawn(None), Mixed(parts, self.weights, self.names)
+            drawing = running if ahead else dataclasses.replace(running, reading=NO_THREADS)
+            fed = FedIterator(stream, operations, drawing)
+            return MixtureIterator(fed, stream, mixed, operations, dataclasses.replace(running, reading=reading))
+        if has_workers:
+            from millstream.loader.workers.crew import Crew  # noqa: PLC0415  (where there are workers)
 
-    def _mixed(self) -> MixedIterator:
-        return MixedIterator(self.parents, self.weights, self.names if self.is_named else None)
+            running = dataclasses.replace(running, reading=reading, crew=Crew())
+        elif not ahead:
+            running = dataclasses.replace(running, reading=NO_THREADS)
+        return FedIterator(self.drawn(running.crew), operations, running)
 
     def _line(self) -> str:
         return f"mix(weights={dict(zip(self.names, self.weights, strict=True))})"

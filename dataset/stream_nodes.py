@@ -1,7 +1,7 @@
 """What a straight chain consists of: a leaf that is read, operations, seeds, and where they run."""
 
 import abc
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
@@ -11,6 +11,9 @@ from millstream.descriptions import described
 from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
+
+if TYPE_CHECKING:
+    from millstream.loader.workers.crew import Crew
 
 
 class Operated(IterDataset[Any]):
@@ -99,11 +102,22 @@ class ReadIterDataset(IterDataset[Any]):
 class Combined(IterDataset[Any]):
     """A dataset that may know a better way than to be drawn from, for what comes after it."""
 
+    def __iter__(self) -> DatasetIterator[Any]:
+        return self.drawn(None)
+
+    @abc.abstractmethod
+    def drawn(self, crew: "Crew | None") -> DatasetIterator[Any]:
+        """Returns an iterator that works when it is asked.
+
+        Args:
+            crew: the worker processes of what draws from it, if they are to do its work.
+        """
+
     @abc.abstractmethod
     def followed_by(
         self, operations: tuple[Transformation, ...], running: Running, *, ahead: bool, chosen: bool
-    ) -> DatasetIterator[Any] | None:
-        """Returns an iterator of operations after this dataset; None where it has to be drawn from.
+    ) -> DatasetIterator[Any]:
+        """Returns an iterator of operations after this dataset.
 
         Args:
             operations: what is done with each element, in order.

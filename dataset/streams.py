@@ -5,7 +5,7 @@ have workers and threads as ever, and so may a dataset beneath that asks for wor
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.dataset.chain import iterates_itself, iterator_of
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -13,6 +13,9 @@ from millstream.dataset.fed_iterator import with_states
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
 from millstream.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from millstream.loader.workers.crew import Crew
 
 
 def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
@@ -28,9 +31,14 @@ def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
     return dataset
 
 
-def opened_below(dataset: IterDataset[Any]) -> DatasetIterator[Any]:
-    """Returns a new iterator of a dataset that works when it is asked."""
-    return with_states(dataset) if iterates_itself(dataset) else iterator_of(dataset, ahead=False)
+def opened_below(dataset: IterDataset[Any], crew: "Crew | None" = None) -> DatasetIterator[Any]:
+    """Returns a new iterator of a dataset that works when it is asked.
+
+    Args:
+        dataset: what to iterate over.
+        crew: the worker processes of what draws from it, if they are to do its work.
+    """
+    return with_states(dataset) if iterates_itself(dataset) else iterator_of(dataset, ahead=False, crew=crew)
 
 
 def move_all(iterators: Sequence[DatasetIterator[Any]], states: Sequence[Any]) -> None:

@@ -3,7 +3,7 @@
 import functools
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.loader.checkpoints.state import Stream
@@ -24,6 +24,7 @@ from millstream.loader.threads.thread_executor import ThreadExecutor
 
 if TYPE_CHECKING:
     from millstream.loader.showing.facts import LoaderFacts
+    from millstream.loader.workers.crew import Crew
     from millstream.loader.workers.warm_pools import WarmPools
 
 
@@ -40,6 +41,8 @@ class Execution:
         watch: looks at each part of the work; None for the profiler alone.
         ray_workers: what the actors are that work instead of processes, if any.
         front: how the pipeline was said: advice says what to write there.
+        crew: which pipelines the workers have, where this one draws from others, or others from it.
+        name: what this one is called there.
 
     Attributes:
         pipeline: what is run.
@@ -61,6 +64,8 @@ class Execution:
         watch: Watch | None = None,
         ray_workers: RayWorkers | None = None,
         front: Front = LOADER,
+        crew: "Crew | None" = None,
+        name: Hashable = None,
     ) -> None:
         self.pipeline = pipeline
         self._front = front
@@ -68,6 +73,8 @@ class Execution:
         self._workers = workers
         self._reading = reading
         self._feed = feed
+        self._crew = crew
+        self._number = 0 if crew is None else crew.enlist(name, pipeline)
         self.pools = self._pools_of(pipeline, reading) if self._workers.num_workers else None
         self.profiler = profiler or Profiler(pipeline.labels)
         self.plan = Plan(pipeline, watch or self.profiler.timed)
@@ -119,7 +126,9 @@ class Execution:
             from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415
             from millstream.loader.processes.pool import Pool  # noqa: PLC0415
 
-            return WarmPools(functools.partial(Pool, pipeline, self._workers, reading, surroundings()))
+            # Those that are drawn from are all there: each iterator is made after what it draws from.
+            pipelines = [pipeline] if self._crew is None else self._crew.pipelines
+            return WarmPools(functools.partial(Pool, pipelines, self._workers, reading, surroundings()))
         from millstream.loader.cluster.actor_pool import ActorPool, check_installed  # noqa: PLC0415
 
         check_installed()
@@ -129,7 +138,9 @@ class Execution:
 
     def _make_executor(self, position: Position) -> Executor:
         if self._feed is not None:
-            self._feed.go_to(position[0].block)
+            # What is drawn from may have begun work that a leader before this one was to have made.
+            leads_again = self.pools is not None and self._crew is not None and self._crew.has_led
+            self._feed.go_to(position[0].block, afresh=leads_again)
         if self.pools is not None and self._ray_workers is not None:
             from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
 
@@ -152,6 +163,14 @@ class Execution:
                 pools=self.pools,
                 options=self._workers,
                 feed=self._feed,
+                crew=self._crew,
+                pipeline=self._number,
+            )
+        if self._crew is not None:
+            from millstream.loader.workers.crew import PartExecutor  # noqa: PLC0415  (as above)
+
+            return PartExecutor(
+                self.plan, position, profiler=self.profiler, crew=self._crew, pipeline=self._number, feed=self._feed
             )
         if not self._reading.reads_ahead:
             return InlineExecutor(self.plan, position, self._feed)

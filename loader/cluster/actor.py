@@ -21,12 +21,14 @@ import numpy as np
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.threads.memory_budget import affordable_threads
 from millstream.loader.threads.profiler import Profiler
+from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.transport.arena import INLINE_BYTES
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns
 from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pack_failure
-from millstream.loader.transport.pipeline_file import unpickle_pipeline
+from millstream.loader.transport.pipeline_file import unpickle_pipelines
 from millstream.loader.workers.maker import Made, Maker
 
 PRIVATE_BYTES = 1 << 26
@@ -58,14 +60,14 @@ class PipelineActor:
         self._memory = RecycledMemory()
         try:
             pickled, buffers = pipeline
-            read, self._classes = unpickle_pipeline(pickled, _with_private_copies(buffers))
+            (read,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
             profiler = Profiler(read.labels)
             plan = Plan(read, profiler.timed)
             self._maker = Maker(
                 plan,
                 profiler,
                 self._classes,
-                num_threads=num_threads,
+                readers=ReaderThreads(affordable_threads(num_threads)),
                 allocate=self._memory.allocate,
                 pack=self._pack,
             )

@@ -30,7 +30,7 @@ from millstream.loader.cluster.object_memory import ObjectMemory
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.transport.pipeline_file import pickle_pipeline
+from millstream.loader.transport.pipeline_file import pickle_pipelines
 
 CLOSE_SECONDS = 2.0
 """How long stopping waits for the cluster to say that the actors have ended."""
@@ -120,7 +120,7 @@ class ActorPool:
 
         self._owner = os.getpid()
         self._stopped = False
-        pickled, buffers, self.classes = pickle_pipeline(pipeline, "workers")
+        pickled, buffers, self.classes = pickle_pipelines([pipeline], "workers")
         connect(ray_workers.address)
         context = ray.get_runtime_context()
         self.cluster = context.gcs_address

@@ -11,14 +11,32 @@ Guarantees:
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.joined_schedule import AnySchedule
-from millstream.loader.pipeline.plan import Plan
 
 MOST_DEATHS = 2
 """A call in which this many workers died is given up."""
+
+NO_LONGER_WANTED = "outputs that are no longer wanted"
+"""What a call is called in texts for people when nobody waits for it."""
+
+
+class Wanting(Protocol):
+    """What wants the outputs of calls."""
+
+    def wants(self, call: Call) -> bool:
+        """Whether the outputs of a call are still waited for."""
+
+    def describe(self, call: Call) -> str:
+        """Returns which records a call is about."""
+
+    def split(self, call: BlockCall) -> list[BlockCall]:
+        """Returns calls of one block each that replace a call; none if it is no longer wanted."""
+
+    def complete(self, call: Call, elements: Elements) -> None:
+        """Takes the result of a call."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -31,16 +49,14 @@ class _Assigned:
 
 
 class Assignments:
-    """The calls of a schedule that workers make, known by numbers.
+    """The calls that workers make, known by numbers.
 
     Args:
-        plan: what they are calls of.
-        schedule: what wants their outputs.
+        schedule: what wants their outputs: a schedule, or what stands for several.
         numbers: gives each call a number; workers may know others already.
     """
 
-    def __init__(self, plan: Plan, schedule: AnySchedule, numbers: Iterator[int]) -> None:
-        self._plan = plan
+    def __init__(self, schedule: Wanting, numbers: Iterator[int]) -> None:
         self._schedule = schedule
         self._numbers = numbers
         self._assigned: dict[int, _Assigned] = {}
@@ -49,6 +65,10 @@ class Assignments:
     def assign(self, call: Call) -> int:
         """Returns the number of a call that a worker is to make."""
         return self._assign(_Assigned(call))
+
+    def postpone(self, call: Call) -> None:
+        """Has a call made later, for which no worker has room."""
+        self._lost.append(_Assigned(call))
 
     def next_lost(self) -> tuple[int, Call] | None:
         """Returns a call that has to be made again, with a new number; None where there is none."""
@@ -66,7 +86,7 @@ class Assignments:
     def describe(self, number: int) -> str:
         """Returns which records a call is about, for texts for people."""
         call = self.call(number)
-        return "outputs that are no longer wanted" if call is None else self._plan.describe(call.request)
+        return NO_LONGER_WANTED if call is None else self._schedule.describe(call)
 
     def is_suspect(self, number: int) -> bool:
         """Returns whether a worker has died that was given a call."""

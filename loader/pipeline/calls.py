@@ -19,6 +19,7 @@ class Call(abc.ABC):
         num_records: how many records it reads, or how many elements of the stage before it takes.
         num_blocks: how many blocks it reads; later stages read none.
         outputs: what came of it.
+        part: the number of the part that it is of, where the workers have several; else 0.
     """
 
     shard: int
@@ -26,6 +27,7 @@ class Call(abc.ABC):
     num_records: int
     num_blocks: int
     outputs: Outputs | None = dataclasses.field(default=None, init=False)
+    part: int = dataclasses.field(default=0, init=False)
 
     @property
     @abc.abstractmethod

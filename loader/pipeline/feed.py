@@ -56,24 +56,34 @@ class Feed:
         self._leaf = leaf
         self._block = block
         self._kept: deque[tuple[int, Any]] = deque([(0, leaf.get_state())])
-        # The number of the block that would be drawn now; None where the leaf may be anywhere.
+        # The block that the leaf is at, None where it may be anywhere.
+        self._at: int | None = 0
+        # The block to draw next, None after an interrupt.
         self._next: int | None = 0
         self.ended = False
 
-    def go_to(self, block: int) -> None:
-        """Goes to the beginning of a block, which is not before the first kept state."""
-        if self._next != block or self.ended:
-            first, state = self.kept_before(block)
-            self._next, self.ended = None, False
-            self._leaf.set_state(state)
-            self._skip(first, block)
-            self._next = block
+    def go_to(self, block: int, *, afresh: bool = False) -> None:
+        """Goes to the beginning of a block, not before the first kept state: the leaf follows at the next `draw`.
+
+        Args:
+            block: which one.
+            afresh: whether the leaf is moved there, even if that is where it is.
+        """
+        if self._next != block or self.ended or afresh:
+            self._at = None
+        self._next, self.ended = block, False
 
     def draw(self, blocks: int) -> Elements:
         """Returns the elements of some blocks, fewer at the end; an error comes after those before it."""
         start, self._next = self._next, None
         if start is None:
             raise AssertionError("an interrupted feed is not drawn from before it is sent to a block")
+        if self._at != start:
+            self._move(start)
+        self._at = None
+        if self.ended:
+            self._at = self._next = start
+            return Elements([], Origins.none())
         if (start - self._kept[-1][0]) * self._block >= KEPT_ELEMENTS:
             self._kept.append((start, self._leaf.get_state()))
         count = blocks * self._block
@@ -82,7 +92,7 @@ class Feed:
             self.ended = True
         table = elements.origins.table.copy()
         table[3] = start + np.arange(table.shape[1]) // self._block
-        self._next = start + blocks
+        self._at = self._next = start + blocks
         return Elements(elements.values, Origins(table), elements.error)
 
     def kept_before(self, block: int) -> tuple[int, Any]:
@@ -97,11 +107,14 @@ class Feed:
 
     def restore(self, block: int, state: Any) -> None:
         """Takes a state that was kept at the beginning of a block; what the leaf refuses is refused."""
-        self._next = None
+        self._at = self._next = None
         self._leaf.set_state(state)
         self._kept = deque([(block, state)])
 
-    def _skip(self, block: int, stop: int) -> None:
+    def _move(self, stop: int) -> None:
+        """Brings the leaf to the beginning of a block, or to its end before that."""
+        block, state = self.kept_before(stop)
+        self._leaf.set_state(state)
         while block < stop:
             blocks = max(1, min(stop - block, KEPT_ELEMENTS // self._block))
             elements = self._leaf.draw(blocks * self._block, block * self._block)

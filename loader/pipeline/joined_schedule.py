@@ -36,6 +36,7 @@ class JoinedSchedule:
     """
 
     def __init__(self, plan: Plan, share: Grouping, position: Position) -> None:
+        self._plan = plan
         self._keeps_remainder = share.keeps_remainder
         self._last_stage = len(plan.stages) - 1
         self._lanes = [_Lane(plan, share, number, cursor) for number, cursor in enumerate(position)]
@@ -109,6 +110,10 @@ class JoinedSchedule:
         if call.stage == self._last_stage:
             return call in self._pending
         return not self._is_over and self._lanes[call.shard].schedule.wants(call)
+
+    def describe(self, call: Call) -> str:
+        """Returns which records a call is about."""
+        return self._plan.describe(call.request)
 
     def split(self, call: BlockCall) -> list[BlockCall]:
         """Returns calls of one block each that replace a call; none if it is no longer wanted."""

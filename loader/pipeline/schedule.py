@@ -27,6 +27,7 @@ class Schedule:
     """
 
     def __init__(self, plan: Plan, cursor: Cursor, shard: int = 0) -> None:
+        self._plan = plan
         self._shard = plan.shards[shard]
         self._stages = plan.stages[: len(cursor.skip)]
         self._block = cursor.block
@@ -34,7 +35,6 @@ class Schedule:
         self._failed = False
         # Where the source has ended the stream, nothing more is read either, but what was read is used up.
         self._has_ended = False
-        self._tell_once = plan.tell_once
         self._ended_stages = 0
         self._pending: list[deque[Call]] = [deque() for _ in self._stages]
         self._untaken: list[deque[Call]] = [deque() for _ in self._stages]
@@ -108,6 +108,10 @@ class Schedule:
         """Whether the outputs of a call that was taken are still waited for: after an error, no later ones are."""
         return call in self._pending[call.stage]
 
+    def describe(self, call: Call) -> str:
+        """Returns which records a call is about."""
+        return self._plan.describe(call.request)
+
     def split(self, call: BlockCall) -> list[BlockCall]:
         """Returns calls of one block each that replace a call, to find out which block is at fault.
 
@@ -154,7 +158,7 @@ class Schedule:
             # Nothing after an error is ever wanted.
             self._failed, self._has_ended = True, ends
             if isinstance(outputs.error, SourceEnded):
-                self._tell_once("end", text_of(outputs.error))
+                self._plan.tell_once("end", text_of(outputs.error))
             self._pending[stage].clear()
             self._untaken[stage].clear()
         if stage + 1 == len(self._pending):

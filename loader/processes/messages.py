@@ -76,19 +76,21 @@ class Task(NamedTuple):
         released: chunks of the worker's arena that the parent no longer holds.
         request: the first of its blocks, the one after the last, and of which logical shard; or a pickled `Group` or
             `Fed`.
+        pipeline: the number of the pipeline that is to make them.
     """
 
     call: int
     released: list[int]
     request: tuple[int, int, int] | bytes
+    pipeline: int
 
 
 class Ready(NamedTuple):
-    """The pipeline is there: the worker waits for calls."""
+    """The pipelines are there: the worker waits for calls."""
 
 
 class PipelineFailed(NamedTuple):
-    """The pipeline cannot be made from its pickle in a worker."""
+    """The pipelines cannot be made from their pickle in a worker."""
 
     failure: Failure
 

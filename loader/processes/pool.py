@@ -57,7 +57,7 @@ from millstream.loader.threads.memory_budget import memory_budget
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
-from millstream.loader.transport.pipeline_file import pack_pipeline, write_pieces
+from millstream.loader.transport.pipeline_file import pack_pipelines, write_pieces
 
 CLOSE_SECONDS = 2.0
 """How long stopping may take: the fork server gives workers a quarter of it to leave, then kills them."""
@@ -155,10 +155,14 @@ Event = Result | PipelineFailed | Died
 
 @final
 class Pool:
-    """Worker processes that have one pipeline."""
+    """Worker processes that have the same pipelines, most often one."""
 
     def __init__(
-        self, pipeline: Pipeline, workers: MultiprocessingOptions, reading: ReadOptions, surroundings: Surroundings
+        self,
+        pipelines: Sequence[Pipeline],
+        workers: MultiprocessingOptions,
+        reading: ReadOptions,
+        surroundings: Surroundings,
     ) -> None:
         self._options = workers
         self._num_threads = reading.num_threads
@@ -168,9 +172,9 @@ class Pool:
         self._finalizer = weakref.finalize(self, _Resources.end, self._state)
         try:
             with explained_limits(self._options.num_workers):
-                # First, since nothing takes as long: it starts while the pipeline is pickled.
+                # First, since nothing takes as long: it starts while the pipelines are pickled.
                 in_fresh_thread(self._state.start_fork_server)
-                pieces, self._pipeline_file, self.classes = pack_pipeline(pipeline)
+                pieces, self._pipeline_file, self.classes = pack_pipelines(pipelines)
                 in_fresh_thread(functools.partial(self._state.keep_pipeline, pieces))
                 self._arena_bytes = arena_size(memory_budget(), workers.num_workers)
                 in_fresh_thread(self._fork_all)

@@ -19,6 +19,7 @@ from millstream.loader.processes.process_report import describe_exit, describe_p
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.transport.payload import release, unpack, unpack_failure
+from millstream.loader.workers.crew import Crew
 from millstream.loader.workers.warm_pools import WarmPools
 from millstream.loader.workers.workers_executor import WorkersExecutor
 
@@ -44,8 +45,12 @@ class PoolExecutor(WorkersExecutor[Worker]):
         pools: WarmPools[Pool],
         options: MultiprocessingOptions,
         feed: Feed | None = None,
+        crew: Crew | None = None,
+        pipeline: int = 0,
     ) -> None:
-        super().__init__(plan, position, profiler=profiler, pools=pools, options=options, feed=feed)
+        super().__init__(
+            plan, position, profiler=profiler, pools=pools, options=options, feed=feed, crew=crew, pipeline=pipeline
+        )
         self._unpack = profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
 
@@ -60,7 +65,9 @@ class PoolExecutor(WorkersExecutor[Worker]):
 
     def _give(self, worker: Worker, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:
-            worker.give(Task(number, worker.arena.take_released(), message))
+            part = self.parts.of(call)
+            pipeline = self._own.pipeline if part is None else part.pipeline
+            worker.give(Task(number, worker.arena.take_released(), message, pipeline))
 
     def _receive(self, seconds: float) -> None:
         """Takes what has happened, having waited for something for at most this many seconds."""
@@ -79,7 +86,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             lost = [number for worker in self._pool.workers for number in worker.calls]
             self._pool.restart()
             self._assignments.lose(lost)
-            self._hand_out()
+            self._hand_out_lost()
 
     def _take(self, worker: Worker, event: Event) -> None:
         if isinstance(event, Result):
@@ -96,9 +103,11 @@ class PoolExecutor(WorkersExecutor[Worker]):
 
     def _take_result(self, worker: Worker, result: Result) -> None:
         call = self._assignments.call(result.call)
-        blocks = call.request if isinstance(call, BlockCall) else None
-        self._profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
-        if call is None:
+        part = None if call is None else self.parts.of(call)
+        if part is not None:
+            blocks = call.request if isinstance(call, BlockCall) else None
+            part.profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
+        if call is None or part is None:
             release(result.payload, worker.arena)
             return
 
@@ -129,7 +138,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             )
         logger.warning("millstream: worker process %s %s It is replaced.", worker.pid, cause)
         self._pool.replace(worker)
-        self._hand_out()
+        self._hand_out_lost()
 
     def _warn_of_stall(self, worker: Worker) -> None:
         logger.warning(
@@ -155,7 +164,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         self._pool.replace(worker)
         self._assignments.complete(first, Elements.failed(error))
         self._assignments.lose(lost)
-        self._hand_out()
+        self._hand_out_lost()
 
     def _stacks_of(self, worker: Worker) -> str:
         """Returns the stacks of a living worker: it writes them when signalled, even from inside C code."""

@@ -23,11 +23,13 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.crash_log import note_call
 from millstream.loader.processes.messages import Fork, PipelineFailed, Ready, Result
+from millstream.loader.threads.memory_budget import affordable_threads
 from millstream.loader.threads.profiler import Profiler
+from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.transport.arena import Allocator
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import pack, pack_failure
-from millstream.loader.transport.pipeline_file import read_pipeline
+from millstream.loader.transport.pipeline_file import read_pipelines
 from millstream.loader.workers.maker import Maker, leave_if_forked
 
 
@@ -40,12 +42,12 @@ def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, for
 
 
 def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
-    """Reads the pipeline and makes what is asked for, until the parent hangs up."""
+    """Reads the pipelines and makes what is asked for, until the parent hangs up."""
     owner = os.getpid()
     try:
-        read, classes = read_pipeline(pipeline, fork.pipeline)
-        profiler = Profiler(read.labels)
-        plan = Plan(read, profiler.timed)
+        pipelines, classes = read_pipelines(pipeline, fork.pipeline)
+        profilers = [Profiler(one.labels) for one in pipelines]
+        plans = [Plan(one, own.timed) for one, own in zip(pipelines, profilers, strict=True)]
         leave_if_forked(owner)
         allocator = Allocator(arena, fork.arena_bytes)
     except SystemExit:
@@ -56,22 +58,27 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
         return
     finally:
         os.close(pipeline)
-    maker = Maker(
-        plan,
-        profiler,
-        classes,
-        num_threads=fork.num_threads,
-        allocate=allocator.allocate,
-        pack=lambda run: pack(run, allocator, classes),
-    )
+    readers = ReaderThreads(affordable_threads(fork.num_threads))
+    makers = [
+        Maker(
+            plan,
+            profiler,
+            classes,
+            readers=readers,
+            allocate=allocator.allocate,
+            pack=lambda run: pack(run, allocator, classes),
+        )
+        for plan, profiler in zip(plans, profilers, strict=True)
+    ]
     channel.send(Ready())
     while channel.is_open:
         for message in channel.receive():
             note_call(crash_log, message.call)
             for offset in message.released:
                 allocator.take_back(offset)
-            channel.send(Result(message.call, *maker.make(message.request)))
+            channel.send(Result(message.call, *makers[message.pipeline].make(message.request)))
             del message
-    close = getattr(read.source, "close", None)
-    if callable(close):
-        close()
+    for source in {id(one.source): one.source for one in pipelines}.values():
+        close = getattr(source, "close", None)
+        if callable(close):
+            close()

@@ -11,10 +11,10 @@ from typing import final
 
 from millstream.columnar import Allocate
 from millstream.interruptions import is_from_signal_handler
+from millstream.loader.pipeline.assignments import Wanting
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.feed import Feed
-from millstream.loader.pipeline.joined_schedule import AnySchedule
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
@@ -23,7 +23,7 @@ from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 
 
-def run_here(plan: Plan, schedule: AnySchedule, call: Call, allocate: Allocate) -> float:
+def run_here(plan: Plan, schedule: Wanting, call: Call, allocate: Allocate) -> float:
     """Runs a call in this thread, completes it and returns the seconds it took.
 
     Raises:

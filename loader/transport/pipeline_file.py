@@ -1,4 +1,4 @@
-"""The file that all workers read the pipeline from: written once by the parent, mapped by each worker."""
+"""The file that all workers read their pipelines from: written once by the parent, mapped by each worker."""
 
 import contextlib
 import dataclasses
@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.class_table import ClassTable
@@ -34,13 +35,13 @@ class PipelineFile(NamedTuple):
     file_bytes: int
 
 
-def pickle_pipeline(
-    pipeline: Pipeline, argument: str = "worker_count"
+def pickle_pipelines(
+    pipelines: Sequence[Pipeline], argument: str = "worker_count"
 ) -> tuple[memoryview, list[memoryview], ClassTable]:
-    """Returns the pickle of a pipeline, the memory of its large arrays, and the classes in it by value.
+    """Returns the pickle of pipelines, the memory of their large arrays, and the classes in them by value.
 
     Args:
-        pipeline: what to pickle.
+        pipelines: what to pickle.
         argument: what has asked for workers, for the error.
 
     Raises:
@@ -56,34 +57,38 @@ def pickle_pipeline(
 
     file = io.BytesIO()
     try:
-        classes = dump_with_classes(with_shared_records(pipeline), file, take_out)
+        classes = dump_with_classes(tuple(map(with_shared_records, pipelines)), file, take_out)
     except Exception as error:
+        if is_from_signal_handler(error):
+            raise
         raise TypeError(
-            f"{argument}: {unpicklable_part(pipeline)} cannot be sent to worker processes: {error}\n"
+            f"{argument}: {unpicklable_part(pipelines)} cannot be sent to worker processes: {error}\n"
             "Make it when it is first used, in a function with functools.cache for instance; or leave it out in "
             "__getstate__ and make it in __setstate__; or use no workers."
         ) from error
-    tell_of_private_memory(pipeline, file.getbuffer().nbytes)
-    return file.getbuffer(), taken_out, classes
+    # Not a copy, and not a view of the file, which could not be closed as long as there is one.
+    pickled = memoryview(file.getvalue())
+    tell_of_private_memory(pipelines, pickled.nbytes)
+    return pickled, taken_out, classes
 
 
-def unpickle_pipeline(pickled: Any, buffers: Iterable[Any]) -> tuple[Pipeline, ClassTable]:
-    """Returns the pipeline that `pickle_pipeline` was given, and the classes that came along by value.
+def unpickle_pipelines(pickled: Any, buffers: Iterable[Any]) -> tuple[tuple[Pipeline, ...], ClassTable]:
+    """Returns the pipelines that `pickle_pipelines` was given, and the classes that came along by value.
 
     Raises:
         Exception: whatever the user's classes raise when unpickled.
     """
-    pipeline, classes = pickle.loads(pickled, buffers=buffers)  # noqa: S301  (written by the parent)
-    return pipeline, ClassTable(classes)
+    pipelines, classes = pickle.loads(pickled, buffers=buffers)  # noqa: S301  (written by the parent)
+    return pipelines, ClassTable(classes)
 
 
-def pack_pipeline(pipeline: Pipeline) -> tuple[list[memoryview], PipelineFile, ClassTable]:
-    """Returns what the file of a pipeline is to hold, piece by piece, where things are in it, and classes by value.
+def pack_pipelines(pipelines: Sequence[Pipeline]) -> tuple[list[memoryview], PipelineFile, ClassTable]:
+    """Returns what the file of pipelines is to hold, piece by piece, where things are in it, and classes by value.
 
     Raises:
         TypeError: something in it cannot be pickled; the text names the operation and the attribute.
     """
-    pickled, taken_out, classes = pickle_pipeline(pipeline)
+    pickled, taken_out, classes = pickle_pipelines(pipelines)
     pieces, buffers, end = [pickled], [], pickled.nbytes
     for raw in taken_out:
         start = -(-end // 64) * 64
@@ -105,17 +110,17 @@ def write_pieces(pieces: Sequence[memoryview]) -> int:
     return descriptor
 
 
-def read_pipeline(descriptor: int, file: PipelineFile) -> tuple[Pipeline, ClassTable]:
-    """Returns the pipeline that the parent has written, and the classes that came along by value.
+def read_pipelines(descriptor: int, file: PipelineFile) -> tuple[tuple[Pipeline, ...], ClassTable]:
+    """Returns the pipelines that the parent has written, and the classes that came along by value.
 
-    Its large arrays are private views of pages that all workers share.
+    Their large arrays are private views of pages that all workers share.
 
     Raises:
         Exception: whatever the user's classes raise when unpickled.
     """
     whole = memoryview(mmap.mmap(descriptor, file.file_bytes, access=mmap.ACCESS_COPY))
     buffers = [whole[offset : offset + length] for offset, length in file.buffers]
-    return unpickle_pipeline(whole[: file.num_bytes], buffers)
+    return unpickle_pipelines(whole[: file.num_bytes], buffers)
 
 
 def with_shared_records(pipeline: Pipeline) -> Pipeline:

@@ -1,13 +1,14 @@
-"""What in a pipeline cannot cross to workers, or costs each of them memory of its own."""
+"""What in pipelines cannot cross to workers, or costs each of them memory of its own."""
 
 import inspect
 import io
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
+from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.pipeline_pickler import PipelinePickler
 from millstream.loader.transport.shared_records import share
@@ -21,27 +22,26 @@ _told: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
 """The pipelines whose size was told: once is enough, however often workers are started."""
 
 
-def unpicklable_part(pipeline: Pipeline) -> str:
-    """Returns what in a pipeline cannot be pickled: the source, the sampler or an operation, and what in it."""
-    for name, part in pipeline.parts:
+def unpicklable_part(pipelines: Sequence[Pipeline]) -> str:
+    """Returns what in pipelines cannot be pickled: the source, the sampler or an operation, and what in it."""
+    for name, part in _parts(pipelines):
         if _num_bytes(part) is None:
             culprits = ", ".join(word for word, value in _members(part) if _num_bytes(value) is None)
             return f"{name} ({culprits})" if culprits else name
     return "the pipeline"
 
 
-def tell_of_private_memory(pipeline: Pipeline, num_bytes: int) -> None:
-    """Logs, once for each pipeline, what of it each worker has to keep for itself, if that is much.
+def tell_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> None:
+    """Logs, once for each of some pipelines, what of them each worker has to keep for itself, if that is much.
 
     Args:
-        pipeline: what was pickled.
-        num_bytes: how much of its pickle cannot be shared.
+        pipelines: what was pickled.
+        num_bytes: how much of the pickle cannot be shared.
     """
-    if num_bytes < PRIVATE_BYTES or pipeline in _told:
+    if num_bytes < PRIVATE_BYTES or all(pipeline in _told for pipeline in pipelines):
         return
-    _told.add(pipeline)
-    sizes = {name: _num_bytes(share(part)) or 0 for name, part in pipeline.parts}
-    name, part = max(pipeline.parts, key=lambda named: sizes[named[0]])
+    _told.update(pipelines)
+    name, part = max(_parts(pipelines), key=lambda named: _num_bytes(share(named[1])) or 0)
     members = {word: _num_bytes(value) or 0 for word, value in _members(part)}
     culprit = max(members, key=lambda word: members[word], default="")
     logger.warning(
@@ -49,9 +49,14 @@ def tell_of_private_memory(pipeline: Pipeline, num_bytes: int) -> None:
         "memory-mapped ones too, are shared, and so is a list of records that is the data_source or in a "
         "MapDataset.source or an InMemoryDataSource: hold the data in one of these, or read it from files when it is "
         "needed.",
-        sizes[name] >> 20,
+        (_num_bytes(share(part)) or 0) >> 20,
         f"{name} ({culprit})" if culprit else name,
     )
+
+
+def _parts(pipelines: Sequence[Pipeline]) -> list[tuple[str, Any]]:
+    """Returns what pipelines consist of, with what to call each part."""
+    return [part for pipeline in pipelines for part in pipeline.parts]
 
 
 def _members(part: Any) -> Iterator[tuple[str, Any]]:
@@ -87,6 +92,9 @@ def _num_bytes(value: Any) -> int | None:
     file = _Counter()
     try:
         PipelinePickler(file, lambda _: False).dump(value)
-    except Exception:  # noqa: BLE001  (whatever pickling raises means no)
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        # Whatever pickling raises means no.
         return None
     return file.num_bytes

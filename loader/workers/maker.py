@@ -17,7 +17,6 @@ from millstream.columnar import Allocate
 from millstream.loader.pipeline.elements import Elements, describe_origin
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks, Request
-from millstream.loader.threads.memory_budget import affordable_threads
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
@@ -54,7 +53,7 @@ class Maker(Generic[Packed]):
         plan: what they are outputs of.
         profiler: measures the plan.
         classes: those that crossed by value with the pipeline.
-        num_threads: how many threads may read.
+        readers: the threads that may read.
         allocate: gives the memory for batches.
         pack: makes outputs ready to be sent; raises where they cannot be pickled.
     """
@@ -65,14 +64,14 @@ class Maker(Generic[Packed]):
         profiler: Profiler,
         classes: ClassTable,
         *,
-        num_threads: int,
+        readers: ReaderThreads,
         allocate: Allocate,
         pack: Callable[[Elements], Packed],
     ) -> None:
         self._plan = plan
         self._profiler = profiler
         self._classes = classes
-        self._readers = ReaderThreads(affordable_threads(num_threads))
+        self._readers = readers
         self._allocate = allocate
         self._pack = pack
         self._process = os.getpid()

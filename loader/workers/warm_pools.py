@@ -20,7 +20,7 @@ IDLE_SECONDS = 60.0
 
 
 class Pool(Protocol):
-    """Workers that have one pipeline."""
+    """Workers that have the same pipelines, most often one."""
 
     @property
     def is_ours(self) -> bool:

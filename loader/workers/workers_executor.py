@@ -1,6 +1,7 @@
 """The executor whose calls are made by workers, wherever those run: what comes to whom, and what is done with answers.
 
 Guarantees:
+    * Calls are those of one pipeline, or of several, where one is fed with what the others make (see `crew`).
     * User code runs in the workers only. The consumer's thread copies elements into regrouped batches, where a stage
       is no more than that, and nothing else.
     * Each worker has as many calls as its buffer allows: one in work, and finished ones ahead.
@@ -13,8 +14,8 @@ import abc
 import dataclasses
 import logging
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from millstream.errors import WorkerDiedError
 from millstream.interruptions import is_from_signal_handler
@@ -27,12 +28,13 @@ from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.pipeline.requests import Blocks
-from millstream.loader.threads.call_size import CallSize
 from millstream.loader.threads.inline_executor import run_here
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import Profiler
-from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.workers.warm_pools import Pool, WarmPools, give_back
+from millstream.loader.workers.crew import Crew
+from millstream.loader.workers.parts import Part, Parts
+from millstream.loader.workers.warm_pools import WarmPools, give_back
+from millstream.loader.workers.workers_pool import WorkersPool, WorkerT
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.load import Load
@@ -43,54 +45,10 @@ STALL_WARNING_SECONDS = 30.0
 LOOK_SECONDS = 1.0
 """How long to wait at once. If a look takes longer, all of us were suspended: that is not a stall of the workers."""
 
-RECORDS_PER_MESSAGE = 2048
-"""A call of many small blocks has this many records at most: enough to make its message cheap for each."""
-
 MOST_DEATHS_AT_START = 8
 """A pool is given up when this many new workers, plus as many as it has, died in a row without beginning a call."""
 
 logger = logging.getLogger("millstream")
-
-
-class Worker(Protocol):
-    """A worker, as its executor sees it.
-
-    Attributes:
-        number: which worker; later ones have higher numbers.
-        pid: the number of its process; None while it is not known.
-        calls: the numbers of the calls it was given and has not answered, in order.
-        waited: seconds that the consumer has waited since the worker began with the first of them, or was last heard.
-        warned: whether it has been reported in the log since then.
-    """
-
-    number: int
-    pid: int | None
-    calls: list[int]
-    waited: float
-    warned: bool
-
-    @property
-    def takes_calls(self) -> bool:
-        """Whether calls may be given to it, if it has not too many."""
-
-
-WorkerT = TypeVar("WorkerT", bound=Worker)
-
-
-class WorkersPool(Pool, Protocol[WorkerT]):
-    """Workers that have one pipeline.
-
-    Attributes:
-        call_numbers: gives each call a number.
-        classes: those that crossed by value with the pipeline.
-    """
-
-    call_numbers: Iterator[int]
-    classes: ClassTable
-
-    @property
-    def workers(self) -> list[WorkerT]:
-        """The workers, dead ones not counted."""
 
 
 class WorkersExecutor(Executor, Generic[WorkerT]):
@@ -103,6 +61,11 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         pools: has, or starts, the workers.
         options: how many workers the pool has, how much they may have ready, and when they stall.
         feed: where the elements of stage 0 come from; None where they are read.
+        crew: which pipelines the workers have, where they have several; this is then its leader.
+        pipeline: the number of the plan's own among them.
+
+    Attributes:
+        parts: what the workers work for.
     """
 
     _are_here: ClassVar[bool]
@@ -117,19 +80,32 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         pools: WarmPools[Any],
         options: MultiprocessingOptions,
         feed: Feed | None = None,
+        crew: Crew | None = None,
+        pipeline: int = 0,
     ) -> None:
         super().__init__(plan, position, feed)
         self._profiler = profiler
-        self._size = CallSize(plan, RECORDS_PER_MESSAGE)
         self._memory = RecycledMemory()
         self._pool: WorkersPool[WorkerT] = pools.take()
         # A loop that is left by `break` drops its iterator: the next one finds the workers warm.
         self._returning = weakref.finalize(self, give_back, weakref.ref(pools), weakref.ref(self._pool))
         self._returning.atexit = False
         self._options = options
-        self._assignments = Assignments(plan, self._schedule, self._pool.call_numbers)
+        self._own = Part(plan, self._schedule, profiler, pipeline, is_fed=feed is not None)
+        self.parts = Parts(self._own)
+        self._assignments = Assignments(self.parts, self._pool.call_numbers)
         self._deaths_at_start = 0
         self._last_dead_at_start = -1
+        if crew is not None:
+            crew.follow(self)
+
+    def work_for(self, part: Part) -> None:
+        """Brings the outputs of another part nearer, which somebody waits for."""
+        with self.parts.waiting_for(part):
+            self._hand_out()
+            if part.in_work or self._free_worker() is None:
+                self._receive(self._seconds_to_next_look())
+                self._look_for_stalls()
 
     def load(self) -> "Load":
         """Returns what there is to do now, and what each worker does.
@@ -203,7 +179,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         if not isinstance(call.request, Blocks):
             return "a group"
         first, last = call.request.start, call.request.stop - 1
-        noun = "batch" if self._plan.blocks_are_batches else "block"
+        part = self.parts.of(call)
+        noun = "batch" if part is not None and part.plan.blocks_are_batches else "block"
         if first == last:
             return f"{noun} {first:,}"
         return f"{'batches' if noun == 'batch' else 'blocks'} {first:,} to {last:,}"
@@ -217,18 +194,34 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def _hand_out(self) -> None:
         """Gives calls to the workers that have room for them, lost ones first."""
-        if not self._hand_out_lost():
-            return
-        while (stage := self._schedule.next_stage) is not None:
-            if not self._plan.stages[stage].runs_user_code:
-                self._make_here(stage)
+        if self._hand_out_lost():
+            for part in self.parts.in_turn():
+                if not self._hand_out_of(part):
+                    self.parts.stir(part)
+                    return
+
+    def _hand_out_of(self, part: Part) -> bool:
+        """Gives calls of one part to workers; says whether any worker has room left."""
+        while (stage := part.schedule.next_stage) is not None:
+            if not part.plan.stages[stage].runs_user_code:
+                self._make_here(part, stage)
                 continue
             worker = self._free_worker()
-            if worker is None or (stage == 0 and self._schedule.backlog >= self._most_calls * len(self._pool.workers)):
-                return
-            call = self._schedule.take(stage, self._size.blocks)
-            if call is not None:
-                self._give(worker, self._assignments.assign(call), call)
+            if worker is None:
+                return False
+            if stage == 0 and not self.parts.may_begin(part, self._most_calls * len(self._pool.workers)):
+                return True
+            call = part.take(stage)
+            if call is None:
+                continue
+            if part.is_fed and stage == 0:
+                # Those that it was drawn from may have taken the place meanwhile, or the worker may have died.
+                worker = self._free_worker()
+            if worker is None:
+                self._assignments.postpone(call)
+                return False
+            self._give(worker, self._assignments.assign(call), call)
+        return True
 
     def _hand_out_lost(self) -> bool:
         """Gives lost calls to workers; says whether new ones may follow."""
@@ -236,10 +229,10 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             self._give(worker, *lost)
         return True
 
-    def _make_here(self, stage: int) -> None:
-        call = self._schedule.take(stage)
+    def _make_here(self, part: Part, stage: int) -> None:
+        call = part.take(stage)
         if call is not None:
-            run_here(self._plan, self._schedule, call, self._memory.allocate)
+            run_here(part.plan, self.parts, call, self._memory.allocate)
 
     @property
     def _most_calls(self) -> int:
@@ -259,10 +252,11 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             return request.start, request.stop, request.shard
         try:
             return self._pool.classes.dumps(request)
-        except Exception as error:  # noqa: BLE001  (what came from a worker need not be fit for the way to another)
-            error.add_note(
-                f"millstream: while it was pickled for a worker process, from {self._plan.describe(request)}."
-            )
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            # What came from a worker need not be fit for the way to another.
+            error.add_note(f"millstream: while it was pickled for a worker process, from {self.parts.describe(call)}.")
             self._assignments.complete(number, Elements.failed(error))
             return None
 
@@ -279,7 +273,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             where = self._assignments.describe(number)
             error.add_note(f"millstream: while an output of a worker process was unpickled, from {where}.")
             outputs = Elements.failed(error)
-        self._size.note(call, seconds)
+        if (part := self.parts.of(call)) is not None:
+            part.size.note(call, seconds)
         self._assignments.complete(number, outputs)
 
     def _note_life(self, worker: WorkerT) -> None:

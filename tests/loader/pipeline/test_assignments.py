@@ -46,7 +46,7 @@ class Workers:
         self._deadly = deadly
         self._random = random
         self._schedule = Schedule(plan, Cursor(0, (0,) * len(plan.stages)))
-        self._assignments = Assignments(plan, self._schedule, itertools.count())
+        self._assignments = Assignments(self._schedule, itertools.count())
         self._given: list[tuple[int, Call]] = []
         self._accidents = 0
 
@@ -117,7 +117,7 @@ def test_answers_to_unknown_calls_are_dropped() -> None:
     """An answer to, or blame for, a call that was never given out or is answered already does nothing."""
     plan = loader_of()._plan
     schedule = Schedule(plan, Cursor(0, (0,)))
-    assignments = Assignments(plan, schedule, itertools.count(7))
+    assignments = Assignments(schedule, itertools.count(7))
     call = schedule.take(0)
     assert call is not None
     number = assignments.assign(call)
