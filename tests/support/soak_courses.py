@@ -18,6 +18,7 @@ import cloudpickle
 import numpy as np
 import soak_forms
 from oracle import oracle
+from soak_chains import ChainForm, ChainLoader
 from streams import comparable
 
 import millstream
@@ -111,6 +112,7 @@ class Course:
         after: the operations after the Batch.
         logical_shards: into how many parts the stream is dealt; None to deal it to the hosts there are.
         shard_counts: the numbers of hosts that can have this stream.
+        chain: how all this is said as a chain; None for a DataLoader.
     """
 
     form: str
@@ -123,12 +125,15 @@ class Course:
     after: tuple[Transformation, ...]
     logical_shards: int | None
     shard_counts: tuple[int, ...]
+    chain: ChainForm | None = None
 
     @classmethod
     def of(cls, seed: int) -> "Course":
         """Returns the course of a seed: a classic one, or one with other samplers or operations."""
         course, chance = cls._classic(seed), random.Random(f"form {seed}")
-        form = chance.choice(["classic", "hierarchical", "mixture", "packing", "grouping", "grouping"])
+        form = chance.choice(
+            ["classic", "hierarchical", "mixture", "packing", "grouping", "grouping", "chain", "chain"]
+        )
         course = dataclasses.replace(course, form=form)
         size, num_epochs = course.size, -(-_POSITIONS // 4 // course.size)
         if form == "hierarchical":
@@ -141,6 +146,18 @@ class Course:
             rows = (Decode(), *soak_forms.rows())
             return dataclasses.replace(
                 course, sampler=sampler, before=rows, after=(), logical_shards=None, shard_counts=counts
+            )
+        if form == "chain":
+            grouped, has_one_shape = soak_forms.grouping(chance) if chance.random() < 0.3 else ((), True)
+            steps: list[Transformation] = [DropMultiples(3), DropMultiples(2), Repeat(), Jitter(), AddIndex()]
+            return dataclasses.replace(
+                course,
+                before=(Decode(), *chance.sample(steps, k=chance.randrange(3)), *grouped),
+                batch=course.batch if has_one_shape else 0,
+                after=(),
+                logical_shards=None,
+                shard_counts=(1,),
+                chain=ChainForm.of(chance, size, num_epochs),
             )
         if form == "grouping":
             grouped, has_one_shape = soak_forms.grouping(chance)
@@ -215,19 +232,44 @@ class Course:
         """Returns one host's part."""
         return millstream.ShardOptions(index, count, logical_shards=self.logical_shards)
 
+    def loader(
+        self,
+        source: Any,
+        index: int,
+        count: int,
+        *,
+        breaks: tuple[Transformation, ...] = (),
+        workers: millstream.MultiprocessingOptions | None = None,
+        reading: millstream.ReadOptions | None = None,
+    ) -> Any:
+        """Returns what makes the iterators of one host, where operations may be broken."""
+        first, *following = self.operations(count)
+        workers = workers or millstream.MultiprocessingOptions()
+        reading = reading or millstream.ReadOptions()
+        if self.chain is None:
+            return millstream.DataLoader(
+                data_source=source,
+                sampler=self.sampler,
+                operations=(first, *breaks, *following),
+                shard_options=self.shard(index, count),
+                worker_count=workers.num_workers,
+                worker_buffer_size=workers.per_worker_buffer_size,
+                read_options=reading,
+                stall_timeout=workers.stall_timeout,
+            )
+        count_before = len(self.before) - 1
+        dataset = self.chain.dataset(
+            source, first, (*breaks, *following[:count_before]), tuple(following[count_before:]), reading
+        )
+        return ChainLoader(dataset.mp_prefetch(workers), source)
+
     def expected(self, index: int, count: int) -> list[bytes]:
         """Returns the stream of one host, as the oracle says it: the mark of each element.
 
-        The oracle knows neither mixtures nor rows: there it is what one loader without workers reads at one go.
+        The oracle knows neither mixtures nor rows nor chains: there it is what is read without workers at one go.
         """
-        if self.form in {"mixture", "packing"}:
-            loader = millstream.DataLoader(
-                data_source=range(self.size),
-                sampler=self.sampler,
-                operations=self.operations(count),
-                shard_options=self.shard(index, count),
-                worker_count=0,
-            )
+        if self.form in {"mixture", "packing", "chain"}:
+            loader = self.loader(range(self.size), index, count)
             with contextlib.closing(loader), iter(loader) as iterator:
                 return [mark(element) for element in iterator]
         stream = oracle(range(self.size), self.sampler, self.operations(count), self.shard(index, count))

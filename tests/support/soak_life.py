@@ -31,7 +31,7 @@ from soak_courses import Course, mark
 from soak_faults import FAULTS, Fault, FewDescriptors, FullDisk
 
 import millstream
-from millstream.transforms import Map, Transformation
+from millstream.transforms import Map
 
 _LEFT_SECONDS = 10.0
 """How long what belongs to a leg may take to be gone: seconds, on a busy machine."""
@@ -169,25 +169,21 @@ class Life:
             self.expected[index, count] = self.course.expected(index, count)
         return self.expected[index, count]
 
-    def _loader(self, source: Any, index: int, count: int, workers: int) -> millstream.DataLoader:
-        operations: tuple[Transformation, ...] = self.course.operations(count)
-        if broken := {"stream": Spoil, "hang": Stuck}.get(self.orders.broken):
-            operations = (operations[0], broken(), *operations[1:])
-        return millstream.DataLoader(
-            data_source=source,
-            sampler=self.course.sampler,
-            operations=operations,
-            shard_options=self.course.shard(index, count),
-            worker_count=workers,
-            worker_buffer_size=self.chance.choice([1, 2, 5]),
-            read_options=millstream.ReadOptions(self.chance.choice([0, 1, 2, 16])),
-            stall_timeout=60.0,
+    def _loader(self, source: Any, index: int, count: int, workers: int) -> Any:
+        broken = {"stream": Spoil, "hang": Stuck}.get(self.orders.broken)
+        return self.course.loader(
+            source,
+            index,
+            count,
+            breaks=(broken(),) if broken else (),
+            workers=millstream.MultiprocessingOptions(workers, self.chance.choice([1, 2, 5]), 60.0),
+            reading=millstream.ReadOptions(self.chance.choice([0, 1, 2, 16])),
         )
 
     def _read(self, loader: millstream.DataLoader, fault: Fault, stream: list[bytes], limit: int) -> bool:
         with iter(loader) as iterator:
             self._restore(iterator)
-            step = iterator.step
+            first = step = iterator.step
             fault.begin(iterator)
             for _ in range(limit):
                 fault.act(iterator)
@@ -202,7 +198,8 @@ class Life:
                     step = iterator.step
                     continue
                 if batch is None:
-                    assert step == len(stream), f"the stream ends at step {step} of {len(stream)}"
+                    # Where all hosts' states are of a later step, this one's stream was over before.
+                    assert step == max(first, len(stream)), f"the stream ends at step {step} of {len(stream)}"
                     return True
                 assert step < len(stream), f"step {step} comes after the end of the stream"
                 assert mark(batch) == stream[step], f"another batch at step {step}"
@@ -242,7 +239,7 @@ class Life:
         other = self._loader(loader.data_source, index, loader.shard_options.shard_count, 0)
         with contextlib.closing(other), iter(other) as iterator:
             iterator.seek(step)
-            return iterator.get_state().decode()
+            return str(iterator.get_state(), "utf-8")
 
     def _save(self, iterator: millstream.DataLoaderIterator, loader: millstream.DataLoader, fault: Fault) -> None:
         content = json.dumps({"step": iterator.step, **self._states(iterator, loader)}).encode()
