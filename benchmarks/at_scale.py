@@ -1,6 +1,6 @@
 """Measures what grows with hosts, records, components and workers, on one machine, and writes docs/scale.md.
 
-    python benchmarks/at_scale.py               some minutes; writes results/scale.json and docs/scale.md
+    python benchmarks/at_scale.py               half a minute; writes results/scale.json and docs/scale.md
     python benchmarks/at_scale.py --page        writes docs/scale.md anew from results/scale.json
 
 Hosts are simulated: what 1,024 of them compute is computed here, one after the other. What they would read is not: a

@@ -13,7 +13,7 @@ ROWS = {
     "cpu_filter": "a Filter of 30 µs of Python before the batch",
     "tiny": "numbers in memory, in batches of 256",
     "tiny_random": "the same, with a random draw for each",
-    "nested": "dicts of 20 small leaves in memory, in batches of 256",
+    "nested": "dicts of 20 small leaves in memory, held as columns where the loader can",
     "big": "arrays of 150 KB in memory, in batches of 128",
     "first_batch_2": "time to the first batch, 2 workers",
     "resume_far": "time to resume at step 10^9, without workers",

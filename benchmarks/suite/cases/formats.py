@@ -45,7 +45,7 @@ TENSORFLOW = (Contender("tensorflow"), Contender("tensorflow", mode="batches fir
 HUGGINGFACE = (Contender("huggingface", mode="table"), Contender("huggingface", mode="streamed"))
 WEBDATASET = tuple(
     Contender(peer, workers=workers, mode=mode)
-    for peer in ("webdataset", "wids")
+    for peer in ("webdataset", "wids", "mosaicml")
     for workers, mode in ((0, ""), (2, "forkserver"))
 )
 
@@ -53,6 +53,11 @@ WEBDATASET = tuple(
 def label_and_tokens(batch: dict[str, Any]) -> dict[str, Any]:
     """Returns what the step makes of a sample: WebDataset puts its key beside that."""
     return {name: np.asarray(batch[name]) for name in ("label", "tokens")}
+
+
+def in_one_dtype(batch: dict[str, Any]) -> dict[str, Any]:
+    """Returns a batch of integers as int64: the NumPy format of HF datasets makes that of them all."""
+    return {name: np.asarray(values).astype(np.int64) for name, values in batch.items()}
 
 
 def _case(
@@ -97,6 +102,7 @@ def _table_case(
     peers: tuple[Contender, ...],
     bounds: tuple[Contender, ...],
     goals: tuple[Goal, ...],
+    view: Callable[[Any], Any] = identity,
 ) -> Case:
     def work(scale: Scale) -> Work:
         return Work(files(scale.pick(tiny=1024, quick=65_536, full=262_144)), (), BATCH_SIZE)
@@ -107,6 +113,7 @@ def _table_case(
         make_work=work,
         contenders=(*OURS, *peers, *bounds),
         goals=goals,
+        view=view,
     )
 
 
@@ -195,5 +202,6 @@ CASES = (
             Goal("twice PyTorch over the same dataset", 2, Pick("pytorch")),
             Goal("twice `dataset[keys]`", 2, Pick("huggingface")),
         ),
+        view=in_one_dtype,
     ),
 )

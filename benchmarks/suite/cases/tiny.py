@@ -50,7 +50,7 @@ CASES = (
         name="tiny_random",
         title="the same, one random draw per record",
         make_work=_random,
-        contenders=rates("loop"),
+        contenders=rates("loop", "loop, streams"),
         goals=(
             Goal("25 times Grain's DataLoader", 25, Pick("grain", mode="DataLoader")),
             Goal("25 times Grain, its Dataset too", 25, Pick("grain")),

@@ -52,6 +52,9 @@ PEERS = {
     "huggingface": Peer("HF datasets", "suite.peers.huggingface_adapter", ("datasets",)),
     "webdataset": Peer("WebDataset", "suite.peers.webdataset_adapter", ("webdataset",)),
     "wids": Peer("wids", "suite.peers.wids_adapter", ("wids",)),
+    "olmo_core": Peer("OLMo-core", "suite.peers.olmo_packer", ("ai2-olmo-core",)),
+    "trl": Peer("TRL", "suite.peers.trl_packer", ("trl",)),
+    "mosaicml": Peer("MosaicML Streaming", "suite.peers.mosaicml_adapter", ("mosaicml-streaming",)),
     "bare": Peer("the bound", "suite.peers.bare_loop"),
 }
 """By key. The bare loop is not a loader: it shows what the machine gives to a program without one."""

@@ -1,6 +1,7 @@
 """What the machine gives to a program that has no loader: the bounds.
 
 * loop: index, call, stack: the same work in the shortest Python.
+* loop, streams: the same, with draws that can be made again: NumPy's generator is set to each record's own stream.
 * keys: only the index: `[values[key] for key in keys]`.
 * index: one NumPy fancy index per column; of tables, all of whose columns are in memory.
 * row groups: those of Parquet files one after the other, decoded to columns: nothing is shuffled, nor made a batch.
@@ -28,7 +29,7 @@ from suite import tables
 from suite.case import Contender, UnsupportedError
 from suite.formats import FORMATS, pieces_of
 from suite.peers.base import Stream, no_sampler
-from suite.work import SEED, Columns, Files, Mixture, Records, Source, Work, apply_to_many
+from suite.work import SEED, Columns, Files, Mixture, RandomMap, Records, Source, Step, Work, apply_to_many
 
 LARGE_CALL = 4096
 """Records read at once by the bounds that only read."""
@@ -55,8 +56,8 @@ class BareLoop:
         match contender.mode:
             case "loop" if work.row_length is not None:
                 batches = _packed(work, read, repeated)
-            case "loop":
-                batches = _loop(work, read, repeated)
+            case "loop" | "loop, streams" as mode:
+                batches = _loop(work, read, repeated, own_streams=mode != "loop")
             case "keys" | "documents":
                 batches = map(read, repeated)
             case "pread":
@@ -77,9 +78,15 @@ class BareLoop:
 ADAPTER = BareLoop()
 
 
-def _loop(work: Work, read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[Any]) -> Iterator[Any]:
+def _loop(
+    work: Work, read: Callable[[NDArray[np.int64]], list[Any]], chunks: Iterator[Any], *, own_streams: bool
+) -> Iterator[Any]:
     rng = np.random.default_rng(SEED)
-    made = (apply_to_many(work.steps, read(keys), rng) for keys in chunks)
+    made: Iterator[list[Any]]
+    if own_streams:
+        made = (_with_own_streams(work.steps, keys, read(keys)) for keys in chunks)
+    else:
+        made = (apply_to_many(work.steps, read(keys), rng) for keys in chunks)
     if work.batch_size is None:
         return itertools.chain.from_iterable(made)
     if not work.filters:
@@ -87,6 +94,24 @@ def _loop(work: Work, read: Callable[[NDArray[np.int64]], list[Any]], chunks: It
     survivors = itertools.chain.from_iterable(made)
     size = work.batch_size
     return map(stacked, iter(lambda: list(itertools.islice(survivors, size)), []))
+
+
+def _with_own_streams(steps: tuple[Step, ...], keys: NDArray[np.int64], values: list[Any]) -> list[Any]:
+    bits = np.random.Philox(SEED)
+    rng, state = np.random.Generator(bits), bits.state
+    counter = state["state"]["counter"]
+
+    def stream_of(key: int) -> np.random.Generator:
+        counter[2] = key
+        bits.state = state
+        return rng
+
+    for step in steps:
+        if isinstance(step, RandomMap):
+            values = [step.function(value, stream_of(key)) for key, value in zip(keys.tolist(), values, strict=True)]
+        else:
+            values = apply_to_many([step], values, rng)
+    return values
 
 
 def stacked(elements: list[Any]) -> Any:

@@ -32,10 +32,7 @@ class PytorchAdapter:
         one_by_one = contender.mode == "record by record"
         if one_by_one and isinstance(work.source, Records) and not isinstance(work.source.values, list):
             raise UnsupportedError("the same as the other mode: this source reads singly")
-        loader = _loader(work, contender, one_by_one=one_by_one)
-        if work.one_epoch:
-            return Stream(iter(loader), loader=loader)
-        return Stream(_epochs(loader), loader=loader)
+        return stream_of(_loader(work, contender, one_by_one=one_by_one), work)
 
     def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
         """Returns the record keys from the beginning, since only that can be asked for."""
@@ -51,13 +48,23 @@ def _epochs(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def _loader(work: Work, contender: Contender, *, one_by_one: bool) -> Any:
-    torch.manual_seed(SEED)
-    processes = {
+def stream_of(loader: Any, work: Work) -> Stream:
+    """Returns the batches of a `DataLoader`, one epoch or endless."""
+    return Stream(iter(loader) if work.one_epoch else _epochs(loader), loader=loader)
+
+
+def processes_of(contender: Contender) -> dict[str, Any]:
+    """Returns a `DataLoader`'s arguments that say which workers it has."""
+    return {
         "num_workers": contender.workers,
         "persistent_workers": contender.workers > 0,
         "multiprocessing_context": contender.mode if contender.workers else None,
     }
+
+
+def _loader(work: Work, contender: Contender, *, one_by_one: bool) -> Any:
+    torch.manual_seed(SEED)
+    processes = processes_of(contender)
     if work.filters:
         return torch.utils.data.DataLoader(Survivors(work), batch_size=work.batch_size, collate_fn=collate, **processes)
     if one_by_one:

@@ -1,6 +1,5 @@
 """wids, WebDataset's archives with random access: a map-style dataset in PyTorch's `DataLoader`."""
 
-from collections.abc import Iterator
 from typing import Any, final
 
 import numpy as np
@@ -9,7 +8,7 @@ import wids
 
 from suite.case import Contender, UnsupportedError
 from suite.peers.base import Stream, no_sampler
-from suite.peers.pytorch_adapter import Chunks, collate
+from suite.peers.pytorch_adapter import Chunks, collate, processes_of, stream_of
 from suite.work import SEED, Files, Work, apply_to_many
 
 
@@ -28,19 +27,12 @@ class WidsAdapter:
             dataset,
             batch_sampler=Chunks(len(dataset), work.batch_size or 1, work.shard, as_arrays=False),
             collate_fn=collate,
-            num_workers=contender.workers,
-            persistent_workers=contender.workers > 0,
-            multiprocessing_context=contender.mode if contender.workers else None,
+            **processes_of(contender),
         )
-        return Stream(iter(loader) if work.one_epoch else _epochs(loader), loader=loader)
+        return stream_of(loader, work)
 
 
 ADAPTER = WidsAdapter()
-
-
-def _epochs(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
 
 
 @final
