@@ -11,7 +11,7 @@ from millstream.columnar import Allocate
 
 Array = NDArray[Any]
 
-_CELLS_AT_ONCE = 1 << 14
+_CELLS_AT_ONCE = 1 << 17
 """Segment ids and positions are made for about this many tokens at a time."""
 
 
@@ -106,7 +106,7 @@ class Layout:
         """Yields a number of each piece for each of its tokens, and 0 for padding, some rows at a time."""
         numbers = np.stack([of_pieces, np.zeros_like(of_pieces)], axis=1).astype(np.int32)
         runs = np.stack([self._sizes, self._gaps], axis=1)
-        # A few rows at a time: what is made for them stays in the cache, and needs no new pages.
+        # Some rows at a time, so that what is made for them alone stays small.
         step = max(1, _CELLS_AT_ONCE // self._length)
         for first in range(0, len(self._starts) - 1, step):
             starts = self._starts[first : first + step + 1]

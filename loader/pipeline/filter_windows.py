@@ -75,4 +75,4 @@ class FilterWindows:
 
 def _num_different(positions: NDArray[np.int64]) -> int:
     """Returns how many records some elements, in order, come from: a FlatMap makes several of one."""
-    return int(np.count_nonzero(np.diff(positions))) + 1 if len(positions) else 0
+    return int(np.count_nonzero(positions[1:] != positions[:-1])) + 1 if len(positions) else 0

@@ -149,6 +149,8 @@ def _filter_step(operation: Filter, where: str, maker: str | None, component: in
         run = Elements(values, run.origins, run.error)
         keep, error = collect(verdicts(run), run.origins, where, len(run.values))
         _explain_none(error, values, len(keep), maker)
+        if error is None and all(keep):
+            return run
         mask = np.zeros(len(run.values), dtype=np.bool_)
         mask[: len(keep)] = keep
         return Elements(
