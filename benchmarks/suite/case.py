@@ -31,7 +31,8 @@ class Contender:
     def label(self) -> str:
         """What to call the contender in tables."""
         words = [self.mode] if self.mode else []
-        if self.peer not in {"bare", "tensorflow", "huggingface"}:
+        has_none = self.peer in {"bare", "huggingface"} or (self.peer == "tensorflow" and not self.workers)
+        if not has_none:
             words.append(f"{self.workers} worker{'s'[: self.workers != 1]}")
         if self.peer.partition("_")[0] in {"millstream", "grain"} and self.threads != 0:
             words.append("default threads" if self.threads is None else f"{self.threads} threads")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from suite import data
 from suite.case import Case, Contender, Goal, Pick
-from suite.cases import CASES
+from suite.cases import CASES, cluster
 from suite.content import content_of, expected_content
 from suite.findings import as_json, find, from_json
 from suite.orders import carry_out
@@ -39,7 +40,7 @@ def outcome_of(case: str, contender: Contender, task: str) -> Outcome:
     return carry_out(Order(case, contender, TINY.name, task), lambda: None)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize("case", [case for case in CASES.values() if case not in cluster.CASES], ids=attrgetter("name"))
 def test_every_case_measures_millstream_and_its_bounds(
     case: Case, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +55,16 @@ def test_every_case_measures_millstream_and_its_bounds(
             assert measured.value > 0
         if is_ours and case.measure is None:
             assert outcome_of(case.name, contender, "check") == Outcome(value=1.0)
+
+
+@pytest.mark.parametrize("case", cluster.CASES, ids=attrgetter("name"))
+def test_every_case_on_a_cluster_measures_millstream(case: Case, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for worker processes and for actors of Ray, in processes of their own, with which their cluster ends."""
+    monkeypatch.setenv("MILLSTREAM_BENCHMARK_DATA", str(files))
+    results = Runner(TINY, 1, ["millstream"], compare=True, progress=lambda _: None).run(case)
+    assert [result.reason for result in results] == [None, None]
+    assert all(result.median is not None and result.median > 0 for result in results)
+    assert [result.same_content for result in results] == [None if case.measure else True] * 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

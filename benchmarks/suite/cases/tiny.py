@@ -16,7 +16,8 @@ def _integers(scale: Scale) -> Records:
     return Records(data.integers(scale.pick(tiny=2048, quick=1 << 20, full=1 << 20)))
 
 
-def _plain(scale: Scale) -> Work:
+def plain_work(scale: Scale) -> Work:
+    """Returns the pipeline of the ints."""
     return Work(_integers(scale), (Map(identity, identity, identity),), BATCH_SIZE)
 
 
@@ -37,7 +38,7 @@ CASES = (
     Case(
         name="tiny",
         title="ints in memory, identity map, batch 256",
-        make_work=_plain,
+        make_work=plain_work,
         contenders=rates("loop", "keys", as_chain=True),
         goals=(
             *chain_goals(20),

@@ -55,6 +55,7 @@ PEERS = {
     "olmo_core": Peer("OLMo-core", "suite.peers.olmo_packer", ("ai2-olmo-core",)),
     "trl": Peer("TRL", "suite.peers.trl_packer", ("trl",)),
     "mosaicml": Peer("MosaicML Streaming", "suite.peers.mosaicml_adapter", ("mosaicml-streaming",)),
+    "ray_data": Peer("Ray Data", "suite.peers.ray_data_adapter", ("ray",)),
     "bare": Peer("the bound", "suite.peers.bare_loop"),
 }
 """By key. The bare loop is not a loader: it shows what the machine gives to a program without one."""

@@ -13,6 +13,7 @@ import millstream
 from millstream.loader import DataLoader  # now, not in the time to the first batch
 from suite.case import Contender, UnsupportedError
 from suite.peers.base import Stream, columns_of, our_source
+from suite.peers.clusters import RAY_ACTORS, ray_cluster
 from suite.work import SEED, Columns, Files, Filter, Map, Mixture, RandomMap, Records, Source, Step, Work
 
 WINDOW_UNITS = 16
@@ -46,7 +47,7 @@ class MillstreamAdapter:
             data_source=source,
             sampler=_sampler(work, source, contender.mode),
             operations=_operations(work, batch_fn, batches_first=as_columns),
-            worker_count=contender.workers,
+            **_workers(contender),
             shard_options=millstream.ShardOptions(*work.shard),
             read_options=millstream.ReadOptions() if threads is None else millstream.ReadOptions(num_threads=threads),
         )
@@ -72,6 +73,13 @@ class _Position:
     def state_at(self, step: int) -> Any:
         self._iterator.seek(step)
         return self._iterator.get_state()
+
+
+def _workers(contender: Contender) -> dict[str, Any]:
+    if contender.mode == RAY_ACTORS:
+        ray_cluster(contender.workers)
+        return {"workers": millstream.RayWorkers(contender.workers)}
+    return {"worker_count": contender.workers}
 
 
 def _chain(work: Work, contender: Contender) -> Any:

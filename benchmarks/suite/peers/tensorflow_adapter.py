@@ -1,6 +1,6 @@
 """tf.data: everything autotuned and in its graph, record by record or, as its guide advises, on whole batches.
 
-It has no worker processes, and reads files in order only: there it shuffles through a buffer.
+It has no worker processes but those of its service, and reads files in order only: there it shuffles through a buffer.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from suite.case import Contender, UnsupportedError
 from suite.data import bring_into_memory
 from suite.formats import CSV_COLUMNS
 from suite.peers.base import Stream, columns_of, no_sampler
+from suite.peers.clusters import SERVICE, data_service
 from suite.work import SEED, Files, Filter, Mixture, Step, Work
 
 SHUFFLE_BUFFER = 10_000
@@ -28,7 +29,7 @@ class TensorflowAdapter:
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
         tf.random.set_seed(SEED)
-        batches_first = contender.mode == "batches first"
+        batches_first = contender.mode.endswith("batches first")
         if batches_first and work.batch_size is None:
             raise UnsupportedError("nothing is batched in this case")
         functions = [_graph(step, of_many=batches_first) for step in work.steps]
@@ -44,6 +45,12 @@ class TensorflowAdapter:
             dataset = dataset.rebatch(work.batch_size)
         elif work.batch_size and not batches_first:
             dataset = dataset.batch(work.batch_size)
+        if contender.mode.startswith(SERVICE):
+            # Each of them goes through all the data, in an order of its own: the quickest that there is for an endless
+            # stream.
+            servers = data_service(1 if work.one_epoch else contender.workers)
+            sharding = tf.data.experimental.service.ShardingPolicy.OFF
+            dataset = dataset.apply(tf.data.experimental.service.distribute(sharding, servers))
         return Stream(iter(dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()))
 
 
