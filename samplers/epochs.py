@@ -174,8 +174,8 @@ def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
     smallest, largest = int(array.min()), int(array.max())
     if smallest < minimum or largest >= POSITION_LIMIT:
         raise ValueError(f"{name} must be between {minimum} and 2**63 - 1, got {smallest} to {largest}.")
-    # As floating-point numbers first, which do not overflow.
-    if array.sum(dtype=np.float64) > POSITION_LIMIT * 0.999:
+    # As floating-point numbers, which do not overflow, where the sum may.
+    if largest * array.size > POSITION_LIMIT // 2 and array.sum(dtype=np.float64) > POSITION_LIMIT * 0.999:
         raise ValueError(f"{name} must have a sum below 2**63, got about {array.sum(dtype=np.float64):.3g}.")
     # In one piece, it crosses to worker processes as pages that all of them share.
     return np.ascontiguousarray(array, dtype=np.int64)

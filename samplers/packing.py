@@ -93,7 +93,7 @@ class PackingSampler(EpochSampler):
         if strategy == CONCAT_THEN_SPLIT and overflow != "error":
             raise ValueError(f"strategy={strategy!r} cuts documents wherever a row ends, and takes no overflow.")
         self.strategy = strategy
-        if not self.lengths.any():
+        if not self.lengths.max():
             raise ValueError("lengths must have at least one token, got nothing but zeros.")
         self._documents: NDArray[np.int64] | None = None
         self._begins: NDArray[np.int64] | None = None
@@ -182,9 +182,9 @@ class PackingSampler(EpochSampler):
     def _cut(self) -> NDArray[np.int64]:
         """Returns the lengths of all pieces; sets which document each is of, and where in it, unless that is plain."""
         lengths, limit = self.lengths, self.row_length
-        is_long = lengths > limit
-        if not is_long.any() and lengths.all():
+        if lengths.min() and lengths.max() <= limit:
             return lengths
+        is_long = lengths > limit
         if self.overflow == "error" and is_long.any():
             key = int(np.argmax(is_long))
             raise ValueError(

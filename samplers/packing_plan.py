@@ -12,14 +12,15 @@ Packing Algorithms", 1973); of realistic lengths, nearly all rows are full.
 
 import bisect
 import dataclasses
-from collections import Counter, defaultdict
+import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Numbers = NDArray[np.int64]
+from millstream.samplers.by_length import ByLength, Numbers
+
 AmongEquals: TypeAlias = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 
@@ -75,16 +76,15 @@ class BestFit:
 
     Attributes:
         num_rows: how many rows there are.
-        order: the pieces, sorted by length.
+        order: the pieces, by length.
     """
 
     num_rows: int
-    order: Numbers
+    order: ByLength
     _row_ends: Numbers
     _counts: Numbers
     _slots: Numbers
     _lengths: Numbers
-    _groups: Numbers
     _used: Numbers
     _each: Numbers
     _places: Numbers
@@ -92,32 +92,25 @@ class BestFit:
     @classmethod
     def of(cls, lengths: Numbers, row_length: int) -> "BestFit":
         """Returns the plan for pieces of lengths 1 … row_length, at least one."""
-        histogram = np.bincount(lengths, minlength=row_length + 1)
-        kinds = best_fit(histogram.tolist(), row_length)
-        used: Counter[int] = Counter()
-        columns: list[tuple[int, int, int, int]] = []
-        for kind in kinds:
-            each = Counter(kind.lengths)
-            seen: Counter[int] = Counter()
-            for length in kind.lengths:
-                columns.append((length, used[length], each[length], seen[length]))
-                seen[length] += 1
-            for length, count in each.items():
-                used[length] += count * kind.number
-        of_slots = np.array(columns, dtype=np.int64).T
+        order = ByLength.of(lengths, row_length)
+        kinds = best_fit(np.diff(order.firsts).tolist(), row_length)
         counts = np.array([kind.number for kind in kinds], dtype=np.int64)
-        # As small as can be: it is then sorted by counting.
-        order = np.argsort(lengths.astype(np.min_scalar_type(row_length)), kind="stable")
-        return cls(
-            int(counts.sum()),
-            order,
-            np.cumsum(counts),
-            counts,
-            np.concatenate([[0], np.cumsum([len(kind.lengths) for kind in kinds])]),
-            of_slots[0],
-            np.concatenate([[0], np.cumsum(histogram)]),
-            *of_slots[1:],
-        )
+        slots = np.cumsum([0, *(len(kind.lengths) for kind in kinds)])
+        of_slots = np.fromiter(itertools.chain.from_iterable(kind.lengths for kind in kinds), np.int64, int(slots[-1]))
+        # Equal lengths of a kind stand side by side, in a run.
+        is_first = np.append(True, of_slots[1:] != of_slots[:-1])
+        is_first[slots[:-1]] = True
+        runs = np.flatnonzero(is_first)
+        each = np.append(runs[1:], len(of_slots)) - runs
+        taken = each * np.repeat(counts, slots[1:] - slots[:-1])[runs]
+        # Kind after kind takes its pieces of a length; in the end, all of them are taken.
+        by_length = np.argsort(of_slots[runs], kind="stable")
+        used = np.empty_like(taken)
+        used[by_length] = np.cumsum(taken[by_length]) - taken[by_length]
+        used -= order.firsts[of_slots[runs]]
+        places = np.arange(len(of_slots)) - np.repeat(runs, each)
+        spread = (np.repeat(numbers, each) for numbers in (used, each))
+        return cls(int(counts.sum()), order, np.cumsum(counts), counts, slots, of_slots, *spread, places)
 
     def pieces(self, rows: Numbers, among_equals: AmongEquals) -> tuple[Numbers, Numbers, Numbers]:
         """Returns where the pieces of each row begin, shape (m + 1,), and the pieces of all rows with their lengths.
@@ -134,9 +127,9 @@ class BestFit:
         slots = np.repeat(self._slots[kinds] - starts[:-1], widths) + np.arange(starts[-1])
         ranks = self._used[slots] + np.repeat(number_in_kind, widths) * self._each[slots] + self._places[slots]
         lengths = self._lengths[slots]
-        firsts = self._groups[lengths]
-        pieces = self.order[firsts + among_equals(self._groups[lengths + 1] - firsts, ranks, lengths)]
-        return starts, pieces.astype(np.int64, copy=False), lengths
+        firsts = self.order.firsts[lengths]
+        pieces = self.order.at(firsts + among_equals(self.order.firsts[lengths + 1] - firsts, ranks, lengths))
+        return starts, pieces, lengths
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -41,9 +41,12 @@ class Layout:
         self._starts = starts
         self._length = length
         self._allocate = allocate
-        self._sizes = np.array(sizes, dtype=np.int64)
-        row_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        self._gaps = -self._sizes % alignment
+        # Of each piece, its tokens, and the padding after it.
+        self._runs = np.empty((len(sizes), 2), dtype=np.int64)
+        self._runs[:, 0] = sizes
+        self._sizes, self._gaps = self._runs.T
+        self._gaps[:] = -self._sizes % alignment
+        row_of = np.repeat(np.arange(len(starts) - 1), starts[1:] - starts[:-1])
         ends = np.zeros(len(sizes) + 1, dtype=np.int64)
         np.cumsum(self._sizes + self._gaps, out=ends[1:])
         # Of each piece, its number in its row, and where it begins there.
@@ -104,12 +107,12 @@ class Layout:
 
     def _spread(self, of_pieces: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int32]]]:
         """Yields a number of each piece for each of its tokens, and 0 for padding, some rows at a time."""
-        numbers = np.stack([of_pieces, np.zeros_like(of_pieces)], axis=1).astype(np.int32)
-        runs = np.stack([self._sizes, self._gaps], axis=1)
+        numbers = np.zeros((len(of_pieces), 2), dtype=np.int32)
+        numbers[:, 0] = of_pieces
         # Some rows at a time, so that what is made for them alone stays small.
         step = max(1, _CELLS_AT_ONCE // self._length)
         for first in range(0, len(self._starts) - 1, step):
             starts = self._starts[first : first + step + 1]
             own = slice(int(starts[0]), int(starts[-1]))
-            spread = np.repeat(numbers[own].reshape(-1), runs[own].reshape(-1)).reshape(-1, self._length)
+            spread = np.repeat(numbers[own].reshape(-1), self._runs[own].reshape(-1)).reshape(-1, self._length)
             yield slice(first, first + len(spread)), spread

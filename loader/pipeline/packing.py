@@ -81,10 +81,8 @@ def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where:
         if not run.values:
             return Elements([], run.origins.without_sizes(), run.error)
         table = located.table[:, : len(run.values)]
-        bounds = np.flatnonzero(np.diff(table[0], prepend=-1, append=-1))
-        if table[_LEFT, -1]:
-            # A row that an error cuts short is not one: the error comes instead of it.
-            bounds = bounds[:-1]
+        # A row that an error cuts short is not one: the error comes instead of it.
+        bounds = np.append(0, np.flatnonzero(table[_LEFT] == 0) + 1)
         used = slice(bounds[-1])
         pieces = Pieces(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
         made_of = Origins(_rows_of(table, bounds[:-1], row_length), located.names)
