@@ -54,4 +54,5 @@ class ByLength:
     def at(self, ranks: Numbers) -> Numbers:
         """Returns the pieces of some ranks, shape (m,)."""
         places = ranks + self._shifts[np.searchsorted(self._ranks, ranks, side="right") - 1]
-        return places - places % self._part + self._places[places]
+        pieces: Numbers = places - places % self._part + self._places[places]
+        return pieces

@@ -108,9 +108,17 @@ class BestFit:
         used = np.empty_like(taken)
         used[by_length] = np.cumsum(taken[by_length]) - taken[by_length]
         used -= order.firsts[of_slots[runs]]
-        places = np.arange(len(of_slots)) - np.repeat(runs, each)
-        spread = (np.repeat(numbers, each) for numbers in (used, each))
-        return cls(int(counts.sum()), order, np.cumsum(counts), counts, slots, of_slots, *spread, places)
+        return cls(
+            int(counts.sum()),
+            order,
+            np.cumsum(counts),
+            counts,
+            slots,
+            of_slots,
+            np.repeat(used, each),
+            np.repeat(each, each),
+            np.arange(len(of_slots)) - np.repeat(runs, each),
+        )
 
     def pieces(self, rows: Numbers, among_equals: AmongEquals) -> tuple[Numbers, Numbers, Numbers]:
         """Returns where the pieces of each row begin, shape (m + 1,), and the pieces of all rows with their lengths.

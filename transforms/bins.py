@@ -164,7 +164,7 @@ class BinPack(GroupingOperation):
             order = np.lexsort((order, np.array(list(map(_mean_group, groups)))))
         return rows.permuted(order)
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
+    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> Sequence[Any]:
         """Returns the rows."""
         return self.rows.lay_out(values, pieces, allocate)
 

@@ -154,7 +154,7 @@ class ConcatThenSplit(GroupingOperation):
             return passing_pieces(numbers[0], numbers[-2], numbers[-1], self.unit)
         return Pieces.cut(numbers[-2], numbers[-1], self.unit)
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
+    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> Sequence[Any]:
         """Returns the rows."""
         return self.rows.lay_out(values, pieces, allocate, dict.fromkeys(self.bos_features, self.bos_token_id))
 

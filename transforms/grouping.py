@@ -247,7 +247,7 @@ class GroupingOperation(Transformation, Grouping):
         """
 
     @abc.abstractmethod
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate) -> list[Any]:
+    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate) -> Sequence[Any]:
         """Returns outputs of a group.
 
         Args:

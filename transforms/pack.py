@@ -76,7 +76,7 @@ class Pack(Transformation):
         columns = self.rows.columns(values)
         return Prepared(list(zip(*columns, strict=True)), lengths_of(columns))
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
+    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> Sequence[Any]:
         """Returns rows of prepared documents.
 
         Raises:

@@ -73,12 +73,12 @@ class PackAndBatchOperation(GroupingOperation):
         del identity
         return Pieces(np.array([0, numbers.shape[1]]), np.arange(numbers.shape[1]))
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
+    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> Sequence[Any]:
         """Returns the batch: the documents go into the rows that they went into when they were counted."""
         documents = [values[element] for element in pieces.elements.tolist()]
         rows = self.packing.begin()
         rows.take(lengths_of(zip(*documents, strict=True)))
-        laid_out = self.packing.make(documents, Pieces.by_number(rows.decided()[0]), allocate)
+        laid_out = list(self.packing.make(documents, Pieces.by_number(rows.decided()[0]), allocate))
         parts = ({name: name + ending for name in self.packing.length_struct} for ending in _ENDINGS)
         return [
             tuple({name: self._stacked([row[key] for row in laid_out]) for name, key in part.items()} for part in parts)

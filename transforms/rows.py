@@ -1,7 +1,7 @@
 """Rows laid out from several documents: what all packers have in common."""
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Self, final
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
-from millstream.columnar import Allocate
+from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import StackError
 from millstream.transforms.grouping import Pieces
 from millstream.transforms.row_layout import Layout
@@ -161,7 +161,7 @@ class RowFormat:
         pieces: Pieces,
         allocate: Allocate,
         first_tokens: Mapping[str, Any] | None = None,
-    ) -> list[dict[str, Array]]:
+    ) -> "Rows":
         """Returns rows made of documents, or of pieces of them.
 
         Args:
@@ -194,12 +194,11 @@ class RowFormat:
             if name not in self.meta_features:
                 companions = (layout.segment_ids(), layout.positions())
                 columns |= {name + ending: made for ending, made in zip(_COMPANIONS, companions, strict=True)}
-        bounds_of_rows = list(itertools.pairwise(pieces.starts.tolist()))
-        lists = [
-            [list(values[start:stop]) for start, stop in bounds_of_rows] for values in features[len(self.lengths) :]
-        ]
-        names = [*columns, *self.carried]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), *lists, strict=True)]
+        lists: dict[str, list[list[Any]]] = {}
+        for name, values in zip(self.carried, features[len(self.lengths) :], strict=False):
+            bounds_of_rows = itertools.pairwise(pieces.starts.tolist())
+            lists[name] = [list(values[start:stop]) for start, stop in bounds_of_rows]
+        return Rows(columns, lists)
 
     def _feature(self, document: Any, name: str) -> Any:
         # Arrays first: to find out that one is no mapping takes longer than all else.
@@ -208,6 +207,38 @@ class RowFormat:
         if len(self.length_struct) + len(self.carried) > 1:
             raise ValueError(f"Several features need elements that are dicts, got {type(document).__name__}.")
         return document
+
+
+@final
+class Rows(ColumnarRecords):
+    """Rows that are laid out: dicts, whose arrays are rows of columns.
+
+    The columns are the batch of all rows. Both have the same memory: who takes the batch leaves the rows alone.
+
+    Args:
+        columns: arrays, a row of each for each row.
+        lists: other values, likewise.
+    """
+
+    def __init__(self, columns: dict[str, Array], lists: Mapping[str, Sequence[Any]]) -> None:
+        self._columns = columns
+        self._lists = lists
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), ()))
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        names = [*self._columns, *self._lists]
+        values = zip(*self._columns.values(), *self._lists.values(), strict=True)
+        return (dict(zip(names, row, strict=True)) for row in values)
+
+    def stack(self, allocate: Allocate) -> dict[str, Array] | None:
+        """Returns the columns as they are, without another copy; None where rows have lists, too."""
+        del allocate
+        return None if self._lists else self._columns
 
 
 def _feature(document: Mapping[str, Any], name: str) -> Any:

@@ -76,7 +76,7 @@ def group_step(operation: GroupingOperation, where: str) -> Step:
 
 
 def outputs_of(
-    make: Callable[[Pieces], list[Any]], pieces: Pieces, origins: Origins, made_of: Origins, where: str
+    make: Callable[[Pieces], Sequence[Any]], pieces: Pieces, origins: Origins, made_of: Origins, where: str
 ) -> Elements:
     """Returns the outputs that consist of some pieces.
 
