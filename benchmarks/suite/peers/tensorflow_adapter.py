@@ -126,7 +126,8 @@ def _as_tfrecord(path: Path) -> str:
     """Returns a TFRecord file of the same records, written when first asked for: tf.data reads no ArrayRecord."""
     from array_record.python.array_record_module import ArrayRecordReader  # noqa: PLC0415  (starts threads)
 
-    target = path.with_suffix(".tfrecord")
+    # A name that no file of the case of TFRecord files has: those come with a list of their records' places.
+    target = path.with_name(f"{path.name}.tfrecord")
     if not target.exists():
         reader = ArrayRecordReader(str(path))
         partial = target.with_suffix(".partial")
