@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
 
-_PART = 1 << 16
-"""A part has as many pieces as two bytes can number."""
+_PART = 1 << 15
+"""A part has this many pieces: what sorting it takes stays in the cache, and needs no new pages from the system."""
 
 _LENGTHS_IN_PART = 8
 """Or this many times as many as there may be lengths: so the table is small beside the pieces."""
