@@ -24,7 +24,7 @@ def test_pieces_are_found_as_in_a_sorted_list(lengths: list[int], part: int) -> 
 
 @pytest.mark.parametrize("row_length", [10, 255, 256, 8191, 8192, 100_000])
 def test_many_pieces_take_little_memory(row_length: int) -> None:
-    """However long a row is, all is found, at 7 bytes a piece at most; at 3, in rows of up to 8,191."""
+    """However long a row is, all is found, at 7 bytes a piece at most; at 5, in rows of up to 8,191."""
     lengths = np.random.default_rng(row_length).integers(0, row_length, 1_500_000, endpoint=True)
     pieces = ByLength.of(lengths, row_length)
     chosen = np.random.default_rng(1).integers(0, len(lengths), 10_000)
