@@ -91,6 +91,8 @@ class DataLoaderIterator(ResumableIterator):
         # The position is `_start`, or that after output `_row - 1` of `_outputs` where any of those were delivered.
         self._start = plan.beginning
         self._outputs: Outputs | None = None
+        # What these are, in a list of its own: None where they were delivered.
+        self._values: list[Any] = []
         self._row = self._stop = 0
         # Whether the executor, if there is one, stands at the end of `_outputs`: not where it was interrupted.
         self._is_sound = True
@@ -137,18 +139,18 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed.
             Exception: whatever an operation or the source raised, with notes of where.
         """
-        outputs, row = self._outputs, self._row
+        outputs, values, row = self._outputs, self._values, self._row
         while outputs is None or row == self._stop:
             self._check_open()
             check_unused(self._in_use)
             with self._in_use:
                 self._fetch()
-            outputs, row = self._outputs, self._row
+            outputs, values, row = self._outputs, self._values, self._row
         # No calls until the end, see above: so no element is lost between two lines, or delivered twice.
-        value = outputs.values[row]
+        value = values[row]
         self._row, self._step = row + 1, self._step + 1
         # The batch is the consumer's now: hold on to nothing of it.
-        outputs.values[row] = None
+        values[row] = None
         return value
 
     def take(self, most: int) -> Elements:
@@ -162,14 +164,14 @@ class DataLoaderIterator(ResumableIterator):
             check_unused(self._in_use)
             with self._in_use:
                 self._fetch()
-        outputs, row = self._outputs, self._row
+        outputs, values, row = self._outputs, self._values, self._row
         if outputs is None:
             raise AssertionError("fetched")
         stop = min(row + most, self._stop)
-        values = outputs.values[row:stop]
-        outputs.values[row:stop] = [None] * len(values)
-        self._row, self._step = stop, self._step + len(values)
-        return Elements(values, outputs.origins.take(slice(row, stop)))
+        taken = values[row:stop]
+        values[row:stop] = [None] * len(taken)
+        self._row, self._step = stop, self._step + len(taken)
+        return Elements(taken, outputs.origins.take(slice(row, stop)))
 
     def look(self) -> "IteratorLook":
         """Returns what this iterator does now, for those who look from outside. Any thread may ask."""
@@ -330,9 +332,10 @@ class DataLoaderIterator(ResumableIterator):
             if (outputs := executor.next_outputs()) is None:
                 self._settle()
                 return False
-            stop = len(outputs.values)
-            first = outputs.first
-            self._start, self._outputs, self._row, self._stop, self._is_sound = start, outputs, first, stop, True
+            outputs.values = values = list(outputs.values)
+            first, stop = outputs.first, len(values)
+            self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
+            self._is_sound = True
         except BaseException as error:
             # The executor may be in any state: the next call begins with a new one, from the same position.
             self._end()
@@ -384,7 +387,7 @@ class DataLoaderIterator(ResumableIterator):
             self._left.discard(executor)
 
     def _leave(self) -> Executor | None:
-        self._start, self._outputs, self._row, self._stop = self._position(), None, 0, 0
+        self._start, self._outputs, self._values, self._row, self._stop = self._position(), None, [], 0, 0
         if (executor := self._executor) is not None:
             self._left.add(executor)
         self._executor = None

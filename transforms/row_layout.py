@@ -28,7 +28,7 @@ class Layout:
     """Where the pieces of one feature lie in some rows, and the padding after each of them.
 
     Args:
-        sizes: how long each piece is.
+        sizes: how long each piece is, shape (pieces,).
         starts: where the pieces of each row begin, and one more.
         length: how long a row is.
         alignment: the pieces of a row begin at multiples of this.
@@ -36,7 +36,7 @@ class Layout:
     """
 
     def __init__(
-        self, sizes: list[int], starts: NDArray[np.int64], length: int, alignment: int, allocate: Allocate
+        self, sizes: NDArray[np.int64], starts: NDArray[np.int64], length: int, alignment: int, allocate: Allocate
     ) -> None:
         self._starts = starts
         self._length = length

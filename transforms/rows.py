@@ -19,6 +19,9 @@ Array = NDArray[Any]
 Document = tuple[Array, ...]
 """The features of a document, in the order of the length_struct."""
 
+_MOST_SHARERS = 16
+"""Batches of rows that were laid out together share memory, about this many at most: one that is kept keeps all."""
+
 _COMPANIONS = ("_segment_ids", "_positions")
 """What the names of the arrays that say which token is of which document end in; they are those of Grain."""
 
@@ -177,11 +180,12 @@ class RowFormat:
         columns: dict[str, Array] = {}
         features = list(zip(*chosen, strict=True))
         for (name, length), arrays in zip(self.length_struct.items(), features, strict=False):
-            parts: Sequence[Array] = arrays
+            parts, sizes = list(arrays), np.array(list(map(len, arrays)))
             if pieces.begins is not None and pieces.ends is not None:
-                bounds = zip(arrays, pieces.begins.tolist(), pieces.ends.tolist(), strict=True)
-                parts = [array[begin:end] for array, begin, end in bounds]
-            layout = Layout(list(map(len, parts)), pieces.starts, length, self.alignments.get(name, 1), allocate)
+                lengths, sizes = sizes, pieces.ends - pieces.begins
+                for piece in np.flatnonzero(sizes != lengths).tolist():
+                    parts[piece] = parts[piece][pieces.begins[piece] : pieces.ends[piece]]
+            layout = Layout(sizes, pieces.starts, length, self.alignments.get(name, 1), allocate)
             try:
                 tokens = layout.tokens(parts, self.padding_struct.get(name, 0))
             except (TypeError, ValueError):
@@ -213,22 +217,30 @@ class RowFormat:
 class Rows(ColumnarRecords):
     """Rows that are laid out: dicts, whose arrays are rows of columns.
 
-    The columns are the batch of all rows. Both have the same memory: who takes the batch leaves the rows alone.
+    The columns are the batch of all rows, and parts of the columns the batch of some rows that follow one another. Both
+    have the same memory: who takes the batch leaves the rows alone.
 
     Args:
         columns: arrays, a row of each for each row.
         lists: other values, likewise.
+        laid_out: how many rows were laid out in that memory, if there are more than these.
     """
 
-    def __init__(self, columns: dict[str, Array], lists: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(
+        self, columns: dict[str, Array], lists: Mapping[str, Sequence[Any]], laid_out: int | None = None
+    ) -> None:
         self._columns = columns
         self._lists = lists
+        self._num_rows = len(next(iter(columns.values()), ()))
+        self._laid_out = self._num_rows if laid_out is None else laid_out
 
     def __len__(self) -> int:
-        return len(next(iter(self._columns.values()), ()))
+        return self._num_rows
 
     def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+        columns = {name: column[index] for name, column in self._columns.items()}
+        lists = {name: values[index] for name, values in self._lists.items()}
+        return Rows(columns, lists, self._laid_out) if isinstance(index, slice) else columns | lists
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = [*self._columns, *self._lists]
@@ -236,9 +248,16 @@ class Rows(ColumnarRecords):
         return (dict(zip(names, row, strict=True)) for row in values)
 
     def stack(self, allocate: Allocate) -> dict[str, Array] | None:
-        """Returns the columns as they are, without another copy; None where rows have lists, too."""
-        del allocate
-        return None if self._lists else self._columns
+        """Returns the columns, as they are if they are not a small part; None where rows have lists, too."""
+        if self._lists:
+            return None
+        if self._num_rows * _MOST_SHARERS >= self._laid_out:
+            return self._columns
+        copies = {}
+        for name, column in self._columns.items():
+            copies[name] = np.empty_like(column) if column.dtype.hasobject else allocate(column.shape, column.dtype)
+            copies[name][...] = column
+        return copies
 
 
 def _feature(document: Mapping[str, Any], name: str) -> Any:

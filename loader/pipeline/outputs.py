@@ -10,6 +10,7 @@ import numpy as np
 
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
+from millstream.transforms.rows import Rows
 
 
 class Cursor(NamedTuple):
@@ -38,7 +39,7 @@ class Outputs(abc.ABC):
     """The outputs of one call, in order.
 
     Attributes:
-        values: the outputs; the consumer clears what it has taken.
+        values: the outputs. Rows that were laid out together stay so: some that follow one another are a batch already.
         origins: where each came from.
         error: what was raised instead of the next output.
         first: how many outputs at the start were already used before the schedule began.
@@ -46,7 +47,8 @@ class Outputs(abc.ABC):
     """
 
     def __init__(self, elements: Elements, first: int, num_records: int) -> None:
-        self.values = list(elements.values)
+        values = elements.values
+        self.values = values if isinstance(values, Rows) else list(values)
         self.origins = elements.origins
         self.error = elements.error
         self.first = min(first, len(elements.values))

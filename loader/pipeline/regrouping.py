@@ -4,6 +4,7 @@ A group's position is the first element that is not used up, as a position in th
 begin within an element, how much of that is used up.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple, final
 
@@ -82,7 +83,8 @@ class Regrouping:
 
     def _elements(self) -> Elements:
         """Returns the elements that the group has taken, with what it has decided about each."""
-        values = [value for outputs, row, stop in self._pieces for value in outputs.values[row:stop]]
+        runs = [outputs.values[row:stop] for outputs, row, stop in self._pieces]
+        values = runs[0] if len(runs) == 1 else list(itertools.chain.from_iterable(runs))
         origins = Origins.concatenate([outputs.origins.take(slice(row, stop)) for outputs, row, stop in self._pieces])
         return Elements(values, origins.with_sizes(self._group.decided()))
 

@@ -37,6 +37,21 @@ def test_the_batch_of_rows_is_that_of_the_rows_one_by_one(rows: list[list[int]])
     ]
 
 
+@given(num_rows=st.integers(1, 40), bounds=st.tuples(st.integers(0, 40), st.integers(0, 40)))
+def test_the_batch_of_some_rows_is_theirs(num_rows: int, bounds: tuple[int, int]) -> None:
+    """Rows that follow one another are a part of the columns; a small part is copied, and keeps nothing else alive."""
+    documents = [(np.full(3, number),) for number in range(num_rows)]
+    rows = RowFormat.of_rows({"tokens": 4}, (), None).lay_out(
+        documents, Pieces(np.arange(num_rows + 1), np.arange(num_rows)), np.empty
+    )
+    some = rows[slice(*bounds)]
+    assert [row["tokens"].tolist() for row in some] == [row["tokens"].tolist() for row in list(rows)[slice(*bounds)]]
+    if len(some):
+        batch = stack(some)
+        assert batch["tokens"].tolist() == [[number] * 3 + [0] for number in range(num_rows)[slice(*bounds)]]
+        assert np.shares_memory(batch["tokens"], rows[bounds[0]]["tokens"]) == (len(some) * 16 >= num_rows)
+
+
 @pytest.mark.parametrize("carried", [(), ("name",)])
 def test_rows_with_lists_are_stacked_one_by_one(carried: tuple[str, ...]) -> None:
     """Where rows have lists of values, there is no batch of them yet, and each row has its own list."""
