@@ -24,7 +24,7 @@ from suite.cases import CASES
 from suite.findings import Finding, as_json, find, from_json
 from suite.machine import describe_machine
 from suite.peers import PEERS
-from suite.plot import draw
+from suite.plot import bars_of, draw
 from suite.report import markdown
 from suite.runner import Result, Runner
 from suite.scale import FULL, SCALES, Scale
@@ -62,7 +62,8 @@ def measure_all(
 def write(path: Path, machine: dict[str, Any], scale: Scale, found: list[Finding]) -> str:
     """Writes the results next to each other, with the suffixes of their formats, and returns the report."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = markdown(machine, scale, found, path.with_suffix(".png").name)
+    plot = path.with_suffix(".png").name if bars_of(found) else None
+    report = markdown(machine, scale, found, plot)
     results = {"machine": machine, "scale": scale.name, "cases": as_json(found)}
     path.with_suffix(".json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     path.with_suffix(".md").write_text(report)
@@ -93,10 +94,11 @@ def main(_: list[str]) -> None:
     for found in measure_all(scale, REPEATS.value or scale.repeats, chosen_cases, measured, breakdowns):
         report = write(path, machine, scale, found)
     print(report)
-    try:
-        draw(found, path.with_suffix(".png"))
-    except ImportError as error:
-        print(f"No plot: {error}.", file=sys.stderr)
+    if bars_of(found):
+        try:
+            draw(found, path.with_suffix(".png"))
+        except ImportError as error:
+            print(f"No plot: {error}.", file=sys.stderr)
 
 
 if __name__ == "__main__":

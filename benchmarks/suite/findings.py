@@ -15,6 +15,10 @@ COLUMNS: dict[str, Pick] = {
     "HF datasets": Pick("huggingface"),
     "WebDataset": Pick("webdataset"),
     "wids": Pick("wids"),
+    "MosaicML Streaming": Pick("mosaicml"),
+    "OLMo-core": Pick("olmo_core"),
+    "TRL": Pick("trl"),
+    "Ray Data": Pick("ray_data"),
     "the bound": Pick("bare"),
 }
 """Whom millstream is compared with, the best mode of each."""

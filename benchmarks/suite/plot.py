@@ -40,8 +40,7 @@ def draw(findings: Sequence[Finding], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    found = {finding.case.name: finding.ratios for finding in findings}
-    groups = [(words, _bars(found[name])) for name, words in ROWS.items() if name in found]
+    groups = bars_of(findings)
     num_lines = sum(len(bars) + 1 for _, bars in groups)
     figure, axes = plt.subplots(figsize=(9, 1.5 + 0.2 * num_lines), layout="constrained")
     line, ticks = 0.0, []
@@ -73,6 +72,13 @@ def draw(findings: Sequence[Finding], path: Path) -> None:
     )
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def bars_of(findings: Sequence[Finding]) -> list[tuple[str, list[tuple[str, float]]]]:
+    """Returns what the picture shows: each case in words, with the peers that have a ratio in it; [] for no picture."""
+    found = {finding.case.name: finding.ratios for finding in findings}
+    groups = [(words, _bars(found[name])) for name, words in ROWS.items() if name in found]
+    return [(words, bars) for words, bars in groups if bars]
 
 
 def _bars(ratios: Mapping[str, float | None]) -> list[tuple[str, float]]:

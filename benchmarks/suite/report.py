@@ -13,14 +13,16 @@ NOTHING = DASH
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def markdown(machine: Mapping[str, Any], scale: Scale, findings: Sequence[Finding], plot: str = "latest.png") -> str:
+def markdown(
+    machine: Mapping[str, Any], scale: Scale, findings: Sequence[Finding], plot: str | None = "latest.png"
+) -> str:
     """Returns the whole report.
 
     Args:
         machine: what it was measured on.
         scale: how much was measured.
         findings: what was found.
-        plot: the file of the plot, beside the report.
+        plot: the file of the plot, beside the report; None for none.
     """
     sections = [
         "# Benchmarks",
@@ -31,7 +33,7 @@ def markdown(machine: Mapping[str, Any], scale: Scale, findings: Sequence[Findin
             '"The bound" is a bare loop that does the same, or only the part that no loader can save; what is missing '
             "to 1 is what a loader costs."
         ),
-        f"![How many times faster millstream is, by case and peer]({plot})",
+        *([f"![How many times faster millstream is, by case and peer]({plot})"] if plot else []),
         _ratio_table(findings),
         "## Goals",
         (

@@ -19,8 +19,8 @@ from suite.content import content_of, expected_content
 from suite.findings import as_json, find, from_json
 from suite.orders import carry_out
 from suite.peers import PEERS
-from suite.plot import ROWS
-from suite.report import markdown, number
+from suite.plot import ROWS, bars_of, draw
+from suite.report import TIMES, markdown, number
 from suite.runner import Order, Outcome, Result, Runner
 from suite.scale import TINY
 from suite.steps import identity
@@ -110,7 +110,7 @@ def test_the_command_line_measures_reports_and_says_who_is_absent(tmp_path: Path
     assert done.returncode == 0, done.stderr
     report, results = (tmp_path / "tiny.md").read_text(), json.loads((tmp_path / "tiny.json").read_text())
     assert done.stdout == f"{report}\n"
-    assert (tmp_path / "tiny.png").exists() != ("No plot" in done.stderr)
+    assert not (tmp_path / "tiny.png").exists(), "nobody to be compared with"
     contenders: dict[str, list[dict[str, Any]]] = {
         peer: list(group)
         for peer, group in itertools.groupby(
@@ -163,6 +163,30 @@ def test_ratios_compare_the_best_modes_and_are_above_one_where_we_win() -> None:
     assert "not installed here" in report
     assert "**no**" in report
     assert "the median of 1 to 3 runs," in report
+    assert "(latest.png)" in report
+
+
+@pytest.mark.third_party  # Matplotlib keeps its fonts open
+def test_the_picture_has_a_bar_for_each_of_four_peers(tmp_path: Path) -> None:
+    """Those that took part in a case have a bar of it."""
+    peers = {"millstream": "", "grain": "Dataset", "pytorch": "", "mosaicml": ""}
+    rates = [Result(Contender(peer, mode=mode), [90.0]) for peer, mode in peers.items()]
+    findings = find({"tiny": rates, "tokens": rates[:1]}, CASES, {})
+    assert [[title for title, _ in bars] for _, bars in bars_of(findings)] == [["Grain Dataset", "PyTorch"]]
+    draw(findings, tmp_path / "latest.png")
+    assert (tmp_path / "latest.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_on_other_peers_has_their_column_and_no_picture() -> None:
+    """The picture shows four peers: where none of them took part, there is nothing to draw."""
+    rates = [Result(Contender("millstream"), [90.0]), Result(Contender("mosaicml"), [10.0])]
+    (finding,) = find({"tiny": rates}, {"tiny": CASES["tiny"]}, {})
+    assert bars_of([finding]) == []
+    machine = {"processor": "P", "cores": 2, "memory_gb": 1, "system": "S", "python": "3", "numpy": "2"}
+    report = markdown({**machine, "load_before": 0, "versions": {}}, TINY, [finding], None)
+    assert "| case | MosaicML Streaming |" in report
+    assert f"| 9{TIMES} |" in report
+    assert "![" not in report
 
 
 def test_results_are_read_back_as_they_were_written() -> None:

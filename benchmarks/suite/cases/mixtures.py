@@ -44,7 +44,11 @@ def _case(
             Contender("grain", 0, threads, "Dataset"),
             Contender("grain", 2, threads, "Dataset"),
             *(() if components > 64 else (Contender("tensorflow"), Contender("tensorflow", mode="batches first"))),
-            *(() if in_memory or components > 64 else (Contender("mosaicml"),)),
+            *(
+                ()
+                if in_memory or components > 64
+                else (Contender("mosaicml"), Contender("mosaicml", 2, mode="forkserver"))
+            ),
             Contender("bare", mode="loop"),
         ),
         goals=(
