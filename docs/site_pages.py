@@ -28,6 +28,7 @@ DOCUMENTS = {
     "loader/processes/README.md": "how-workers-work.md",
     "benchmarks/README.md": "how-it-is-measured.md",
     "benchmarks/results/latest.md": "benchmarks.md",
+    "benchmarks/results/apart/full.md": "benchmarks-apart.md",
 }
 """Which page shows which document of the repository; those in docs/ have the page of their own name."""
 
