@@ -14,11 +14,8 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.pipeline_parts import tell_of_private_memory, unpicklable_part
-from millstream.loader.transport.pipeline_pickler import dump_with_classes
+from millstream.loader.transport.pipeline_pickler import dump_with_classes, stays_in
 from millstream.loader.transport.shared_records import share
-
-LARGE_BUFFER_BYTES = 1 << 16
-"""Arrays of the pipeline from this size on lie in the pipeline file as they are, and all workers share their pages."""
 
 
 class PipelineFile(NamedTuple):
@@ -50,10 +47,10 @@ def pickle_pipelines(
     taken_out: list[memoryview] = []
 
     def take_out(buffer: Any) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes >= LARGE_BUFFER_BYTES:
-            taken_out.append(raw)
-        return bool(raw.nbytes < LARGE_BUFFER_BYTES)
+        if stays_in(buffer):
+            return True
+        taken_out.append(buffer.raw())
+        return False
 
     file = io.BytesIO()
     try:

@@ -3,6 +3,7 @@
 import inspect
 import io
 import logging
+import operator
 import weakref
 from collections.abc import Iterator, Sequence
 from types import FunctionType
@@ -10,7 +11,7 @@ from typing import Any
 
 from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.transport.pipeline_pickler import PipelinePickler
+from millstream.loader.transport.pipeline_pickler import PipelinePickler, stays_in
 from millstream.loader.transport.shared_records import share
 
 PRIVATE_BYTES = 1 << 26
@@ -41,7 +42,8 @@ def tell_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> Non
     if num_bytes < PRIVATE_BYTES or all(pipeline in _told for pipeline in pipelines):
         return
     _told.update(pipelines)
-    name, part = max(_parts(pipelines), key=lambda named: _num_bytes(share(named[1])) or 0)
+    sizes = [(_num_bytes(share(part)) or 0, name, part) for name, part in _parts(pipelines)]
+    size, name, part = max(sizes, key=operator.itemgetter(0))
     members = {word: _num_bytes(value) or 0 for word, value in _members(part)}
     culprit = max(members, key=lambda word: members[word], default="")
     logger.warning(
@@ -49,7 +51,7 @@ def tell_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> Non
         "memory-mapped ones too, are shared, and so is a list of records that is the data_source or in a "
         "MapDataset.source or an InMemoryDataSource: hold the data in one of these, or read it from files when it is "
         "needed.",
-        (_num_bytes(share(part)) or 0) >> 20,
+        size >> 20,
         f"{name} ({culprit})" if culprit else name,
     )
 
@@ -91,7 +93,7 @@ def _num_bytes(value: Any) -> int | None:
     """Returns how long the pickle of a value is, what can be shared not counted; None if it cannot be pickled."""
     file = _Counter()
     try:
-        PipelinePickler(file, lambda _: False).dump(value)
+        PipelinePickler(file, stays_in).dump(value)
     except Exception as error:
         if is_from_signal_handler(error):
             raise

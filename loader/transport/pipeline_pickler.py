@@ -1,5 +1,6 @@
 """How a pipeline is pickled: with the classes in it, its files mapped, and its lists of records shared."""
 
+import pickle
 from typing import Any, final
 
 from numpy.typing import NDArray
@@ -10,6 +11,14 @@ from millstream.loader.transport.mapped_arrays import MappedFiles
 from millstream.loader.transport.shared_records import SharedRecords, share
 from millstream.loader.transport.value_pickler import BinaryFile, BufferCallback, ValuePickler
 from millstream.sources.base import HeldRecords
+
+LARGE_BUFFER_BYTES = 1 << 16
+"""Arrays of the pipeline from this size on lie in the pipeline file as they are, and all workers share their pages."""
+
+
+def stays_in(buffer: pickle.PickleBuffer) -> bool:
+    """Returns whether the memory of an array stays in the pickle, of which each worker has its own."""
+    return buffer.raw().nbytes < LARGE_BUFFER_BYTES
 
 
 def dump_with_classes(value: Any, file: BinaryFile, buffer_callback: BufferCallback) -> ClassTable:

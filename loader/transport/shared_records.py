@@ -1,8 +1,9 @@
 """Records of a list, one by one in memory that all workers share: a worker makes a record when it is read.
 
 A list of records that crosses as a list becomes as many objects again in each worker, in memory of its own. Here each
-record is a pickle of its own, in one long buffer, and costs a worker nothing until it asks for it. Bytes and texts lie
-there as they are, and so do large arrays of a record, which a worker sees without a copy.
+record is a pickle of its own, in one long buffer, and costs a worker nothing until it asks for it. Bytes, texts and
+one-dimensional arrays of one dtype, such as tokenised documents, lie there as they are, and so do large arrays of a
+record, which a worker sees without a copy.
 
 Guarantees:
     * A record, its errors and the number of records are those of the list. Two records that share an object in the
@@ -47,7 +48,7 @@ class Recipe(NamedTuple):
 
     Attributes:
         kind: what the records were in, list or tuple.
-        record_kind: bytes or str, where all records are; else object, for pickles.
+        record_kind: bytes or str, where all records are, or the dtype of arrays; else object, for pickles.
         memory: the records, end to end.
         ends: where each record begins, and the last one ends.
         large: the memory of the large arrays of all records.
@@ -56,12 +57,12 @@ class Recipe(NamedTuple):
     """
 
     kind: type
-    record_kind: type
+    record_kind: type | np.dtype[Any]
     memory: NDArray[np.uint8]
     ends: NDArray[np.int64]
-    large: list[Any]
-    large_ends: NDArray[np.int64]
-    classes: tuple[type, ...]
+    large: Sequence[Any] = ()
+    large_ends: NDArray[np.int64] = np.zeros(0, np.int64)
+    classes: tuple[type, ...] = ()
 
 
 @final
@@ -95,19 +96,25 @@ class SharedRecords:
             number += len(self)
         if not 0 <= number < len(self):
             raise IndexError(f"{self.stands_in_for.__name__} index out of range")
-        if (made := self._made.get(number)) is not None:
-            return own(made)
         recipe = self._recipe
-        record = self._memory[recipe.ends[number] : recipe.ends[number + 1]]
+        start, end = recipe.ends[number], recipe.ends[number + 1]
+        if isinstance(recipe.record_kind, np.dtype):
+            array = recipe.memory[start:end].view(recipe.record_kind)
+            return array if array.nbytes >= LARGE_ARRAY_BYTES else array.copy()
         if recipe.record_kind is bytes:
-            return bytes(record)
+            return bytes(self._memory[start:end])
         if recipe.record_kind is str:
-            return str(record, "utf-8", "surrogatepass")
+            return str(self._memory[start:end], "utf-8", "surrogatepass")
+        return self._unpickled(number, self._memory[start:end])
+
+    def _unpickled(self, number: int, record: Any) -> Any:
+        recipe = self._recipe
         large = recipe.large[recipe.large_ends[number] : recipe.large_ends[number + 1]] if recipe.large else ()
         if not large:
             return self._loads(record, ())
-        self._made[number] = self._loads(record, large)
-        return self[number]
+        if number not in self._made:
+            self._made[number] = self._loads(record, large)
+        return own(self._made[number])
 
     def _loads(self, record: Any, large: Sequence[Any]) -> Any:
         if self._classes is not None:
@@ -128,6 +135,8 @@ def share(records: Any) -> Any:
     for kind in (bytes, str):
         if kinds == {id(kind)}:
             return _share_text(records, kind) if sum(map(len, records)) >= SMALLEST_BYTES else records
+    if kinds == {id(np.ndarray)} and _are_alike(records):
+        return _share_arrays(records) if sum(record.nbytes for record in records) >= SMALLEST_BYTES else records
     return _share_pickles(records) if records and _is_worth_it(records) else records
 
 
@@ -145,7 +154,25 @@ def _is_worth_it(records: Sequence[Any]) -> bool:
 def _share_text(records: Sequence[Any], kind: type) -> SharedRecords:
     encoded = records if kind is bytes else [record.encode("utf-8", "surrogatepass") for record in records]
     ends = _ends(map(len, encoded))
-    return SharedRecords(Recipe(type(records), kind, _joined(encoded), ends, [], np.zeros(0, np.int64), ()))
+    return SharedRecords(Recipe(type(records), kind, _joined(encoded), ends))
+
+
+def _are_alike(arrays: Sequence[NDArray[Any]]) -> bool:
+    """Returns whether arrays can lie end to end: of one dimension and dtype, to be written to, and in no file."""
+    # By identity: equal dtypes may differ in their metadata. An element without bytes leaves nothing to view.
+    dtype = arrays[0].dtype
+    if dtype.hasobject or dtype.itemsize == 0:
+        return False
+    if not all(array.dtype is dtype and array.ndim == 1 and array.flags.writeable for array in arrays):
+        return False
+    files = MappedFiles()
+    return not any(array.nbytes >= LARGE_ARRAY_BYTES and files.reduce(array) for array in arrays)
+
+
+def _share_arrays(arrays: Sequence[NDArray[Any]]) -> SharedRecords:
+    memory = np.concatenate(arrays).view(np.uint8)
+    ends = _ends(array.nbytes for array in arrays)
+    return SharedRecords(Recipe(type(arrays), arrays[0].dtype, memory, ends))
 
 
 def _share_pickles(records: Sequence[Any]) -> SharedRecords:

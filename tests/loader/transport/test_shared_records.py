@@ -64,6 +64,11 @@ RECORDS: dict[str, Callable[[], Sequence[Any]]] = {
     "bytes": lambda: [bytes([number]) * number for number in range(100)],
     "texts": lambda: ["ä€\ud800" * number for number in range(100)],
     "dicts": lambda: [{"image": np.full((number, 3), number), "label": number} for number in range(100)],
+    "arrays": lambda: [np.arange(number, dtype=np.int32)[::-1] for number in range(100)],
+    "arrays of dates": lambda: [np.full(number, "2024-02-29", "M8[D]") for number in range(100)],
+    "arrays in big-endian order": lambda: [np.arange(number).astype(">u2") for number in range(100)],
+    "arrays of several dtypes": lambda: [np.arange(5, dtype=kind) for kind in ("i4", "i8", "f2") * 3],
+    "images": lambda: [np.full((number, 3), number) for number in range(100)],
     "large arrays": lambda: [np.full(LARGE_ARRAY_BYTES * (number % 3), number, np.uint8) for number in range(20)],
     "large arrays in parts": lambda: [
         {"a": [np.arange(LARGE_ARRAY_BYTES)[::2]] * 2, "b": number} for number in range(9)
@@ -123,6 +128,39 @@ def test_large_arrays_of_records_are_not_copied() -> None:
     assert not np.shares_memory(shared[0]["image"], shared[1]["image"])
 
 
+@pytest.mark.usefixtures("everything_is_shared")
+def test_arrays_of_one_dtype_lie_end_to_end() -> None:
+    """Nothing but their bytes is sent; a worker's are its own, to be written to, unless they are large."""
+    records = [np.arange(number, dtype=np.uint16) for number in (3, 0, LARGE_ARRAY_BYTES, 2)]
+    shared = arrived(records)
+
+    assert shared.__reduce__()[1][0].memory.tobytes() == b"".join(record.tobytes() for record in records)
+    shared[0][:] = 7
+    assert shared[0].tolist() == [0, 1, 2]
+    assert shared[3].flags.aligned
+    assert np.shares_memory(shared[2], shared[2])
+    assert all(array.flags.writeable for array in shared[:])
+
+
+@pytest.mark.usefixtures("everything_is_shared")
+def test_arrays_that_must_not_be_written_to_stay_so() -> None:
+    """A record in a worker refuses what it would refuse in the user's process."""
+    records = [np.frombuffer(bytes([number] * 8), np.uint8) for number in range(9)]
+
+    assert [array.flags.writeable for array in arrived(records)[:]] == [False] * 9
+
+
+@pytest.mark.usefixtures("everything_is_shared")
+def test_large_arrays_in_a_file_are_not_sent(tmp_path: Path) -> None:
+    """Documents that are parts of a mapped file of tokens cross as places in it, if they are large."""
+    np.zeros(4 * LARGE_ARRAY_BYTES, np.uint8).tofile(tmp_path / "tokens")
+    tokens = np.asarray(np.memmap(tmp_path / "tokens", np.uint8, "r+"))
+    records = np.split(tokens, 4)
+
+    assert share(records).__reduce__()[1][0].memory.nbytes < LARGE_ARRAY_BYTES
+    assert comparable(arrived(records)[:]) == comparable(records)
+
+
 LONG = {"table": "x" * 1_000_000}
 
 KEPT: dict[str, Callable[[], Any]] = {
@@ -154,11 +192,16 @@ def own_bytes(pid: int) -> int:
     [list, tuple, millstream.InMemoryDataSource, millstream.MapDataset.source],
     ids=["list", "tuple", "held", "chain"],
 )
-@pytest.mark.parametrize("name", ["bytes", "dicts"])
+@pytest.mark.parametrize("name", ["bytes", "arrays", "dicts"])
 def test_workers_share_the_records_of_a_list(name: str, hold: Callable[[Any], Any]) -> None:
     """The batches are the inline ones, and a worker's own memory is a fraction of the list's."""
     texts = [bytes([number % 256]) * 4000 for number in range(16_000)]
-    source = hold(texts if name == "bytes" else [{"x": text, "y": number} for number, text in enumerate(texts)])
+    records = {
+        "bytes": texts,
+        "arrays": [np.frombuffer(bytearray(text), np.int16) for text in texts],
+        "dicts": [{"x": text, "y": number} for number, text in enumerate(texts)],
+    }
+    source = hold(records[name])
     inline, with_a_worker = (
         millstream.load(source, shuffle=True, seed=1, num_epochs=1, batch_size=64, worker_count=worker_count)
         for worker_count in (0, 1)
@@ -196,13 +239,26 @@ class Holder:
     """A source that has its records in a list of its own."""
 
     def __init__(self, num_bytes: int) -> None:
-        self.records = [bytes([number]) * (num_bytes // 64) for number in range(64)]
+        self.records: list[Any] = [bytes([number]) * (num_bytes // 64) for number in range(64)]
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, key: int) -> int:
         return len(self.records[key])
+
+
+def test_small_arrays_count_as_what_a_worker_keeps_for_itself(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only large arrays are shared: a source's own list of many small ones is as large in each worker."""
+    monkeypatch.setattr(pipeline_parts, "PRIVATE_BYTES", 1 << 22)
+    table = Holder(0)
+    table.records = [np.zeros(1 << 15, np.uint8) for _ in range(256)]
+    with iter(millstream.load(table, num_epochs=1, worker_count=1)) as iterator:
+        next(iterator)
+
+    assert "at least 8 MB of its own for data_source (attribute records)" in caplog.text
 
 
 def test_what_cannot_be_shared_and_is_large_is_told_once(
