@@ -41,18 +41,19 @@ class Interruption(BaseException):
 
 @pytest.fixture(autouse=True)
 def alarm_handler() -> Iterator[None]:
-    """Restores the handler of the timer's signal.
+    """Leaves a handler of the timer's signal that does nothing.
+
+    A signal may have been sent, and given to a thread that runs only later. The default handler would then end the
+    process, or Python would complain of a race.
 
     An exception that a handler raises within JAX's own callbacks for the garbage collector is lost. It is reported to a
     function in C: pytest's own would be interrupted as well, and fail the test.
     """
-    before, told = signal.getsignal(signal.SIGALRM), sys.unraisablehook
+    told = sys.unraisablehook
     sys.unraisablehook = collections.deque[Any](maxlen=0).append
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
-    # One that has arrived and was not handled yet finds a handler.
     signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.signal(signal.SIGALRM, before)
     gc.collect()
     sys.unraisablehook = told
 
