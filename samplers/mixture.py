@@ -263,7 +263,7 @@ class MixtureSampler(Pictured):
             IndexError: a position is negative or beyond the end.
             Exception: whatever the sampler of a component raises, with a note that names the component.
         """
-        if len(positions) <= _AT_ONCE or not self._orders.are_joined:
+        if len(positions) <= _AT_ONCE or not self._orders.are_joined(len(positions)):
             components, indices = self.locate(positions)
             return Located(components, *self._orders.records(components, indices))
         found = np.empty((3, len(positions)), dtype=np.int64)

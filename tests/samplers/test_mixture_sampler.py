@@ -152,6 +152,18 @@ def test_a_sampler_of_ones_own_is_a_component() -> None:
     assert rng.integers(1000) == np.random.default_rng(0).integers(1000)
 
 
+@pytest.mark.parametrize("sizes", [(5_000, 9_000), (4_096, 4_096, 70_000), (100, 9_000)])
+def test_a_long_range_at_once_gives_the_keys_of_many_short_ones(sizes: Sequence[int]) -> None:
+    """However many positions are asked at once, in whatever order, each component goes on as it does alone."""
+    samplers = [IndexSampler(size, shuffle=True, seed=seed) for seed, size in enumerate(sizes)]
+    mixture = MixtureSampler(samplers, range(1, len(sizes) + 1))
+    count = 40_000
+    shorts = np.concatenate([mixture.record_keys(start, start + 1_000) for start in range(0, count, 1_000)])
+    backwards = np.arange(count)[::-1]
+    assert mixture.record_keys(0, count).tolist() == shorts.tolist()
+    assert mixture.record_keys_at(backwards).tolist() == shorts[::-1].tolist()
+
+
 def test_mixtures_of_mixtures() -> None:
     """A component may be a mixture: its records lie where its own components have them."""
     inner = MixtureSampler([IndexSampler(4), IndexSampler(6)], [1, 1])
