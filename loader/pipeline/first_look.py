@@ -7,7 +7,7 @@ Guarantees:
 
 import contextlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from millstream import tree
 from millstream.columnar import ColumnarRecords
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.steps import Step
 
 RECORDS = 8
 """How many records are looked at."""
@@ -36,13 +37,15 @@ class FirstLook:
     Args:
         read: reads one record, given its key; None where reading it twice is no good, and records are not watched.
         labels: what to call each operation.
+        makers: the numbers of the operations that make elements, one by one.
     """
 
-    def __init__(self, read: Callable[[int], Any] | None, labels: Sequence[str]) -> None:
+    def __init__(self, read: Callable[[int], Any] | None, labels: Sequence[str], makers: Collection[int]) -> None:
         self._read = read
         self._labels = labels
         # Each look is taken once. To pop is one step: several threads may come at the same time.
         self._looks_at_records, self._looks_at_batches = [True], [True]
+        self._looks_at_results = dict.fromkeys(makers, True)
 
     def at_records(self, run: Elements) -> "WatchedRecords | None":
         """Returns what watches the records just read, or None where that is not needed."""
@@ -51,6 +54,27 @@ class FirstLook:
         if self._read is None:
             return None
         return WatchedRecords(run, self._read, self._labels)
+
+    def at_results(self, number: int, step: Step, run: Elements) -> Elements:
+        """Returns what the step of operation `number` makes of a run: the first element alone, the first time.
+
+        Warns if the others change what it was: the operation returns memory that it writes to again.
+        """
+        if len(run.values) < 2 or not self._looks_at_results.pop(number, False):
+            return step(run, np.empty)
+        first = step(Elements(run.values[:1], run.origins.take(slice(1))), np.empty)
+        if first.error is not None:
+            return first
+        before = _contents(first.values)
+        others = step(Elements(run.values[1:], run.origins.take(slice(1, None)), run.error), np.empty)
+        if _contents(first.values) != before:
+            _log(
+                "millstream: %s, returns an element, and changes it when it is called for the next one: elements of a "
+                "batch would be equal, and others depend on the number of threads. Return a new element each time: "
+                "copy what you keep.",
+                self._labels[number],
+            )
+        return Elements.concatenate([first, others])
 
     def at_batches(self, run: Elements, last: int) -> None:
         """Looks at the first outputs of a block, which operation number `last` made."""
@@ -93,6 +117,13 @@ class WatchedRecords:
                 self._labels[number],
                 key,
             )
+
+
+def _contents(values: Sequence[Any]) -> list[int]:
+    """Returns what some elements contain; nothing where they cannot be looked at, as elements are of any class."""
+    with contextlib.suppress(Exception):
+        return [content(value) for value in values[:RECORDS]]
+    return []
 
 
 def _taken(looks: list[bool]) -> bool:

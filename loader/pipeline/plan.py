@@ -14,8 +14,6 @@ import functools
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from millstream.columnar import Allocate
 from millstream.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.pipeline.arguments import first_deciding
@@ -30,13 +28,15 @@ from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart
 from millstream.loader.pipeline.requests import Fed, Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import annotated, run_steps
-from millstream.transforms import Batch
+from millstream.transforms import Batch, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap
 
 KEYS = "keys"
 """What finding out which records a call is about is called, where time is measured."""
 
 READ = "read"
 """What reading them is called there."""
+
+_MAKERS = (FlatMap, Map, MapWithIndex, OnlyFor, RandomMap)
 
 
 class Plan:
@@ -73,7 +73,11 @@ class Plan:
             for number in range(len(pipeline.logical_shards))
         )
         self.source_is_stream = self.source_knows_threads and len(source) >= MOST_HELD
-        self._first_look = FirstLook(None if self.source_is_stream else source.__getitem__, pipeline.labels)
+        self._first_look = FirstLook(
+            None if self.source_is_stream else source.__getitem__,
+            pipeline.labels,
+            [number for number, operation in enumerate(groups[0]) if isinstance(operation, _MAKERS)],
+        )
         self._told: set[str] = set()
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
@@ -179,7 +183,7 @@ class Plan:
     def _work_on(self, run: Elements) -> Elements:
         watched = self._first_look.at_records(run)
         for number, step in enumerate(self.stages[0].steps[: self.stages[0].num_record_steps]):
-            run = step(run, np.empty)
+            run = self._first_look.at_results(number, step, run)
             if watched is not None:
                 watched.after(number)
         return run

@@ -48,6 +48,13 @@ class Decoded(Kept):
         return cloudpickle.loads(cloudpickle.dumps(self.records[key]))
 
 
+class Shy:
+    """Cannot be looked at."""
+
+    def __array__(self) -> Any:
+        raise OSError("Not now.")
+
+
 def replace_in_dict(element: Any) -> Any:
     """Puts another array into the dict that it got."""
     element["image"] = element["image"] / 255
@@ -168,6 +175,95 @@ def test_workers_look_too(capfd: pytest.CaptureFixture[str]) -> None:
     assert "operations[0], Map(scale_array), changes its input in place" in capfd.readouterr().err
 
 
+class Buffered:
+    """Writes each element that it makes to the same memory."""
+
+    def __init__(self, made: Callable[[], Any]) -> None:
+        self.made = made()
+
+    def __call__(self, element: Any) -> Any:
+        """Returns what it returned before, with other numbers."""
+        array = self.made["image"] if isinstance(self.made, dict) else getattr(self.made, "pixels", self.made)
+        array[:] = element["image"]
+        return self.made
+
+
+REUSED: list[Callable[[], Any]] = [
+    lambda: np.zeros(4),
+    lambda: [0.0] * 4,
+    lambda: {"image": np.zeros(4)},
+    lambda: Image(np.zeros(4), 0),
+]
+
+
+@EXECUTORS
+@pytest.mark.parametrize("batch_size", [4, None])
+@pytest.mark.parametrize("made", REUSED)
+def test_an_operation_that_returns_the_same_memory_again_is_named(
+    made: Callable[[], Any], batch_size: int | None, threads: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All rows of a batch would be the last one: one line of the log names the operation, and those after it do not."""
+    operations: list[Any] = [pass_on, Buffered(made), pass_on]
+    reading = millstream.ReadOptions(threads)
+    loader = millstream.load(
+        Kept(dicts()), num_epochs=9, transformations=operations, batch_size=batch_size, read_options=reading
+    )
+    assert len(list(loader)) == 9 * 16 // (batch_size or 1)
+
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "millstream"]
+    assert message.startswith("millstream: operations[1], Map(Buffered(")
+    assert "returns an element, and changes it when it is called for the next one" in message
+
+
+def test_what_operations_share_and_leave_alone_is_fine(caplog: pytest.LogCaptureFixture) -> None:
+    """Elements may have parts in common, such as a mask, and be of classes that cannot be looked at."""
+    mask, shy = np.ones(4), Shy()
+    operations: list[Any] = [
+        lambda element: {**element, "mask": mask},
+        FlatMap(lambda element: [element, element], max_fan_out=2),
+        lambda element: {**element, "other": shy},
+        Filter(lambda element: element["mask"].all()),
+        lambda element: element["image"],
+    ]
+    batch = first_batch(Kept(dicts()), *operations)
+
+    np.testing.assert_array_equal(batch[:, 0], [100, 100, 101, 101])
+    assert caplog.records == []
+
+
+def test_a_first_look_changes_no_element_and_no_error() -> None:
+    """The first element is made alone, and all is as without that: draws, indices, an error at it and one later."""
+    operations: list[Any] = [millstream.transforms.MapWithIndex(lambda index, key: key + index), RandomMap(draw)]
+    loader = millstream.load(range(16), num_epochs=1, seed=0, transformations=operations, batch_size=4)
+    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in loader]
+
+    for bad in (0, 2):
+        failing = millstream.load(range(16), num_epochs=1, transformations=[fail_at(bad)], batch_size=None)
+        got: list[Any] = []
+        with pytest.raises(LookupError) as caught, iter(failing) as elements:
+            got.extend(elements)
+        assert got == [*range(bad)]
+        assert caught.value.__notes__ == [
+            f"millstream: in operation 0, Map(fail), at record key {bad} (position {bad})."
+        ]
+
+
+def draw(element: int, rng: np.random.Generator) -> int:
+    """Adds a random number."""
+    return element + int(rng.integers(1 << 40))
+
+
+def fail_at(bad: int) -> Callable[[int], int]:
+    """Returns an operation that fails at one record."""
+
+    def fail(element: int) -> int:
+        if element == bad:
+            raise LookupError(element)
+        return element
+
+    return fail
+
+
 def forgetful(element: Any) -> None:
     """Forgets to return."""
     _ = {**element, "label": 0}
@@ -250,11 +346,6 @@ def test_contents_tell_records_apart() -> None:
 
 def test_records_that_cannot_be_looked_at_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     """A record of a class that raises when it is looked at is an element like any other."""
-
-    class Shy:
-        def __array__(self) -> Any:
-            raise OSError("Not now.")
-
     assert first_batch([Shy(), Shy()], lambda _: 1, batch_size=2).tolist() == [1, 1]
     assert caplog.records == []
 
