@@ -123,8 +123,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
             raise DataSourceError(
                 f"Cannot read record {positions[0]} of {path!r} (record key {keys[0]}) in a thread of this process: it "
                 "was forked after ArrayRecord files had been read, and the library would crash. Use worker_count, or "
-                "start processes by 'spawn' or 'forkserver', or read in the main thread: "
-                "ReadOptions(num_threads=0)."
+                "start processes by 'spawn' or 'forkserver'."
             )
         return super()._read(path, positions, keys)
 
