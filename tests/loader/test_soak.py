@@ -42,6 +42,8 @@ def test_what_is_broken_is_found_and_its_seed_repeats_it(broken: str, words: str
 
 
 def test_a_stream_that_is_not_broken_passes() -> None:
-    """One trial of two lives, the first of them killed."""
-    status, told = soaked("--minutes=0.0001", "--first-seed=17", "--limit=60")
+    """One trial of two short lives, the first of them killed."""
+    status, told = soaked("--minutes=0.0001", "--first-seed=56", "--limit=60")
     assert (status, "failed 0" in told) == (0, True), told
+    assert "killed trainer 1" in told
+    assert "lives 2" in told
