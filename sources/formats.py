@@ -134,6 +134,6 @@ def format_of_file(path: str) -> FileFormat:
 
 def _unknown(path: str, what: str) -> DataSourceError:
     return DataSourceError(
-        f"{path!r} is of no format that is known by {what}. Say which one it is, of "
+        f"The format of {path!r} is not known by {what}. Say which one it is, of "
         f"{', '.join(kind.name for kind in FORMATS)}."
     )

@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspect = _command(commands, "inspect", _inspect, "show what files hold: records, sizes, the first record")
-    index = _command(commands, "index", _index, "find the places of the records ahead, and keep them")
+    index = _command(commands, "index", _index, "find where each record begins, ahead of time, and keep that")
     for command in (inspect, index):
         _add_paths(command, "paths", "PATH")
     convert = _command(
