@@ -253,7 +253,7 @@ class ReadIterator(EngineIterator):
         """Continues with the plan that has room for absent elements, at the position reached."""
         if self._was_sought:
             raise ValueError(
-                f"{hole} So seek has gone to a position where fewer elements come before than it was asked for. Drop "
+                f"{hole} So seek has moved to a position with fewer elements before it than were asked for. Drop "
                 "elements with a filter instead of a map that returns None: seek then counts those that are there."
             ) from hole
         state = self._state()

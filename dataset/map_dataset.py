@@ -313,7 +313,7 @@ class MapDataset(Generic[T]):
         node = node_of(self)
         number = as_integer_or_none(num_epochs, "num_epochs")
         if node.length == ENDLESS:
-            raise ValueError("This dataset has no end already: repeat it once only.")
+            raise ValueError("This dataset is endless already: repeat it only once.")
         return self._with(Repeat(node, number, as_flag(reseed_each_epoch, "reseed_each_epoch")))
 
     def seed(self, seed: SupportsIndex) -> "MapDataset[T]":

@@ -36,7 +36,7 @@ PICTURES = ["benchmarks/results/latest.png"]
 """What documents show; each lies beside its page, under its own name."""
 
 FILES = ["LICENSE"]
-"""What documents link to that is no page."""
+"""What documents link to that is not a page."""
 
 PARTS = {
     "loader": "Everything that runs a pipeline, and what it gives.",

@@ -240,7 +240,7 @@ def train(folder: Path, checkpoints: str, steps: int, checkpoint_every: int) -> 
 
 
 def fill_and_share(sampler: millstream.MixtureSampler, step: int) -> tuple[float, float]:
-    """Returns which part of a global batch is no padding, and which part of its rows is code: the order alone says."""
+    """Returns which part of a global batch is not padding, and which part of its rows is code: the order alone says."""
     positions = np.arange(step * GLOBAL_BATCH_SIZE, (step + 1) * GLOBAL_BATCH_SIZE)
     pieces = sampler.pieces_at(positions)
     tokens = int((pieces.ends - pieces.begins).sum())

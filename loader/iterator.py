@@ -234,7 +234,7 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed, or `allow` has an unknown name.
         """
         self._check_open()
-        self._resume(LoaderState.decode(state), allow, strict=strict)
+        self._resume(LoaderState.decode(state, self._stream), allow, strict=strict)
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in the states of all shards that saved together.

@@ -76,8 +76,8 @@ class Placement:
                 self._put_leaves([leaf])
             except TypeError as error:
                 raise TypeError(
-                    f"JAX has arrays of numbers and truth values only, and batch{path} is {_described(leaf)}: "
-                    "drop it in an operation, or make numbers of it."
+                    f"JAX has arrays of numbers and booleans only, and batch{path} is {_described(leaf)}: "
+                    "drop it in an operation, or convert it to numbers."
                 ) from error
             except Exception as error:
                 error.add_note(

@@ -16,10 +16,9 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from millstream.interruptions import is_from_signal_handler
-from millstream.loader.execution import Execution
 from millstream.loader.facts_of_loader import facts_later
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.live.client import FORMAT
@@ -28,7 +27,10 @@ from millstream.loader.live.thread_stacks import stacks_of_threads
 from millstream.loader.processes.process_report import process_report
 from millstream.loader.showing.advice import advice_of
 from millstream.loader.showing.facts import LoaderFacts
-from millstream.loader.showing.summary import who_works
+from millstream.loader.showing.phrases import who_works
+
+if TYPE_CHECKING:
+    from millstream.loader.execution import Execution
 
 logger = logging.getLogger("millstream")
 
@@ -36,7 +38,7 @@ logger = logging.getLogger("millstream")
 class _Served(NamedTuple):
     """A pipeline, and what was known of it when it was served."""
 
-    execution: weakref.ref[Execution]
+    execution: "weakref.ref[Execution]"
     facts: LoaderFacts
 
 
@@ -44,7 +46,7 @@ _served: dict[int, _Served] = {}
 _numbers = itertools.count()
 
 
-def serve(execution: Execution) -> None:
+def serve(execution: "Execution") -> None:
     """Lets a pipeline be looked at, until it is closed or gone.
 
     Raises:
@@ -57,7 +59,7 @@ def serve(execution: Execution) -> None:
     _server().start()
 
 
-def serve_unasked(execution: Execution) -> None:
+def serve_unasked(execution: "Execution") -> None:
     """Does the same because the environment says so: what goes wrong is a warning in the log, and training goes on."""
     try:
         serve(execution)
@@ -73,7 +75,7 @@ def _server() -> Server:
     return Server(_answer, lambda: bool(_living()))
 
 
-def _living() -> dict[int, tuple[Execution, LoaderFacts]]:
+def _living() -> "dict[int, tuple[Execution, LoaderFacts]]":
     """Returns the pipelines that are still there, by number; the others are forgotten."""
     living = {}
     for number, served in list(_served.items()):
@@ -110,7 +112,7 @@ def _snapshot() -> dict[str, Any]:
     }
 
 
-def _pipeline(number: int, execution: Execution, before: LoaderFacts) -> dict[str, Any]:
+def _pipeline(number: int, execution: "Execution", before: LoaderFacts) -> dict[str, Any]:
     facts = facts_later(before, execution.profiler)
     measured = facts.measured
     references = execution.iterators.valuerefs()

@@ -14,7 +14,7 @@ KINDS: dict[str, tuple[int, int]] = {"bytes": (1, BYTES), "float32": (2, FOUR_BY
 
 
 class RaggedColumn(NamedTuple):
-    """A feature that has another number of values in each element of a batch; a pytree, as any tuple.
+    """A feature that has a different number of values in each element of a batch; a pytree, as any tuple.
 
     Attributes:
         values: the values of all elements, one after the other: shape (sum of lengths,).

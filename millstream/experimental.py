@@ -1,4 +1,4 @@
-"""Datasets and functions under the names that Grain has in `grain.experimental`. They are no experiments here."""
+"""Datasets and functions under the names that Grain has in `grain.experimental`. Here they are not experimental."""
 
 from typing import TYPE_CHECKING
 

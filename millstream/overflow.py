@@ -4,7 +4,7 @@ OVERFLOWS = ("error", "truncate", "split", "drop")
 
 
 def as_overflow(value: object) -> str:
-    """Returns a choice; refuses what is none."""
+    """Returns a valid choice; refuses anything else."""
     if value not in OVERFLOWS:
         raise ValueError(f"overflow must be one of {', '.join(map(repr, OVERFLOWS))}, got {value!r}.")
     return str(value)

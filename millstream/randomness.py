@@ -29,7 +29,7 @@ SEED_LIMIT = 1 << 64
 
 
 def as_seed(value: object) -> int:
-    """Returns a seed as a plain int; refuses what is none."""
+    """Returns a seed as a plain int; refuses anything else."""
     seed = as_integer(value, "seed")
     if not 0 <= seed < SEED_LIMIT:
         raise ValueError(f"seed must be between 0 and 2**64 - 1, got {seed}.")

@@ -183,7 +183,7 @@ class MixtureSampler(Pictured):
             weights: as for the constructor, also with zeros.
 
         Raises:
-            ValueError: the weights are no weights, or the mixture ends before the position.
+            ValueError: the weights are not valid, or the mixture ends before the position.
         """
         position = as_integer(position, "position", minimum=0)
         limit = POSITION_LIMIT - 1 if self.length is None else self.length

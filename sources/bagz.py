@@ -163,6 +163,6 @@ def _zstandard() -> Any:
 
 def _damaged(scan: Scan) -> DataSourceError:
     return DataSourceError(
-        f"{scan.path!r} is not a Bagz file, is damaged, or was cut short: what it ends with is not where its records "
-        "end. Restore the file."
+        f"{scan.path!r} is not a Bagz file, is damaged, or was cut short: it does not end with the "
+        "positions of its records. Restore the file."
     )

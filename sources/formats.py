@@ -25,12 +25,14 @@ class FileFormat:
     Attributes:
         name: what a person calls it on the command line.
         extensions: how the names of its files end; the first one is the usual one.
-        source: the name of the class in `millstream.sources` that reads it.
+        module: the module in `millstream.sources` with the class that reads it.
+        source: the name of this class.
         begins: returns whether a path with these first bytes is of the format; None where nothing tells.
     """
 
     name: str
     extensions: tuple[str, ...]
+    module: str
     source: str
     begins: Callable[[str, bytes], bool] | None = None
 
@@ -38,7 +40,7 @@ class FileFormat:
         """Returns the source of some files of this format, with its defaults."""
         from importlib import import_module  # noqa: PLC0415  (the class is loaded when it is needed)
 
-        return getattr(import_module("millstream.sources"), self.source)(paths)
+        return getattr(import_module(f"millstream.sources.{self.module}"), self.source)(paths)
 
 
 _RIEGELI = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")
@@ -83,16 +85,19 @@ def _is_text(_: str, start: bytes) -> bool:
 
 
 FORMATS = (
-    FileFormat("array_record", (".array_record", ".arrayrecord"), "ArrayRecordDataSource", _is_array_record),
-    FileFormat("tfrecord", (".tfrecord", ".tfrecords"), "TFRecordDataSource", _is_tfrecord),
-    FileFormat("webdataset", (".tar",), "WebDatasetDataSource", _is_tar),
-    FileFormat("bagz", (".bag", ".bagz"), "BagzDataSource"),
-    FileFormat("parquet", (".parquet", ".pq"), "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")),
-    FileFormat("megatron", (), "MegatronDataSource", _is_megatron),
-    FileFormat("parquet", (".parquet", ".pq"), "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")),
-    FileFormat("csv", (".csv",), "CsvDataSource"),
-    FileFormat("jsonl", (".jsonl", ".ndjson"), "JsonLinesDataSource", _is_json_lines),
-    FileFormat("text", (".txt", ".text"), "TextLineDataSource", _is_text),
+    FileFormat(
+        "array_record", (".array_record", ".arrayrecord"), "array_record", "ArrayRecordDataSource", _is_array_record
+    ),
+    FileFormat("tfrecord", (".tfrecord", ".tfrecords"), "tfrecord", "TFRecordDataSource", _is_tfrecord),
+    FileFormat("webdataset", (".tar",), "webdataset", "WebDatasetDataSource", _is_tar),
+    FileFormat("bagz", (".bag", ".bagz"), "bagz", "BagzDataSource"),
+    FileFormat(
+        "parquet", (".parquet", ".pq"), "parquet", "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")
+    ),
+    FileFormat("megatron", (), "megatron", "MegatronDataSource", _is_megatron),
+    FileFormat("csv", (".csv",), "csv_rows", "CsvDataSource"),
+    FileFormat("jsonl", (".jsonl", ".ndjson"), "json_lines", "JsonLinesDataSource", _is_json_lines),
+    FileFormat("text", (".txt", ".text"), "text_lines", "TextLineDataSource", _is_text),
 )
 """All formats; of those that a file may begin as, the first one counts."""
 
@@ -129,6 +134,6 @@ def format_of_file(path: str) -> FileFormat:
 
 def _unknown(path: str, what: str) -> DataSourceError:
     return DataSourceError(
-        f"{path!r} is of no format that is known by {what}. Say which one it is, of "
+        f"The format of {path!r} is not known by {what}. Say which one it is, of "
         f"{', '.join(kind.name for kind in FORMATS)}."
     )

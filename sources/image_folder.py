@@ -141,7 +141,7 @@ def _folders_within(folder: str, above: frozenset[tuple[int, int]]) -> Iterator[
     status = os.stat(folder)  # noqa: PTH116
     identity = status.st_dev, status.st_ino
     if identity in above:
-        raise ValueError(f"{folder!r} is a link to a folder that it is in. Remove it.")
+        raise ValueError(f"{folder!r} is a link to a folder that contains it. Remove the link.")
     entries = _entries(folder)
     yield (
         folder,

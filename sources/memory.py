@@ -146,7 +146,7 @@ class InMemoryDataSource(Pictured):
 
     @property
     def stackable_columns(self) -> Any:
-        """The columns, where a batch of records has their dtypes; None where it has not, or records are no columns."""
+        """The columns, where a batch of records has their dtypes; None where it has not, or records are not columns."""
         return self._records if self._stacks else None
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:

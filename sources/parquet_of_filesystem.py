@@ -26,7 +26,7 @@ class FilesystemParquetDataSource(ParquetDataSource):
         options: `columns` and `cache_bytes`.
 
     Raises:
-        TypeError: the file system is none; otherwise as `ParquetDataSource`.
+        TypeError: `filesystem` is not a file system; otherwise as `ParquetDataSource`.
     """
 
     def __init__(self, paths: Any, filesystem: Any, **options: Any) -> None:

@@ -105,7 +105,7 @@ def leaves_of(description: Mapping[str, Any]) -> list[Leaf]:
         raise ValueError(f"The features of a dataset must be a FeaturesDict in the form of TFDS 4, got {kind}.")
     leaves = list(_leaves(description, (), ()))
     if not leaves:
-        raise ValueError("The features of a dataset must be at least one, got an empty FeaturesDict.")
+        raise ValueError("A dataset must have at least one feature, got an empty FeaturesDict.")
     return leaves
 
 

@@ -126,7 +126,7 @@ class _TFRecordFormat(SpanFormat[bytes]):
             if wrong.size:
                 raise places.error(
                     int(wrong[0]),
-                    "its checksum is another than the one stored with it, so the record is damaged. Restore the file, "
+                    "its checksum differs from the one stored with it, so the record is damaged. Restore the file, "
                     "or pass check_crc=False to read it as it is.",
                 )
         return records
@@ -188,8 +188,8 @@ def _check_headers(scan: Scan, headers: bytes, found: NDArray[np.int64], count: 
         number = count + int(wrong[0])
         what = "is damaged" if number else "is not a TFRecord file, or is damaged"
         raise DataSourceError(
-            f"{scan.path!r} {what}: the length of record {number}, at byte {found[wrong[0]]:,}, has another checksum "
-            "than the one stored with it. Restore the file."
+            f"{scan.path!r} {what}: the length of record {number}, at byte {found[wrong[0]]:,}, has a checksum "
+            "that differs from the one stored with it. Restore the file."
         )
 
 

@@ -83,6 +83,15 @@ LATE_IMPORTS = {
 FOR_TYPE_CHECKERS = {"typing_extensions"}
 """What type checkers bring themselves: imported for their eyes only, it is not a dependency."""
 
+FLUENT = {
+    ("millstream.dataset.map_dataset", "millstream.dataset.stream_nodes"),
+    ("millstream.dataset.iter_dataset", "millstream.dataset.stream_nodes"),
+    ("millstream.dataset.iter_dataset", "millstream.dataset.stream_mixing"),
+    ("millstream.dataset.stream_nodes", "millstream.dataset.chain"),
+}
+"""The imports that may run in a circle, inside methods of a dataset: `.batch(64)`, `.mix(…)` and `iter(dataset)` make
+what is itself made of datasets. All others run down."""
+
 MODULE_LINES = 300
 """How long a module may be; a tenth more is still `around`."""
 LONG_MODULES = {
@@ -103,36 +112,38 @@ class Import:
         line: where.
         is_late: whether it stands inside a function, or where type checkers alone look.
         is_relative: whether it is written with leading dots.
+        is_for_checkers: whether type checkers alone look at it, so that it never is imported when the program runs.
     """
 
     target: str
     line: int
     is_late: bool = False
     is_relative: bool = False
+    is_for_checkers: bool = False
 
 
 def imports_of(source: str) -> list[Import]:
     """Returns everything that a module imports, whether by statement or by `import_module("…")`."""
-    return list(_imports_within(ast.parse(source), is_late=False))
+    return list(_imports_within(ast.parse(source)))
 
 
-def _imports_within(node: ast.AST, is_late: bool) -> Iterator[Import]:
+def _imports_within(node: ast.AST, *, is_late: bool = False, is_for_checkers: bool = False) -> Iterator[Import]:
+    when = {"is_late": is_late or is_for_checkers, "is_for_checkers": is_for_checkers}
     match node:
         case ast.Import(names=names):
-            yield from (Import(name.name, node.lineno, is_late) for name in names)
+            yield from (Import(name.name, node.lineno, **when) for name in names)
         case ast.ImportFrom(module=module, names=names, level=level):
             prefix = f"{module}." if module else ""
-            yield from (Import(prefix + name.name, node.lineno, is_late, is_relative=level > 0) for name in names)
+            yield from (Import(prefix + name.name, node.lineno, is_relative=level > 0, **when) for name in names)
         case ast.Call(
             func=ast.Attribute(attr="import_module") | ast.Name(id="import_module" | "__import__"),
             args=[ast.Constant(value=str(name)), *_],
         ):
-            yield Import(name, node.lineno, is_late)
-    inside = is_late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-    # What is imported for the eyes of a type checker never is when the program runs.
-    inside = inside or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+            yield Import(name, node.lineno, **when)
+    is_late = is_late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    is_for_checkers = is_for_checkers or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     for child in ast.iter_child_nodes(node):
-        yield from _imports_within(child, inside)
+        yield from _imports_within(child, is_late=is_late, is_for_checkers=is_for_checkers)
 
 
 def part_of(name: str) -> str:
@@ -229,6 +240,27 @@ def modules() -> dict[str, Path]:
     }
 
 
+def module_of(target: str) -> str | None:
+    """Returns which module of the package a dotted name is, or is in; None for what is outside."""
+    while target:
+        found = next((name for name in (target, f"{target}.__init__") if name in MODULES), None)
+        if found is not None:
+            return found
+        target = target.rpartition(".")[0]
+    return None
+
+
+def in_circles(graph: dict[str, set[str]]) -> set[str]:
+    """Returns the nodes on circles, and those on a way from one circle to another."""
+    left = {name: set(targets) for name, targets in graph.items()}
+    while True:
+        ends = {name for name, targets in left.items() if not targets & left.keys()}
+        ends |= left.keys() - {target for targets in left.values() for target in targets}
+        if not ends:
+            return set(left)
+        left = {name: targets for name, targets in left.items() if name not in ends}
+
+
 MODULES = modules()
 SCRIPTS = [path for folder in ("tests", "examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
 
@@ -281,6 +313,31 @@ def test_the_graph_of_imports_is_as_drawn() -> None:
 
     assert drawn <= imports <= paths
     assert not any(importer == imported for importer, imported in paths)
+
+
+def test_no_import_leads_back_to_its_module() -> None:
+    """Modules stand one above the other: what one imports, inside functions too, never imports it."""
+    graph = {
+        module: {
+            imported
+            for item in imports_of(path.read_text())
+            if not item.is_for_checkers and (imported := module_of(item.target)) is not None
+        }
+        for module, path in MODULES.items()
+    }
+
+    assert {(module, imported) for module, imported in FLUENT if imported in graph[module]} == FLUENT
+    assert in_circles(graph)
+    assert (
+        in_circles({name: {other for other in graph[name] if (name, other) not in FLUENT} for name in graph}) == set()
+    )
+
+
+def test_circles_are_found() -> None:
+    """The one who looks for circles finds those of two and of three, and not what only leads into one."""
+    assert in_circles({"a": {"b"}, "b": {"c"}, "c": set()}) == set()
+    assert in_circles({"a": {"b"}, "b": {"a"}, "c": {"a"}, "d": set()}) == {"a", "b"}
+    assert in_circles({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}) == {"a", "b", "c"}
 
 
 def test_third_parties_are_declared() -> None:

@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspect = _command(commands, "inspect", _inspect, "show what files hold: records, sizes, the first record")
-    index = _command(commands, "index", _index, "find the places of the records ahead, and keep them")
+    index = _command(commands, "index", _index, "find where each record begins, ahead of time, and keep that")
     for command in (inspect, index):
         _add_paths(command, "paths", "PATH")
     convert = _command(
@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
         help="what records become: bytes and text as they are, JSON, tf.train.Example; auto chooses by the first one",
     )
     convert.add_argument(
-        "--compression", metavar="none|zstd[:LEVEL]", help="of each record (none, which reads most quickly)"
+        "--compression", metavar="none|zstd[:LEVEL]", help="how each record is compressed (none, the fastest to read)"
     )
     convert.add_argument(
         "--runner", metavar="NAME", help="write with Apache Beam instead: DirectRunner, FlinkRunner, SparkRunner, ..."
@@ -107,18 +107,26 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         dest="runner_options",
         metavar="NAME=VALUE",
-        help="an option of Beam, such as flink_master=localhost:8081; again for each",
+        help="an option of Beam, such as flink_master=localhost:8081; may be repeated",
     )
-    convert.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    convert.add_argument("--overwrite", action="store_true", help="replace existing files")
     top = _command(commands, "top", _top, "show what the pipelines of a running trainer do, live")
     top.add_argument(
-        "pid", type=_positive, nargs="?", metavar="PID", help="its process; not needed where there is only one"
+        "pid",
+        type=_positive,
+        nargs="?",
+        metavar="PID",
+        help="the trainer's process; not needed where there is only one",
     )
     top.add_argument("--list", action="store_true", help="list the processes that can be looked at")
-    top.add_argument("--once", action="store_true", help="print one look as text, as into a pipe")
+    top.add_argument("--once", action="store_true", help="print one look as text, which is also what goes into a pipe")
     top.add_argument("--stacks", action="store_true", help="show the stacks of its threads and workers, too")
     top.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="SECONDS", help="between two looks, for the rates (1)"
+        "--interval",
+        type=_seconds,
+        default=1.0,
+        metavar="SECONDS",
+        help="seconds between two looks, over which rates are taken (1)",
     )
     return whole
 
@@ -137,7 +145,7 @@ def _positive(text: str) -> int:
 
 
 def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text.capitalize()}.")
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     command.set_defaults(run=run)
     return command
 

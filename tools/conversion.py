@@ -166,11 +166,11 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
     if begun is not None and there and not overwrite:
         other = next((name for name in plan if begun.get(name) != plan[name]), "version")
         raise ValueError(
-            f"A conversion to {conversion.destination!r} was begun with another {other}: {begun.get(other)}, and here "
-            f"{plan[other]}. Resume it with that, or pass --overwrite to begin anew."
+            f"A conversion to {conversion.destination!r} was begun with a different {other}: {begun.get(other)}, here "
+            f"{plan[other]}. Resume it with the same {other}, or pass --overwrite to start over."
         )
     if there and not overwrite:
-        raise FileExistsError(f"{there[0]!r} is there already. Pass --overwrite to replace it, or choose another name.")
+        raise FileExistsError(f"{there[0]!r} exists already. Pass --overwrite to replace it, or choose another name.")
     for target in there:
         if os.path.isfile(target):  # noqa: PTH113
             forget_lengths(target, sizes_mark(FileIdentity.of(target)))

@@ -79,5 +79,5 @@ def _unpacked(sources: Sequence[str], destination: str, *, overwrite: bool) -> s
     if compression_of(start) is None and not is_zlib(start):
         raise ValueError(f"{rule}. {path!r} is not compressed: there is nothing to unpack, either.")
     if os.path.lexists(destination) and (not overwrite or os.path.samefile(path, destination)):  # noqa: PTH121
-        raise FileExistsError(f"{destination!r} is there already. Pass --overwrite to replace it.")
+        raise FileExistsError(f"{destination!r} exists already. Pass --overwrite to replace it.")
     return f"{destination}: {in_bytes(unpack(path, destination))}, unpacked"

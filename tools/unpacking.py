@@ -49,7 +49,7 @@ def unpack(path: str, destination: str) -> int:
                             block, decompressor = decompressor.unused_data, make()
                 if is_within:
                     raise DataSourceError(
-                        f"{path!r} was cut short: it ends before what is compressed in it. Restore the file."
+                        f"{path!r} was cut short: it ends before its compressed data do. Restore the file."
                     )
     finally:
         progress.close()

@@ -36,7 +36,7 @@ class Pack(Transformation):
         padding_struct: what fills up each feature; 0 for those that are not named.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, or names what is no feature. While reading, a
+        TypeError, ValueError: an argument is of the wrong kind, or names what is not a feature. While reading, a
             ValueError where a document is not as long as the sampler's lengths say, lacks a feature, or has another
             dtype or shape than the others of its row.
 

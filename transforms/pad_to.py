@@ -25,7 +25,7 @@ class PadTo(Map):
         padding_struct: what fills up each feature; 0 for those that are not named.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, or names what is no feature. While reading, a
+        TypeError, ValueError: an argument is of the wrong kind, or names what is not a feature. While reading, a
             ValueError where an element lacks a feature or has a longer one.
 
     Examples:
@@ -74,7 +74,7 @@ class PaddedFeatures:
         padding_struct: what fills up each; 0 for those that are not named.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, or names what is no feature.
+        TypeError, ValueError: an argument is of the wrong kind, or names what is not a feature.
     """
 
     def __init__(self, features: str | Collection[str], padding_struct: Mapping[str, Any] | None) -> None:

@@ -4,7 +4,7 @@ Such a document comes after the row that is being filled when it arrives, or at 
 order of their own, which is not that of the documents. A group ends where nothing waits: no document that is a row, and
 of the others at most the rest of the last one. What is used up of a group is, as ever, a number of tokens: those of one
 row for each row that was given out, whichever it was, and what was used up of the first document before; of that, what
-is no whole row says where rows begin.
+is not a whole row says where rows begin.
 """
 
 from typing import final

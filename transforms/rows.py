@@ -38,7 +38,7 @@ class RowFormat:
         carried: the names of values, one of each document, that a row has a list of.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, or names what is no feature.
+        TypeError, ValueError: an argument is of the wrong kind, or names what is not a feature.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RowFormat:
         return list(self.length_struct.values())
 
     def named(self, what: str, names: Collection[str]) -> tuple[str, ...]:
-        """Returns names of features, sorted; refuses what is no feature."""
+        """Returns names of features, sorted; refuses what is not a feature."""
         if isinstance(names, str):
             raise TypeError(f"{what} must be a list of names, got {names!r}: write [{names!r}].")
         if unknown := [name for name in names if name not in self.length_struct]:

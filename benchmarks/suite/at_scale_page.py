@@ -29,7 +29,7 @@ def page(measured: dict[str, Any]) -> str:
             (
                 "Simulated means: each host's loader is built, moved, saved and resumed here, one after the other, "
                 "and its record keys are compared with the order. Nothing is read from a disk or a network, and no "
-                "two hosts run at the same time; what these cost, this page does not say."
+                "two hosts run at the same time: what that costs, this page does not say."
             ),
             "",
             *_growth(measured),
@@ -117,8 +117,8 @@ def _packing(measured: dict[str, Any]) -> list[str]:
         "",
         *_table(["documents", "to plan", "bytes a document, lengths included"], rows),
         (
-            f"This is what does not scale without end: {measured['records']:,} documents would need {whole:,.0f} TB on "
-            f"every host. What {_HOST_BYTES / 1e9:.0f} GB can hold are {_HOST_BYTES / held:,.0f} documents. For more, "
+            f"This does not scale without end: {measured['records']:,} documents would need {whole:,.0f} TB on "
+            f"every host. {_HOST_BYTES / 1e9:.0f} GB can hold {_HOST_BYTES / held:,.0f} documents. For more, "
             "pack as they come (`FirstFitPack`, `BestFitPack`, `ConcatThenSplit`), which holds open rows only."
         ),
         "",
@@ -217,7 +217,7 @@ def _on_paper(measured: dict[str, Any]) -> list[str]:
     rows = [
         ["a host reads", f"{rate:,.0f} records/s, {rate * _RUN_BYTES / _RUN_RECORDS / 1e6:,.2f} MB/s"],
         ["all hosts read", f"{_RUN_BYTES / _RUN_DAYS / 86_400 / 1e9:,.1f} GB/s"],
-        ["the order takes of one core of a host", f"{rate * cost / 1e9:.1e}"],
+        ["the order takes, of one core of a host", f"{rate * cost / 1e9:.1e}"],
         ["steps", f"{_RUN_RECORDS / _RUN_HOSTS / _RUN_BATCH:,.0f}"],
         ["the states of all hosts, at a step", f"{state * _RUN_HOSTS / 1e6:.1f} MB"],
         ["an index of places, if the format needs one", f"{index * _RUN_RECORDS / 1e12:.0f} TB"],
@@ -244,8 +244,8 @@ def _on_paper(measured: dict[str, Any]) -> list[str]:
         "",
         *_table(["", "needs"], rows),
         (
-            "So the order, the states and the memory are no question at this size. What is one: the number of files, "
-            "so make them large; and an index of places, so take a format that has its own."
+            "So the order, the states and the memory are not a problem at this size. The number of files is, so make "
+            "them large; and so is an index of places, so take a format that has its own."
         ),
         "",
     ]

@@ -179,6 +179,6 @@ def _shared(specs: list[Any], what: str) -> Any:
 
 def _unknown(what: str, remedy: str) -> ValueError:
     return ValueError(
-        f"What the elements of {what} are cannot be told without making one: give it {remedy}, or make one, "
+        f"What the elements of {what} are is not known without making one: give it {remedy}, or make one, "
         "with iter(dataset).trace()."
     )

@@ -46,10 +46,10 @@ class ParquetIterDataset(ReadIterDataset):
             `MapDataset.source(ParquetDataSource(path)).shuffle(seed=0)`.
         read_kwargs: `columns`, `cache` and `cache_bytes`, as `ParquetDataSource` takes them; or `filesystem`, of which
             the paths are: a `pyarrow.fs.FileSystem`, or one of fsspec, such as `huggingface_hub.HfFileSystem()`. Paths
-            are then taken as they are: they are no patterns. URLs of stores need none.
+            are then taken as they are: they are not patterns. URLs of stores need none.
 
     Raises:
-        TypeError: another keyword, or a file system that is none.
+        TypeError: another keyword, or something that is not a file system.
         OSError, DataSourceError, …: as `ParquetDataSource`.
 
     Examples:

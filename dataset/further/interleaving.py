@@ -161,7 +161,7 @@ class _InterleaveIterator(DatasetIterator[Any]):
         while self._next < len(self._datasets):
             number = self._next
             dataset = self._datasets[number]
-            # A hole of the MapDataset is no dataset.
+            # A hole of the MapDataset is not a dataset.
             if dataset is not None:
                 slot.number, slot.iterator = number, _opened(dataset, number)
                 self._next += 1

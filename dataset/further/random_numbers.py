@@ -59,7 +59,7 @@ def index_shuffle(index: SupportsIndex, max_index: SupportsIndex, seed: Supports
     place = as_integer(index, "index", minimum=0)
     number = as_integer(rounds, "rounds")
     if place > most or most >= 1 << 63:
-        raise ValueError(f"index must be at most max_index, and that below 2**63, got {place} and {most}.")
+        raise ValueError(f"index must be at most max_index, and max_index below 2**63, got {place} and {most}.")
     if number % 2 or not 4 <= number <= 1024:
         raise ValueError(f"rounds must be an even number from 4 to 1024, got {number}.")
     return permute_one(place, most + 1, as_seed(seed), 0)

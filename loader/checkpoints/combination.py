@@ -32,7 +32,7 @@ def combined(states: Sequence[LoaderState]) -> LoaderState:
         raise CheckpointError(
             f"The states are those of {len(states)} of {counts[0]} shards: "
             f"{_listed('shard', missing)} {'is' if len(missing) == 1 else 'are'} missing. All of them are needed, "
-            "because each shard knows its own position only."
+            "because each shard knows only its own position."
         )
     ordered = [by_shard[index] for index in range(counts[0])]
     _check_together(ordered)

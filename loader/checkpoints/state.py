@@ -18,6 +18,7 @@ FORMAT = "millstream"
 VERSION = 3
 
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
+_ENDING = b',"version":%d}' % VERSION
 
 
 @final
@@ -50,6 +51,11 @@ class Stream:
     def encoded(self) -> str:
         """The stream as canonical JSON."""
         return _ENCODER.encode(vars(self) | {"fingerprint": vars(self.fingerprint)})
+
+    @functools.cached_property
+    def ending(self) -> bytes:
+        """How every state of this stream ends."""
+        return b',"stream":%b%b' % (self.encoded.encode(), _ENDING)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -99,25 +105,28 @@ class LoaderState:
         """Returns the state as canonical JSON, some hundred bytes."""
         # In the order of the alphabet. The stream is encoded once, however many states are taken of it.
         places = ",".join([place.encoded for place in self.places])
-        text = (
-            f'{{"format":"{FORMAT}","places":[{places}],"step":{self.step},"stream":{self.stream.encoded},'
-            f'"version":{VERSION}}}'
-        ).encode()
+        text = f'{{"format":"{FORMAT}","places":[{places}],"step":{self.step}'.encode() + self.stream.ending
         return b'{"crc32":%d,%b' % (zlib.crc32(text), text[1:])
 
     @staticmethod
-    def decode(raw: bytes | bytearray | memoryview) -> "LoaderState":
+    def decode(raw: bytes | bytearray | memoryview, here: Stream | None = None) -> "LoaderState":
         """Returns the state that `encode` wrote, from its bytes or from the same JSON written differently.
+
+        Args:
+            raw: the state.
+            here: the stream that it is likely to be of: what says the same, letter by letter, need not be parsed.
 
         Raises:
             CheckpointError: whatever else `raw` is.
         """
         try:
-            fields = _checked_fields(raw)
-            stream = Stream.from_fields(fields.pop("stream"))
+            fields = _checked_fields(raw, here)
+            stream = fields.pop("stream")
             places = [Place(**place) for place in fields.pop("places")]
             return LoaderState(
-                **fields, places=tuple(place._replace(skip=tuple(place.skip)) for place in places), stream=stream
+                **fields,
+                places=tuple(place._replace(skip=tuple(place.skip)) for place in places),
+                stream=here if here is not None and stream is here else Stream.from_fields(stream),
             )
         except CheckpointError:
             raise
@@ -127,13 +136,18 @@ class LoaderState:
             ) from error
 
 
-def _checked_fields(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Returns the fields of the state itself, once format, version and CRC are found right and taken off."""
+def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) -> dict[str, Any]:
+    """Returns the fields of the state itself, once format, version and CRC are found right and taken off.
+
+    The stream is `here` itself where the text says so.
+    """
     # The annotation is the contract, but callers read states from anywhere.
     if not isinstance(raw, (bytes, bytearray, memoryview)):
         raise TypeError(f"it must be bytes, got {type(raw).__name__}")
+    text = bytes(raw)
+    is_of_here = here is not None and text.endswith(here.ending) and _is_as_written(text)
     try:
-        fields = json.loads(bytes(raw).decode())
+        fields = json.loads(text[: -len(here.ending)] + _ENDING if here is not None and is_of_here else text.decode())
     except ValueError as error:
         raise ValueError(f"it is not valid JSON in UTF-8 ({error})") from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
@@ -148,18 +162,16 @@ def _checked_fields(raw: bytes | bytearray | memoryview) -> dict[str, Any]:
             f"The state has version {version}, and this millstream reads version {VERSION} only: it was written by "
             f"{'an earlier' if is_older else 'a newer'} millstream. {advice}"
         )
-    if not _is_whole(bytes(raw), fields, fields.pop("crc32", None)):
+    crc = fields.pop("crc32", None)
+    # As it was written, which it mostly is, the text need not be made again.
+    is_whole = is_of_here or _is_as_written(text) or zlib.crc32(_ENCODER.encode(fields).encode()) == crc
+    if not isinstance(crc, int) or not is_whole:
         raise ValueError("its crc32 does not match, so it was damaged or edited")
     del fields["format"], fields["version"]
-    return fields
+    return fields | {"stream": here} if is_of_here else fields
 
 
-def _is_whole(raw: bytes, fields: dict[str, Any], crc: object) -> bool:
-    """Returns whether a CRC is that of the other fields, given also as the text that they were read from."""
-    if not isinstance(crc, int):
-        return False
-    # As it was written, which it mostly is, the text need not be made again.
-    begin = b'{"crc32":%d,' % crc
-    if raw.startswith(begin) and zlib.crc32(raw[len(begin) :], zlib.crc32(b"{")) == crc:
-        return True
-    return zlib.crc32(_ENCODER.encode(fields).encode()) == crc
+def _is_as_written(text: bytes) -> bool:
+    """Returns whether a text begins as `encode` writes it, with the CRC of the rest."""
+    crc, _, rest = text.removeprefix(b'{"crc32":').partition(b",")
+    return crc == b"%d" % zlib.crc32(rest, zlib.crc32(b"{"))

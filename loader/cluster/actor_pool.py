@@ -85,7 +85,7 @@ def connect(address: str | None) -> None:
     if address not in {None, "auto", "local", here}:
         raise ValueError(
             f"RayWorkers: address is {address!r}, but this process is connected to the cluster {here!r}: leave the "
-            "address out, or call ray.shutdown() before."
+            "address out, or call ray.shutdown() first."
         )
 
 

@@ -150,7 +150,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         if waited >= self._options.stall_timeout:
             raise WorkerStalledError(
                 f"No Ray actor has started in {waited:.1f} s (stall_timeout): each of {self._options.num_workers} asks "
-                f"the cluster {self._pool.cluster} for {wanted}. `ray status` tells what it has."
+                f"the cluster {self._pool.cluster} for {wanted}. `ray status` shows what it has."
             )
         if waited >= self._warning_seconds and not self._has_warned:
             self._has_warned = True

@@ -81,7 +81,7 @@ def _answer_in(folder: int, pid: int, question: str) -> Any:
         return None
     with connection:
         if not is_own_user(peer_user(connection)):
-            raise PermissionError(f"Process {pid} is not one of this user, {os.geteuid()}.")
+            raise PermissionError(f"Process {pid} does not belong to this user, {os.geteuid()}.")
         connection.sendall(f"{question}\n".encode())
         pieces = []
         while piece := connection.recv(1 << 16):

@@ -91,7 +91,7 @@ class Server:
         try:
             thread.start()
         except RuntimeError as error:
-            begun.put(OSError(f"The system has no thread to give: {error}"))
+            begun.put(OSError(f"The system refuses another thread: {error}"))
 
     def _live(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
         """The life of the thread: it serves while it has the place, and takes it again for what came in between."""

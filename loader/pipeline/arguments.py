@@ -152,15 +152,15 @@ def check_logical_shards(operations: Sequence[Transformation], shard: ShardOptio
     if joining is None:
         last = len(operations) - 1
         raise ValueError(
-            f"{what}, whose elements a Batch lays end to end, after the last operation that drops, splits or groups "
-            f"elements as they come; got operations[{last}], {described(operations[last])}, at the end and no such "
-            "Batch. Add one, or run as many shards as logical_shards."
+            f"{what} of them, and a Batch must lay their elements end to end, after the last operation that drops, "
+            f"splits or groups elements as they come; got none after that, and operations[{last}], "
+            f"{described(operations[last])}, at the end. Add a Batch, or run as many shards as logical_shards."
         )
     number, batch = joining
     if batch.batch_size % share:
         raise ValueError(
-            f"{what}, which fill equal parts of each batch: the batch_size of operations[{number}] must be a multiple "
-            f"of {share}, got {batch.batch_size}. So the global batch must be one of logical_shards."
+            f"{what} of them, which fill equal parts of each batch: the batch_size of operations[{number}] must be a "
+            f"multiple of {share}, got {batch.batch_size}. So the global batch must be a multiple of logical_shards."
         )
 
 

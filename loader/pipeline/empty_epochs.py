@@ -61,7 +61,7 @@ class EmptyEpochs:
 
             logging.getLogger("millstream").warning(
                 "millstream: %s let nothing through in %s: none of %d records. "
-                "The stream reads on until something is left, or to its end.",
+                "It keeps reading until something passes, or until the stream ends.",
                 noted.filters,
                 "a whole epoch" if noted.epochs == 1 else f"{noted.epochs} epochs",
                 noted.blocks * self._plan.partition.block,

@@ -35,7 +35,7 @@ class FirstLook:
     """Watches what the operations do to the first records and to the first batch.
 
     Args:
-        read: reads one record, given its key; None where reading it twice is no good, and records are not watched.
+        read: reads one record, given its key; None where it must not be read twice, and records are not watched.
         labels: what to call each operation.
         makers: the numbers of the operations that make elements, one by one.
     """

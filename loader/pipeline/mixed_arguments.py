@@ -33,7 +33,7 @@ def check_sources(sampler: MixedSampler, source: Any) -> None:
     for name, asked, length in zip(sampler.names, sampler.source_lengths, source.lengths, strict=True):
         if asked != length:
             raise ValueError(
-                f"The sampler takes the source of component {name!r} to have {asked} records, but it has {length}. "
+                f"The sampler assumes that the source of component {name!r} has {asked} records, but it has {length}. "
                 "Use IndexSampler(len(source), ...) for each, or give the MixtureSampler source_lengths."
             )
 

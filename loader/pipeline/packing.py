@@ -101,8 +101,8 @@ def _as_planned(run: Elements, planned: NDArray[np.integer[Any]], names: Sequenc
     feature = int(np.argmax(is_other[:, row]))
     error = ValueError(
         f"The document of record key {run.origins.record_key[row]} has {run.origins.sizes[feature, row]} "
-        f"{names[feature]!r}, but the sampler's lengths say that it has {planned[row]}: make the lengths anew, of what "
-        "the operations before Pack give."
+        f"{names[feature]!r}, but the sampler's lengths say that it has {planned[row]}: measure the lengths again, "
+        "on what the operations before Pack return."
     )
     where = f"{where}, at {describe_origin(run.origins, row)}"
     return Elements(run.values[:row], run.origins.take(slice(row)), annotated(error, where))

@@ -281,7 +281,7 @@ def annotated(error: BaseException, where: str, *, may_end: bool = False) -> Bas
     if isinstance(error, StopIteration) and may_end:
         error = SourceEnded()
     elif isinstance(error, StopIteration | SourceEnded) and not may_end:
-        error = RuntimeError("StopIteration was raised where a result was due.")
+        error = RuntimeError("StopIteration was raised where a result was expected.")
     # An exception may be of any class, and so refuse the note.
     with contextlib.suppress(Exception):
         error.add_note(f"millstream: in {where}.")

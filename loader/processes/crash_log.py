@@ -19,7 +19,7 @@ _NO_CALL = -1
 
 
 def create_crash_log() -> int:
-    """Returns the descriptor of a file for the last words of one worker."""
+    """Returns the descriptor of a new crash log, for one worker."""
     file = os.memfd_create("millstream-words") if hasattr(os, "memfd_create") else create_arena_file(0)
     # This moves the offset, which all who share the descriptor have in common, to where faulthandler is to write.
     os.write(file, _CALL.pack(_NO_CALL))

@@ -255,8 +255,8 @@ class Pool:
                 self._control.send(Kill(worker.pid))
 
     @contextlib.contextmanager
-    def last_words(self, worker: Worker) -> Iterator[int]:
-        """Yields a descriptor of one's own of what a worker leaves behind. For any thread: the worker may go meanwhile.
+    def crash_log_of(self, worker: Worker) -> Iterator[int]:
+        """Yields a descriptor of a worker's crash log, the caller's own. For any thread: the worker may go meanwhile.
 
         Raises:
             ValueError: the worker is gone.
@@ -264,11 +264,11 @@ class Pool:
         with self._state.lock:
             if worker not in self._state.workers:
                 raise ValueError(f"Worker {worker.number} is gone.")
-            words = os.dup(worker.crash_log)
+            crash_log = os.dup(worker.crash_log)
         try:
-            yield words
+            yield crash_log
         finally:
-            os.close(words)
+            os.close(crash_log)
 
     def ask_for_stacks(self) -> dict[int, Worker]:
         """Makes the workers that are ready write their stacks; returns them by process. For any thread."""

@@ -59,8 +59,8 @@ class PoolExecutor(WorkersExecutor[Worker]):
         return stacks_of(self._pool)
 
     def _last_begun(self, worker: Worker) -> int | None:
-        with contextlib.suppress(OSError, ValueError), self._pool.last_words(worker) as words:
-            return read_call(words)
+        with contextlib.suppress(OSError, ValueError), self._pool.crash_log_of(worker) as crash_log:
+            return read_call(crash_log)
         return None
 
     def _give(self, worker: Worker, number: int, call: Call) -> None:

@@ -16,7 +16,7 @@ def stacks_of(pool: Pool) -> dict[int, str]:
     # All are asked at once, and then waited for.
     for pid, worker in pool.ask_for_stacks().items():
         # Gone in the meantime, or closed by the consumer.
-        with contextlib.suppress(ValueError, OSError), pool.last_words(worker) as words:
-            stacks[pid] = wait_for_stacks(words) or "(it does not answer: it is stopped, or waits for a device)"
-            clear_stacks(words)
+        with contextlib.suppress(ValueError, OSError), pool.crash_log_of(worker) as crash_log:
+            stacks[pid] = wait_for_stacks(crash_log) or "(it does not answer: it is stopped, or waits for a device)"
+            clear_stacks(crash_log)
     return stacks

@@ -3,8 +3,8 @@
 from millstream.loader.showing.advice import advice_of
 from millstream.loader.showing.amounts import seconds_text, share_text
 from millstream.loader.showing.facts import LoaderFacts, StageFacts
+from millstream.loader.showing.phrases import trainer_text
 from millstream.loader.showing.places import frames, is_bottleneck
-from millstream.loader.showing.summary import trainer_text
 from millstream.pictures import card, escaped, figure, leaf_lines, proportions, words
 
 STYLE = """

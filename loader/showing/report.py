@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from millstream.loader.showing.amounts import count_text
 from millstream.loader.showing.chrome_trace import chrome_trace
 from millstream.loader.showing.facts import LoaderFacts
+from millstream.loader.showing.phrases import trainer_text, who_works
 from millstream.loader.showing.picture import STYLE, advice_list, loader_parts
-from millstream.loader.showing.summary import trainer_text, who_works
 from millstream.loader.showing.timeline import STYLE as TIMELINE_STYLE
 from millstream.loader.showing.timeline import memory_drawing, timeline
 from millstream.loader.threads.recorder import Event, Sample, Span

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import final
 
 from millstream.loader.showing.advice import Advice, advice_of
-from millstream.loader.showing.amounts import bytes_text, count_text, seconds_text, share_text
-from millstream.loader.showing.facts import Kind, LoaderFacts, Measured, StageFacts
+from millstream.loader.showing.amounts import seconds_text
+from millstream.loader.showing.facts import Kind, LoaderFacts, StageFacts
+from millstream.loader.showing.phrases import trainer_text, who_works
 
 WIDTH = 80
 """Advice is wrapped at this many characters."""
@@ -30,7 +31,7 @@ class Summary:
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        from millstream.loader.showing.picture import summary_picture  # noqa: PLC0415  (which imports this module)
+        from millstream.loader.showing.picture import summary_picture  # noqa: PLC0415  (for notebooks)
 
         return summary_picture(self._facts)
 
@@ -43,37 +44,6 @@ def _lines(facts: LoaderFacts, advice: Sequence[Advice]) -> Iterator[str]:
     yield ""
     for item in advice:
         yield from textwrap.wrap(item.text, WIDTH, initial_indent="* ", subsequent_indent="  ", break_long_words=False)
-
-
-def who_works(facts: LoaderFacts) -> str:
-    """Returns who makes the batches, as a part of a sentence."""
-    threads = count_text(facts.num_threads, "thread") if facts.num_threads else "no threads"
-    if facts.num_workers:
-        workers = count_text(facts.num_workers, facts.front.worker)
-        where = " for them" if facts.front.is_on_cluster else ""
-        return f"{workers} with {threads}{' each' if facts.num_workers > 1 else ''}, {_cores(facts)}{where}"
-    return (
-        f"no worker processes, up to {threads}, {_cores(facts)}"
-        if facts.num_threads
-        else (f"no worker processes, {threads}, {_cores(facts)}")
-    )
-
-
-def trainer_text(measured: Measured) -> str:
-    """Returns what the trainer got so far, as a part of a sentence."""
-    if not measured.batches:
-        return "no batch yet"
-    size = "" if measured.batch_bytes is None else f" of {bytes_text(measured.batch_bytes)}"
-    if not measured.seconds:
-        return f"{count_text(measured.batches, 'batch')}{size}"
-    return (
-        f"{count_text(measured.batches, 'batch')}{size} in {seconds_text(measured.seconds)}, "
-        f"{share_text(measured.wait_share)} of it waiting"
-    )
-
-
-def _cores(facts: LoaderFacts) -> str:
-    return count_text(facts.num_cores, "core")
 
 
 def _table(facts: LoaderFacts) -> list[str]:

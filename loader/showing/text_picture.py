@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from millstream.loader.showing.amounts import seconds_text, share_text
 from millstream.loader.showing.facts import LoaderFacts, StageFacts
+from millstream.loader.showing.phrases import trainer_text
 from millstream.loader.showing.places import frames, is_bottleneck
-from millstream.loader.showing.summary import trainer_text
 
 
 def text_picture(facts: LoaderFacts) -> str:

@@ -203,7 +203,7 @@ def _map(part: MappedFile) -> mmap.mmap:
         if (status.st_dev, status.st_ino) != (part.device, part.inode) or status.st_size < part.stop:
             raise OSError(
                 f"{part.path} is memory-mapped by the trainer and must stay as it is, but it was replaced or cut "
-                "before a worker could map it. Write a new version to another name."
+                "before a worker could map it. Write a new version under another name."
             )
         access = mmap.ACCESS_WRITE if part.is_writable else mmap.ACCESS_READ
         return mmap.mmap(descriptor, part.stop - part.start, access=access, offset=part.start)

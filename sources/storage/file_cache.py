@@ -178,8 +178,8 @@ class FileCache:
     def _wait(self, deadline: float, url: str) -> None:
         if time.monotonic() > deadline:
             raise DataSourceError(
-                f"{url!r} was not copied to {self.folder!r} in time: its {self.max_bytes:,} bytes are taken by files "
-                "that others are reading or copying. Raise max_bytes, or look for a process there that hangs."
+                f"{url!r} was not copied to {self.folder!r} in time: the {self.max_bytes:,} bytes of the cache are "
+                "taken by files that others are reading or copying. Raise max_bytes, or look for a process that hangs."
             )
         time.sleep(_WAIT_SECONDS)
 

@@ -105,7 +105,7 @@ def store_offsets(path: str, kind: str, version: int, identity: FileIdentity, ch
             return np.fromfile(file, np.int64)
     if (offsets := find_offsets(path, kind, version, identity)) is not None:
         return offsets
-    raise DataSourceError(f"The index of {path!r} was written to {place!r} and is not to be found there.")
+    raise DataSourceError(f"The index of {path!r} was written to {place!r} and cannot be found there.")
 
 
 def _opened(

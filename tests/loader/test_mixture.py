@@ -368,7 +368,7 @@ def test_load_refuses_what_is_no_mixture(arguments: Any, error: type[Exception],
     [
         ([1] * 21, [], "22 records together, but data_source has 21"),
         (ConcatenatedDataSource([[1] * 22]), [], "mixes 3 components, but data_source consists of 1"),
-        (ConcatenatedDataSource([[1] * 7, [1] * 10, [1] * 5]), [], "component 'b' to have 11 records, but it has 10"),
+        (ConcatenatedDataSource([[1] * 7, [1] * 10, [1] * 5]), [], "component 'b' has 11 records, but it has 10"),
         (ConcatenatedDataSource({"a": [1] * 7, "c": [1] * 11, "b": [1] * 4}), [], "the same names in the same order"),
         (None, [OnlyFor("d", seen)], "component 'd' only, but the mixture's components are 'a', 'b', 'c'"),
         (None, [Batch(2), OnlyFor("a", seen)], r"operations\[0\] makes batches"),

@@ -123,7 +123,7 @@ def test_a_chain_ends_too() -> None:
 def test_an_operation_that_reads_a_source_which_ends_fails() -> None:
     """Only what is read for the stream ends it: what an operation reads besides does not."""
     other = millstream.MapDataset.source(Ending())
-    with pytest.raises(RuntimeError, match="StopIteration was raised where a result was due"):
+    with pytest.raises(RuntimeError, match="StopIteration was raised where a result was expected"):
         list(loader_of([Map(lambda key: other[key + 5])], range(20)))
 
 

@@ -79,7 +79,7 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
     assert ("in/1.jpg", 3) in found
     assert ("in/1.jpg", 2) in found
     (tmp_path / "other" / "in" / "loop").symlink_to(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"loop' is a link to a folder that it is in"):
+    with pytest.raises(ValueError, match=r"loop' is a link to a folder that contains it"):
         ImageFolderDataSource(root)
 
 

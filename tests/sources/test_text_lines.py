@@ -61,6 +61,22 @@ def test_any_lines_are_read_in_any_order(
             assert source.__getitems__(order) == [expected[key] for key in order]
 
 
+@given(st.lists(st.tuples(st.text(max_size=4).map(str.encode) | st.binary(max_size=4), ENDS), max_size=6), st.data())
+def test_lines_decoded_together_are_those_decoded_alone(lines: list[tuple[bytes, str]], data: st.DataObject) -> None:
+    """To decode lines as one text changes none of them; it is not done where one is not UTF-8, or has no end."""
+    spans = [line.replace(b"\n", b"") + end.encode() for line, end in lines]
+    try:
+        alone = [span.removesuffix(b"\n").removesuffix(b"\r").decode() for span in spans]
+    except UnicodeDecodeError:
+        alone = None
+
+    assert text_lines._decoded_together(spans) == alone
+    if spans:
+        place = data.draw(st.integers(0, len(spans) - 1))
+        spans[place] = spans[place].removesuffix(b"\n")
+        assert text_lines._decoded_together(spans) is None
+
+
 def test_a_carriage_return_alone_is_text(tmp_path: Path) -> None:
     """A carriage return alone is text: only one before a newline belongs to the line's end."""
     path = fresh(tmp_path, b"a\rb\r\r\n\r\nc\r")

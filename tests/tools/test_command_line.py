@@ -175,7 +175,7 @@ def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
         (["inspect", "absent.txt"], "millstream: No such file or directory: '{folder}/absent.txt'"),
         (["inspect", "*.nothing"], "millstream: No data file matches the pattern: '{folder}/*.nothing'"),
         (["inspect", "."], "millstream: '{folder}/.' is a directory: name the files in it, such as '{folder}/./*'."),
-        (["inspect", "zeros"], "millstream: '{folder}/zeros' is of no format that is known by its name or its first"),
+        (["inspect", "zeros"], "millstream: The format of '{folder}/zeros' is not known by its name or its first"),
         (["inspect", "zeros", "--format=tfrecord"], "millstream: '{folder}/zeros' is not a TFRecord file"),
         (["inspect", "empty.txt"], "millstream: A source must hold at least one record"),
         (["inspect", "a.txt[3:2]"], "millstream: A range of records must have 0 <= start"),

@@ -205,10 +205,13 @@ def test_another_conversion_is_not_mixed_with_it(killed: tuple[list[Any], dict[s
     """Other options and changed files are refused until all is begun anew on purpose."""
     command, finished = killed
     _, reported = run(*command, "--encode=json", folder=tmp_path, status=1)
-    assert "was begun with another encode: raw, and here json. Resume it with that, or pass --overwrite" in reported
+    assert (
+        "was begun with a different encode: raw, here json. Resume it with the same encode, or pass --overwrite"
+        in reported
+    )
     (tmp_path / "a.txt").write_text("one\n" * 60)
     _, reported = run(*command, folder=tmp_path, status=1)
-    assert "was begun with another source" in reported
+    assert "was begun with a different source" in reported
     assert {path.name: path.stat().st_ino for path in shards_of(tmp_path)} == finished
     run(*command, "--overwrite", folder=tmp_path)
     assert records_in(*shards_of(tmp_path)) == [b"one"] * 60
@@ -250,7 +253,7 @@ def test_files_that_are_there_are_not_replaced_by_accident(tmp_path: Path) -> No
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
     (tmp_path / "b.bag").write_text("mine")
     _, reported = run("convert", "a.tfrecord", "b.bag", folder=tmp_path, status=1)
-    assert "is there already. Pass --overwrite" in reported
+    assert "exists already. Pass --overwrite" in reported
     assert (tmp_path / "b.bag").read_text() == "mine"
     _, reported = run("convert", "a.tfrecord", "b.bag", "--overwrite", "--encode=example", folder=tmp_path, status=1)
     assert "Record 0 cannot be written" in reported
@@ -333,7 +336,7 @@ def test_objects_in_stores_are_converted(tmp_path: Path, store: ObjectServer) ->
     run("convert", f"{url}.tfrecord", "a.bag", "--jobs=2", "--shards=2", folder=tmp_path)
     assert records_in(*sorted(tmp_path.glob("a-*.bag"))) == RECORDS
     _, reported = run("convert", url, "b.bag", folder=tmp_path, status=1)
-    assert f"'{url}' is of no format that is known by its name. Say which" in reported
+    assert f"The format of '{url}' is not known by its name. Say which" in reported
     run("convert", url, "b.bag", "--format=tfrecord", folder=tmp_path)
     assert records_in(tmp_path / "b.bag") == RECORDS
 

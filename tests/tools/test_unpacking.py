@@ -93,7 +93,7 @@ def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"new"))
     (tmp_path / "a.txt").write_text("old")
     _, reported = run("convert", "a.txt.gz", "a.txt", folder=tmp_path, status=1)
-    assert "is there already" in reported
+    assert "exists already" in reported
     _, reported = run("convert", "a.txt", "b.txt", "--overwrite", folder=tmp_path, status=1)
     assert "'a.txt' is not compressed" in reported
     assert (tmp_path / "a.txt").read_text() == "old"

@@ -73,11 +73,15 @@ def canonical(fields: Any) -> bytes:
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 
-def refusal(raw: Any) -> str:
-    """Returns the text of the CheckpointError that decoding must raise."""
-    with pytest.raises(CheckpointError) as caught:
-        LoaderState.decode(raw)
-    return str(caught.value)
+def refusal(raw: Any, *likely: Stream) -> str:
+    """Returns the text of the CheckpointError that decoding raises, whichever stream the state is likely to be of."""
+    found = set()
+    for here in (None, STREAM, *likely):
+        with pytest.raises(CheckpointError) as caught:
+            LoaderState.decode(raw, here)
+        found.add(str(caught.value))
+    (text,) = found
+    return text
 
 
 @settings(deadline=None, max_examples=200)
@@ -93,6 +97,17 @@ def test_round_trip_through_any_json_writer(state: LoaderState, indent: Any, asc
     assert LoaderState.decode(raw) == state
     assert LoaderState.decode(rewritten) == state
     assert LoaderState.decode(rewritten).encode() == raw
+
+
+@settings(deadline=None, max_examples=200)
+@given(states, states, st.sampled_from([None, 0]))
+def test_a_state_says_the_same_whichever_stream_it_is_likely_to_be_of(
+    state: LoaderState, other: LoaderState, indent: Any
+) -> None:
+    """To be told of a stream, the right one or another, saves work and changes nothing."""
+    for raw in (state.encode(), json.dumps(json.loads(state.encode()), indent=indent).encode()):
+        assert LoaderState.decode(raw, state.stream) == LoaderState.decode(raw, other.stream) == state
+    assert LoaderState.decode(state.encode(), state.stream).stream is state.stream
 
 
 def test_a_state_is_small_canonical_json_and_every_buffer_reads() -> None:
@@ -112,12 +127,12 @@ def test_every_damaged_byte_is_refused(state: LoaderState) -> None:
     for bit in range(len(raw) * 8):
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
-        refusal(damaged)
+        refusal(damaged, state.stream)
     for place in range(len(raw)):
-        refusal(raw[:place])
-        refusal(raw[place + 1 :])
-        refusal(raw[:place] + raw[place + 1 :])
-        refusal(raw[:place] + b"\0" + raw[place:])
+        refusal(raw[:place], state.stream)
+        refusal(raw[place + 1 :], state.stream)
+        refusal(raw[:place] + raw[place + 1 :], state.stream)
+        refusal(raw[:place] + b"\0" + raw[place:], state.stream)
 
 
 @settings(deadline=None, max_examples=300)
@@ -127,11 +142,12 @@ def test_damage_is_refused_or_changes_nothing(state: LoaderState, data: st.DataO
     raw = bytearray(state.encode())
     start = data.draw(st.integers(0, len(raw) - 1))
     raw[start : start + 8] = data.draw(st.binary(max_size=8) | st.sampled_from([b" ", b"0", b"9", b'"', b",", b"}"]))
-    try:
-        read = LoaderState.decode(raw)
-    except CheckpointError:
-        return
-    assert read == state
+    for here in (None, state.stream):
+        try:
+            read = LoaderState.decode(raw, here)
+        except CheckpointError:
+            continue
+        assert read == state
 
 
 @settings(deadline=None, max_examples=200)

@@ -287,7 +287,9 @@ def test_room_that_never_comes_is_an_error(urls: list[str], tmp_path: Path, monk
     cache = FileCache(LARGEST, tmp_path / "copies")
     with TFRecordDataSource(urls[0], cache=cache) as one, TFRecordDataSource(urls[1]) as plain:
         copy = cache.copy_of(urls[0], one._identities[urls[0]])
-        with pytest.raises(DataSourceError, match=r"was not copied to .* in time: its .* bytes are taken by"):
+        with pytest.raises(
+            DataSourceError, match=r"was not copied to .* in time: the .* bytes of the cache are taken by"
+        ):
             cache.copy_of(urls[1], plain._identities[urls[1]])
         copy.release()
         other = cache.copy_of(urls[1], plain._identities[urls[1]])
