@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
 
 import numpy as np
 
+from millstream.errors import DataSourceError
 from millstream.pictured import Pictured
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.memory import FINGERPRINT_RECORDS, updated_crc
@@ -37,6 +38,8 @@ class HuggingFaceDataSource(Pictured):
     Raises:
         TypeError: something else, such as a `DatasetDict`, an `IterableDataset`, or a dataset with `with_transform`.
         ValueError: there are no records, or no columns.
+
+    Each reading member raises DataSourceError, with the file and the record, for values that are damaged.
 
     Examples:
         >>> import datasets
@@ -72,7 +75,11 @@ class HuggingFaceDataSource(Pictured):
         keys = checked_record_keys(record_keys, self._num_records)
         if not len(keys):
             return []
-        return records_of(self._opened().columns, self._rows(keys))
+        try:
+            rows = self._rows(keys)
+        except ValueError as error:
+            raise self._chunk_error(keys, error) from error
+        return records_of(self._opened().columns, rows, keys, self._row_error)
 
     def __repr__(self) -> str:
         names = ", ".join(self._names[:8]) + (", …" if len(self._names) > 8 else "")
@@ -95,12 +102,51 @@ class HuggingFaceDataSource(Pictured):
         return f"HuggingFace records={self._num_records} columns={len(columns)}:{words:08x} crc32={crc:08x}"
 
     def _rows(self, keys: Any) -> Rows:
-        """Returns the rows of record keys in the table."""
+        """Returns the rows of record keys in the table.
+
+        Raises:
+            ValueError: a chunk of the table is damaged.
+        """
+        return self._opened().data.rows(self._numbers_of_rows(keys))
+
+    def _numbers_of_rows(self, keys: Any) -> Any:
+        """Returns the numbers of the rows in the table."""
         tables = self._opened()
-        if tables.indices is not None:
-            (column,) = tables.indices.columns.values()
-            keys = column.batch(tables.indices.rows(keys), np.empty).astype(np.int64)
-        return tables.data.rows(keys)
+        if tables.indices is None:
+            return keys
+        (column,) = tables.indices.columns.values()
+        numbers = column.batch(tables.indices.rows(keys), np.empty).astype(np.int64)
+        count = len(self._dataset.data)
+        if len(wrong := numbers[(numbers < 0) | (numbers >= count)]):
+            raise ValueError(f"its indices choose row {wrong[0]} of {count:,}")
+        return numbers
+
+    def _chunk_error(self, keys: Any, error: ValueError) -> DataSourceError:
+        """Returns the error of the first record that is in a damaged chunk."""
+        for key in keys.tolist():
+            try:
+                self._rows(np.array([key]))
+            except ValueError as own:
+                return self._row_error(key, own)
+        return self._row_error(int(keys[0]), error)
+
+    def _row_error(self, key: int, error: ValueError) -> DataSourceError:
+        """Returns the error of a record that is damaged, with the file that it is in."""
+        try:
+            row = int(self._numbers_of_rows(np.array([key]))[0])
+        except ValueError:
+            return DataSourceError(f"Cannot read record key {key} of {self!r}: {error}. Make the dataset anew.")
+        table = self._dataset.data
+        for blocks in getattr(table, "blocks", [[table]]):
+            if row < len(blocks[0]):
+                break
+            row -= len(blocks[0])
+        path = getattr(blocks[0], "path", None)
+        where = repr(path) if path else "a table in memory"
+        return DataSourceError(
+            f"Cannot read record {row} of {where} (record key {key}): {error}. Restore the file, or make the dataset "
+            "anew."
+        )
 
     def _opened(self) -> "_Tables":
         """Returns the tables of the dataset, as this process sees them; two threads may make them at once."""

@@ -15,8 +15,7 @@ from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.stored_files import SpanReadError
 from millstream.sources.storage.urls import is_url
 from millstream.sources.tables.arrow_library import columns_of, has_valid_text, plain_types
-from millstream.sources.tables.arrow_memory import Rows
-from millstream.sources.tables.arrow_structures import dicts, records_of
+from millstream.sources.tables.arrow_structures import dicts_or_error, records_of
 from millstream.sources.tables.parquet_file import ParquetFile
 from millstream.sources.tables.row_groups import RowGroup, RowGroups
 from millstream.warn import warn
@@ -152,8 +151,8 @@ class ParquetDataSource(Files[ParquetFile]):
             self._advise()
         rows = layout.rows(places, within)
         if layout.is_valid:
-            return records_of(self._columns, rows)
-        return [self._checked_record(rows.take([place]), int(key)) for place, key in enumerate(keys)]
+            return records_of(self._columns, rows, keys, self._row_error)
+        return dicts_or_error(self._columns, rows, keys, self._row_error)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -285,19 +284,15 @@ class ParquetDataSource(Files[ParquetFile]):
             self._warn_of_large_group(decoded, group)
         return decoded
 
-    def _checked_record(self, row: Rows, key: int) -> dict[str, Any]:
-        """Returns the record of a row in a group that has damaged texts."""
-        try:
-            (record,) = dicts(self._columns, row)
-        except ValueError as error:
-            unit = int(np.searchsorted(self._unit_ends, key, side="right"))
-            path, group, start = self._groups[int(self._unit_groups[unit])]
-            position = start + key + int(self._unit_shifts[unit])
-            raise DataSourceError(
-                f"Cannot read record {position} of {path!r} (record key {key}), in row group {group}: {error}. "
-                "Restore the file."
-            ) from error
-        return record
+    def _row_error(self, key: int, error: ValueError) -> DataSourceError:
+        """Returns the error of a row that is damaged, such as one with a text that is not UTF-8."""
+        unit = int(np.searchsorted(self._unit_ends, key, side="right"))
+        path, group, start = self._groups[int(self._unit_groups[unit])]
+        position = start + key + int(self._unit_shifts[unit])
+        return DataSourceError(
+            f"Cannot read record {position} of {path!r} (record key {key}), in row group {group}: {error}. "
+            "Restore the file."
+        )
 
     def _warn_of_large_group(self, decoded: RowGroup, group: int) -> None:
         if self._has_advised:

@@ -5,22 +5,24 @@ A member is a header of 512 bytes and its data, filled up to 512 bytes. The form
 before it, in a member of type L before it, or as a number in base 256. Blocks of zeros end the archive.
 """
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 BLOCK_BYTES = 512
 
 _ZEROS = bytes(BLOCK_BYTES)
-_REGULAR_TYPES = b"0\x007"
-_SPARSE_TYPE = b"S"
-_PAX_TYPE = b"x"
-_LONG_NAME_TYPE = b"L"
-_EXTENSION_TYPES = b"xgLK"
+# As numbers: `in` a set of them takes a tenth of the time that it takes in bytes.
+_REGULAR_TYPES = frozenset(b"0\x007")
+_SPARSE_TYPE = ord("S")
+_PAX_TYPE = ord("x")
+_LONG_NAME_TYPE = ord("L")
+_EXTENSION_TYPES = frozenset(b"xgLK")
 _PAX_RECORD = re.compile(rb"(\d{1,18}) ")
 
 
-class TarMember(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class TarMember:
     """One member of an archive.
 
     Attributes:
@@ -71,7 +73,7 @@ def tar_members(read: Callable[[int, int], bytes], stop: int, *, checks_headers:
         member = _member(header, place, start, name, size)
         if member.stop > stop and member.data + member.size > stop:
             raise TarError(f"{member.name!r}, at byte {member.start:,}, ends beyond it")
-        kind = header[156:157]
+        kind = header[156]
         if kind in _EXTENSION_TYPES:
             content = read(member.data, member.size)
             if kind == _LONG_NAME_TYPE:
@@ -97,7 +99,7 @@ def is_header(header: bytes) -> bool:
 
 
 def _member(header: bytes, place: int, start: int, name: str | None, size: int | None) -> TarMember:
-    kind = header[156:157]
+    kind = header[156]
     if kind == _SPARSE_TYPE:
         raise TarError(f"the member at byte {place:,} is a sparse file, which cannot be read. Write it whole")
     is_extension = kind in _EXTENSION_TYPES
@@ -110,7 +112,7 @@ def _member(header: bytes, place: int, start: int, name: str | None, size: int |
         size = _number(header[124:136])
     is_file = kind in _REGULAR_TYPES and name[-1:] != "/"
     # Links, folders and devices have no data, whatever their size says.
-    if not is_file and b"1" <= kind <= b"6":
+    if not is_file and ord("1") <= kind <= ord("6"):
         size = 0
     data = place + BLOCK_BYTES
     return TarMember(start, name, data, size, data + -(-size // BLOCK_BYTES) * BLOCK_BYTES, is_file)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, final
 
@@ -15,9 +14,6 @@ from millstream.sources.files.scan import Scan, refuse_compressed
 from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.tar_members import BLOCK_BYTES, TarError, TarMember, is_header, tar_members
-
-_NAME = re.compile(r"((?:.*/|)[^./][^./]*)\.([^/]*)", re.DOTALL)
-"""The key and the extension: the file's name is parted at its first dot, those of folders do not count."""
 
 _SAMPLES_AT_ONCE = 4096
 
@@ -137,5 +133,10 @@ def _sample(span: bytes, place: int, places: SpanPlaces) -> dict[str, Any]:
 
 def _key_and_extension(member: TarMember) -> tuple[str, str] | None:
     """Returns what a member's name says, or None for one that is part of no sample."""
-    match = _NAME.fullmatch(member.name) if member.is_file else None
-    return (match[1], match[2].lower()) if match else None
+    if not member.is_file:
+        return None
+    name = member.name
+    base = name.rfind("/") + 1
+    dot = name.find(".", base)
+    # The first dot parts them; those of folders do not count. A name that begins with a dot has no key.
+    return (name[:dot], name[dot + 1 :].lower()) if dot > base else None

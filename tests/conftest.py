@@ -13,8 +13,7 @@ import hypothesis
 import psutil
 import pytest
 from object_server import ObjectServer, serving
-
-from millstream.sources.storage import object_stores
+from store_clients import clients_of
 
 # The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
@@ -94,25 +93,7 @@ def shared_segments() -> set[Path]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+def store(tmp_path: Path) -> Iterator[ObjectServer]:
     """A store that is reached by HTTP, as `gs://bucket` and as `s3://bucket`; what fails is repeated at once."""
-    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
-    with serving() as server:
-        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
-        monkeypatch.setenv("GCE_METADATA_ROOT", "127.0.0.1:1")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        monkeypatch.setattr(object_stores, "FIRST_DELAY_SECONDS", 0.01)
-        monkeypatch.setattr(object_stores, "LONGEST_DELAY_SECONDS", 0.02)
-        monkeypatch.setattr(object_stores, "ATTEMPTS", 4)
-        forget_clients()
+    with serving() as server, clients_of(server.url, tmp_path / "cache"):
         yield server
-    forget_clients()
-
-
-def forget_clients() -> None:
-    """Has the next read make its clients anew."""
-    object_stores._context.cache_clear()
-    object_stores._opened_store.cache_clear()
-    object_stores._REDIRECTS._addresses.clear()

@@ -55,7 +55,10 @@ _LARGEST_OBJECT = 1 << 50
 _UNVERSIONED = b"\x10"
 """What TensorStore says of an object whose store gives no version."""
 
-_TOTAL_SIZE = re.compile(r"total size (\d+)|value of size (\d+)")
+_TOTAL_SIZE = re.compile(r"total size (\d+)|value of size (\d+)|Content-Range header received: .bytes \d+-\d+/(\d+)")
+
+_ANSWERED_RANGE = re.compile(r"Content-Range header received: .bytes (\d+)-\d+/(\d+)")
+"""What TensorStore says where another range comes than it has asked for."""
 
 _REDIRECTS = Redirects()
 
@@ -74,7 +77,7 @@ class BeyondEndError(OSError):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         match = _TOTAL_SIZE.search(message)
-        self.size = int(match[1] or match[2]) if match else None
+        self.size = int(match[match.lastindex or 0]) if match else None
 
 
 @final
@@ -229,7 +232,9 @@ def _after_all_with(prefix: bytes) -> bytes:
 
 def _error(url: str, words: str) -> OSError:
     """Returns the error that TensorStore's words mean."""
-    if words.startswith("OUT_OF_RANGE"):
+    answered = _ANSWERED_RANGE.search(words)
+    # Some servers say of a range after the end that it begins after the size, instead of that there is none.
+    if words.startswith("OUT_OF_RANGE") or (answered and int(answered[1]) >= int(answered[2])):
         return BeyondEndError(words)
     if words.startswith(("PERMISSION_DENIED", "UNAUTHENTICATED")):
         return PermissionError(

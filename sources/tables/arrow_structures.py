@@ -169,33 +169,72 @@ def dicts(columns: Mapping[str, Column], rows: Rows) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
+Explain = Callable[[int, ValueError], Exception]
+"""Returns the error of the record of a key, from that of its row."""
+
+
 @final
 class ArrowRecords(ColumnarRecords):
-    """The records of some rows, made when they are asked for: as dicts, or as one batch."""
+    """The records of some rows, made when they are asked for: as dicts, or as one batch.
 
-    def __init__(self, columns: Mapping[str, Column], rows: Rows) -> None:
+    Args:
+        columns: what the records are made of.
+        rows: where their values are.
+        keys: the record key of each row.
+        explain: makes the error of a damaged row.
+    """
+
+    def __init__(self, columns: Mapping[str, Column], rows: Rows, keys: NDArray[np.int64], explain: Explain) -> None:
         self._columns = columns
         self._rows = rows
+        self._keys = keys
+        self._explain = explain
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return ArrowRecords(self._columns, self._rows.take(index))
-        (record,) = dicts(self._columns, self._rows.take([index]))
+            return ArrowRecords(self._columns, self._rows.take(index), self._keys[index], self._explain)
+        (record,) = dicts_or_error(self._columns, self._rows.take([index]), self._keys[[index]], self._explain)
         return record
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(dicts(self._columns, self._rows))
+        return iter(dicts_or_error(self._columns, self._rows, self._keys, self._explain))
 
     def stack(self, allocate: Allocate) -> dict[str, Any]:
         """Returns the batch: a dict of arrays of shape (n, …)."""
-        return {name: column.batch(self._rows, allocate) for name, column in self._columns.items()}
+        try:
+            return {name: column.batch(self._rows, allocate) for name, column in self._columns.items()}
+        except ValueError:
+            dicts_or_error(self._columns, self._rows, self._keys, self._explain)
+            raise
 
 
-def records_of(columns: Mapping[str, Column], rows: Rows) -> Sequence[Any]:
-    """Returns the records of some rows: as columns where they stack to arrays, else as a list of dicts."""
-    if all(column.stacks(rows) for column in columns.values()):
-        return ArrowRecords(columns, rows)
-    return dicts(columns, rows)
+def records_of(columns: Mapping[str, Column], rows: Rows, keys: NDArray[np.int64], explain: Explain) -> Sequence[Any]:
+    """Returns the records of some rows: as columns where they stack to arrays, else as a list of dicts.
+
+    The keys, and what makes errors, are those of `ArrowRecords`.
+    """
+    try:
+        stacks = all(column.stacks(rows) for column in columns.values())
+    except ValueError:
+        stacks = False
+    if stacks:
+        return ArrowRecords(columns, rows, keys, explain)
+    return dicts_or_error(columns, rows, keys, explain)
+
+
+def dicts_or_error(
+    columns: Mapping[str, Column], rows: Rows, keys: NDArray[np.int64], explain: Explain
+) -> list[dict[str, Any]]:
+    """Returns the values as a dict for each row, or raises the error of the first row that is damaged."""
+    try:
+        return dicts(columns, rows)
+    except ValueError:
+        for place, key in enumerate(keys.tolist()):
+            try:
+                dicts(columns, rows.take([place]))
+            except ValueError as error:
+                raise explain(key, error) from error
+        raise

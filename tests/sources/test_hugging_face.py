@@ -1,6 +1,7 @@
 """Hugging Face datasets: as a source of columns, and as they are."""
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.columnar import ColumnarRecords
+from millstream.errors import DataSourceError
 from millstream.sources import ConcatenatedDataSource, HuggingFaceDataSource, InMemoryDataSource
 from millstream.transforms.stack import stack
 
@@ -167,6 +169,60 @@ def test_the_fingerprint_is_that_of_the_content(dataset: datasets.Dataset, tmp_p
 
     assert same == HuggingFaceDataSource(dataset).fingerprint()
     assert len({same, *(HuggingFaceDataSource(other).fingerprint() for other in others)}) == 4
+
+
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_a_flipped_byte_is_an_error_with_file_and_record_or_another_value(tmp_path: Path, is_shuffled: bool) -> None:
+    """Arrow files have no checksums; at 250 places, no record is lost, and no error is without its name."""
+    rows = {
+        "n": [*range(50)],
+        "text": [f"text {n} " * (n % 5) for n in range(50)],
+        "list": [[n] * (n % 4) for n in range(50)],
+        "member": [{"x": n % 2 == 0, "y": [f"{n}"]} for n in range(50)],
+    }
+    folder = tmp_path / "dataset"
+    datasets.Dataset.from_dict(rows).save_to_disk(folder)
+    (path,) = folder.glob("*.arrow")
+    whole = path.read_bytes()
+    reader = pa.BufferReader(whole)
+    pa.ipc.read_schema(reader)  # What describes the columns is for the library to check.
+    rng = np.random.default_rng(0)
+    count = 0
+    for place in rng.choice(np.arange(reader.tell(), len(whole)), 250, replace=False).tolist():
+        damaged = bytearray(whole)
+        damaged[place] ^= int(rng.integers(1, 256))
+        (tmp_path / "new").write_bytes(damaged)
+        (tmp_path / "new").replace(path)  # The file that an earlier source has mapped stays as it is.
+        try:
+            dataset = datasets.load_from_disk(folder)
+        except (ValueError, OSError, MemoryError):
+            continue  # The library refuses it.
+        source = HuggingFaceDataSource(dataset.shuffle(seed=1) if is_shuffled else dataset)
+        assert len(source) == 50
+        wrong = [key for key in range(50) if named_error(path, [key], source.__getitem__, key)]
+        assert named_error(path, wrong, every, source) == bool(wrong)
+        assert named_error(path, wrong, batch_of, source) == bool(wrong)
+        count += bool(wrong)
+    assert count > 20
+
+
+def batch_of(source: Any) -> Any:
+    """Returns the batch of all records, where they are held as columns."""
+    records = source.__getitems__(range(len(source)))
+    return records.stack(np.empty) if isinstance(records, ColumnarRecords) else records
+
+
+def named_error(path: Path, keys: list[int], read: Callable[[Any], Any], argument: Any) -> bool:
+    """Returns whether reading fails, by an error with a file and one of some records."""
+    try:
+        read(argument)
+    except DataSourceError as error:
+        text = str(error)
+    else:
+        return False
+    assert str(path) in text
+    assert any(f"(record key {key})" in text for key in keys)
+    return True
 
 
 def test_workers_and_threads_make_the_same_batches(dataset: datasets.Dataset) -> None:

@@ -1,0 +1,380 @@
+"""Damage to files of every format: an error with file and record, or what stands in the file; never less than that.
+
+What stands in a damaged file is read here by other code: the standard library, NumPy and the formats' own libraries.
+"""
+
+import csv
+import dataclasses
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from array_record.python.array_record_module import ArrayRecordWriter
+from record_files import MEGATRON_CODES, write_bagz, write_megatron, write_tar, write_tfrecord
+
+import millstream
+from millstream.errors import DataSourceError
+
+RECORDS = [b"record %d " % number * 4 for number in range(12)]
+TEXTS = [f"line {number} of ünicode" for number in range(12)]
+WRONG = object()
+"""Stands for a record that cannot be read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Attributes:
+        source: reads it.
+        write: writes a file of twelve records at a path, and those beside it.
+        read: returns what stands in the files at a path, WRONG for a record that nothing can be made of; None where
+            damage is always found, so that each record is as it was written.
+        beside: what the names of files beside it end in; damage to these counts as well.
+    """
+
+    source: type[Any]
+    write: Callable[[Path], Any]
+    read: Callable[[Path], list[Any]] | None
+    beside: Sequence[str] = ()
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """Returns the lines of a file without their ends."""
+    *lines, last = path.read_bytes().split(b"\n")
+    return [line.removesuffix(b"\r") for line in lines] + [last] * bool(last)
+
+
+def or_wrong(parse: Callable[[bytes], Any], content: bytes) -> Any:
+    """Returns what some bytes are parsed to, or WRONG."""
+    try:
+        return parse(content)
+    except (ValueError, MemoryError, csv.Error, zstandard.ZstdError):
+        return WRONG
+
+
+def read_text(path: Path) -> list[Any]:
+    """Returns the lines of a file of text."""
+    return [or_wrong(bytes.decode, line) for line in lines_of(path)]
+
+
+def read_json(path: Path) -> list[Any]:
+    """Returns the values on the lines that are not blank."""
+    return [or_wrong(lambda content: json.loads(content.decode()), line) for line in lines_of(path) if line.strip()]
+
+
+def read_csv(path: Path) -> list[Any]:
+    """Returns the rows, which end where a newline is not within quotes."""
+    rows, row, is_quoted = [], "", False
+    for character in path.read_bytes().decode("utf-8", "surrogateescape"):
+        is_quoted ^= character == '"'
+        row += character
+        if character == "\n" and not is_quoted:
+            rows.append(row)
+            row = ""
+    rows += [row] * bool(row)
+    header, *rest = (parsed_row(row) for row in rows if row.strip("\r\n"))
+    if header is WRONG:
+        return [WRONG]
+    return [
+        dict(zip(header, row, strict=True)) if row is not WRONG and len(row) == len(header) else WRONG for row in rest
+    ]
+
+
+def parsed_row(row: str) -> Any:
+    """Returns the fields of a row, or WRONG."""
+    return or_wrong(
+        lambda content: next(csv.reader([content.decode()], strict=True)), row.encode("utf-8", "surrogateescape")
+    )
+
+
+def read_tar(path: Path) -> list[Any]:
+    """Returns the samples of an archive."""
+    samples: list[dict[str, Any]] = []
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            folder, slash, name = member.name.rpartition("/")
+            base, _, extension = name.partition(".")
+            key = folder + slash + base
+            if not samples or samples[-1]["__key__"] != key:
+                samples.append({"__key__": key})
+            file = archive.extractfile(member)
+            samples[-1][extension.lower()] = file.read() if file else WRONG
+    return samples
+
+
+def read_bag(path: Path) -> list[Any]:
+    """Returns the records of a Bagz file."""
+    content = path.read_bytes()
+    first = int.from_bytes(content[-8:], "little")
+    ends = [0, *np.frombuffer(content[first:], "<u8").tolist()]
+    stored = [content[start:end] for start, end in itertools.pairwise(ends)]
+    if path.suffix == ".bag":
+        return stored
+    return [or_wrong(zstandard.ZstdDecompressor().decompress, record) if record else b"" for record in stored]
+
+
+def read_megatron(prefix: Path) -> list[Any]:
+    """Returns the sequences of a dataset of Megatron's."""
+    index = prefix.with_name(f"{prefix.name}.idx").read_bytes()
+    dtype = {code: name for name, code in MEGATRON_CODES.items()}[index[17]]
+    count = int.from_bytes(index[18:26], "little")
+    lengths = np.frombuffer(index, "<i4", count, 34)
+    tokens = np.frombuffer(prefix.with_name(f"{prefix.name}.bin").read_bytes(), dtype)
+    return np.split(tokens, np.cumsum(lengths)[:-1])
+
+
+def write_array_record(path: Path) -> None:
+    """Writes the records into a file of ArrayRecord."""
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in RECORDS:
+        writer.write(record)
+    writer.close()
+
+
+def files_of_samples() -> Iterator[tuple[str, bytes]]:
+    """Two files for each record."""
+    for number, record in enumerate(RECORDS):
+        yield from ((f"folder/{number}.txt", record), (f"folder/{number}.seg.cls", b"%d" % number))
+
+
+FORMATS = {
+    "ArrayRecord": Format(millstream.ArrayRecordDataSource, write_array_record, None),
+    "Bagz": Format(millstream.BagzDataSource, lambda path: write_bagz(path, RECORDS), read_bag),
+    "Bagz, compressed": Format(millstream.BagzDataSource, lambda path: write_bagz(path, RECORDS), read_bag),
+    "CSV": Format(
+        millstream.CsvDataSource,
+        lambda path: path.write_text("n,text\n" + "".join(f'{n},"{text}\n""x"""\n' for n, text in enumerate(TEXTS))),
+        read_csv,
+    ),
+    "JSONL": Format(
+        millstream.JsonLinesDataSource,
+        lambda path: path.write_text("".join(json.dumps({"n": n, "t": text}) + "\n" for n, text in enumerate(TEXTS))),
+        read_json,
+    ),
+    "Megatron": Format(
+        millstream.MegatronDataSource,
+        lambda path: write_megatron(path, [np.arange(n + 1, dtype=np.uint16) for n in range(12)]),
+        read_megatron,
+        (".bin", ".idx"),
+    ),
+    "TFRecord": Format(millstream.TFRecordDataSource, lambda path: write_tfrecord(path, RECORDS), None),
+    "WebDataset": Format(millstream.WebDatasetDataSource, lambda path: write_tar(path, files_of_samples()), read_tar),
+    "text": Format(millstream.TextLineDataSource, lambda path: path.write_text("\r\n".join(TEXTS)), read_text),
+}
+ENDINGS = {"Bagz": ".bag", "Bagz, compressed": ".bagz"}
+
+
+@pytest.fixture(params=FORMATS)
+def form(request: pytest.FixtureRequest) -> Format:
+    """Each format."""
+    return FORMATS[request.param]
+
+
+@pytest.fixture
+def path(request: pytest.FixtureRequest, tmp_path: Path, form: Format) -> Path:
+    """Where a file of the format is, or what the names of its files begin with."""
+    place = tmp_path / f"data{ENDINGS.get(request.node.callspec.params['form'], '')}"
+    form.write(place)
+    return place
+
+
+def files_of(form: Format, path: Path) -> list[Path]:
+    """Returns the files that are damaged."""
+    return [path.with_name(path.name + ending) for ending in form.beside] or [path]
+
+
+def words(record: Any) -> Any:
+    """Returns a record in a form that compares."""
+    return record if record is WRONG else repr(record)
+
+
+def outcome(form: Format, path: Path) -> list[Any] | None:
+    """Returns what is read, WRONG for a record with an error that names it; None where the file is refused by name."""
+    for index in path.parent.glob(".*index.npy"):
+        index.unlink()
+    try:
+        source = form.source(path)
+    except (DataSourceError, ValueError) as error:
+        text = str(error)
+    else:
+        text = ""
+    if text:
+        assert str(path) in text
+        return None
+    with source:
+        records = [record_or_wrong(source, key) for key in range(len(source))]
+        if WRONG not in records:
+            assert [words(record) for record in source.__getitems__(range(len(source)))] == records
+        else:
+            with pytest.raises(DataSourceError, match=rf"\(record key {records.index(WRONG)}\)"):
+                source.__getitems__(range(len(source)))
+    return records
+
+
+def record_or_wrong(source: Any, key: int) -> Any:
+    """Returns a record, or WRONG after an error with the file and the record."""
+    try:
+        return words(source[key])
+    except DataSourceError as error:
+        text = str(error)
+    assert re.search(rf"record {key} of .*\(record key {key}\)", text)
+    assert "/data" in text
+    return WRONG
+
+
+def check(form: Format, path: Path, original: list[Any], *, may_be_shorter: bool) -> bool:
+    """Checks what is read of a damaged file, and returns whether anything was found to be wrong."""
+    found = outcome(form, path)
+    if found is None:
+        return True
+    if form.read is None:
+        assert len(found) == len(original) or (may_be_shorter and len(found) < len(original))
+        expected = original
+    else:
+        expected = [words(record) for record in form.read(path)]
+        assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=False):
+        assert one in (WRONG, other)
+    return WRONG in found
+
+
+def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(form: Format, path: Path) -> None:
+    """At 240 places of each file, or at all: never a crash, another record's bytes, or one record less."""
+    original = outcome(form, path)
+    assert original is not None
+    assert len(original) == 12
+    rng = np.random.default_rng(0)
+    files = files_of(form, path)
+    wholes = {file: np.frombuffer(file.read_bytes(), np.uint8) for file in files}
+    chosen = []
+    for file, whole in wholes.items():
+        # What fills up blocks is tried as well, but not above all.
+        for places, count in ((np.flatnonzero(whole), 200), (np.flatnonzero(whole == 0), 40)):
+            chosen += [(file, place) for place in rng.permutation(places)[:count].tolist()]
+    wrong = 0
+    for file, place in chosen:
+        damaged = wholes[file].copy()
+        damaged[place] ^= rng.integers(1, 256, dtype=np.uint8)
+        file.write_bytes(damaged.tobytes())
+        wrong += check(form, path, original, may_be_shorter=False)
+        file.write_bytes(wholes[file].tobytes())
+    assert wrong > 0
+    assert form.source is not millstream.TFRecordDataSource or wrong == len(chosen)
+
+
+def test_a_truncation_is_an_error_or_what_stands_in_the_file(form: Format, path: Path) -> None:
+    """At every length, or at 240 of them and close to the end."""
+    original = outcome(form, path)
+    assert original is not None
+    for file in files_of(form, path):
+        whole = file.read_bytes()
+        lengths = {*range(0, len(whole), max(1, len(whole) // 240)), *range(max(0, len(whole) - 20), len(whole))}
+        for length in sorted(lengths):
+            file.write_bytes(whole[:length])
+            check(form, path, original, may_be_shorter=True)
+        file.write_bytes(whole)
+
+
+def cut(path: Path) -> None:
+    """Cuts a file in the middle of what it holds."""
+    os.truncate(path, len(path.read_bytes().rstrip(b"\0")) // 2)
+
+
+def replace(path: Path) -> None:
+    """Puts other content of the same size in the place of a file."""
+    content = path.read_bytes()
+    path.with_name("new").write_bytes(content[::-1])
+    path.with_name("new").replace(path)
+
+
+HAPPENS: dict[str, Callable[[Path], Any]] = {
+    "cut": cut,
+    "replaced": replace,
+    "removed": Path.unlink,
+    "emptied": lambda path: path.write_bytes(b""),
+    "another format": lambda path: path.write_bytes(b"%PDF-1.7 " * 500),
+}
+
+
+@pytest.mark.parametrize("change", HAPPENS)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_happens_to_a_file_is_an_error_with_file_and_record(
+    form: Format, path: Path, change: str, is_open: bool
+) -> None:
+    """After a source was constructed. A file that is open stays readable where only its name is gone.
+
+    What is written over an open file without checksums is read as it stands, where it can be decoded.
+    """
+    with form.source(path) as source:
+        original = [words(record) for record in source.__getitems__(range(12))] if is_open else []
+        HAPPENS[change](files_of(form, path)[0])
+        found = [record_or_wrong(source, key) for key in range(12)]
+    if not is_open:
+        assert found == [WRONG] * 12
+    elif change != "another format" or form.read is None:
+        assert all(one in (WRONG, other) for one, other in zip(found, original, strict=True))
+        # ArrayRecord's library has small files in memory.
+        is_in_memory = form.source is millstream.ArrayRecordDataSource
+        assert is_in_memory or (WRONG in found) == (change not in ("removed", "replaced"))
+
+
+FORBIDDEN = """
+import concurrent.futures.thread, glob, os, sys
+import millstream
+kind, path, *files = sys.argv[1:]
+kind = getattr(millstream, kind)
+with kind(path) as source:
+    for file in files:
+        os.chmod(file, 0)
+    for index in glob.glob(os.path.join(os.path.dirname(path), ".*index.npy")):
+        os.unlink(index)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+    for read in (lambda: source[7], lambda: kind(path)):
+        try:
+            read()
+        except OSError as error:
+            print(type(error).__name__, error)
+    if os.getuid() == 0:
+        os.seteuid(0)
+"""
+
+
+def test_a_file_that_may_not_be_read_is_an_error(form: Format, path: Path) -> None:
+    """At construction it says that permission is missing; later, which record could not be read as well."""
+    # The folders that pytest makes are closed to others.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        place = Path(folder) / path.name
+        form.write(place)
+        words = [form.source.__name__, str(place), *map(str, files_of(form, place))]
+        ran = subprocess.run(
+            [sys.executable, "-c", FORBIDDEN, *words], check=True, capture_output=True, text=True, timeout=120
+        )
+    read, constructed = ran.stdout.splitlines()
+    assert read.startswith("DataSourceError Cannot read record 7 ")
+    assert str(place) in read
+    assert "Permission denied" in read
+    assert constructed.startswith("PermissionError")
+    assert str(place) in constructed
+
+
+@pytest.mark.parametrize("content", [b"", b"%PDF-1.7 \x00\xff" * 500], ids=["empty", "another format"])
+def test_what_is_not_of_the_format_is_refused(form: Format, path: Path, content: bytes) -> None:
+    """At construction, by name; lines and rows of whatever bytes, when they are read."""
+    for file in files_of(form, path):
+        file.write_bytes(content)
+    found = outcome(form, path)
+    assert found is None or (content and set(found) == {WRONG})

@@ -1,0 +1,123 @@
+"""Every format, read from the fakes of S3 and Google Cloud Storage that others have written."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from fake_stores import fake_gcs, fake_s3
+from record_files import every_record, write_bagz, write_megatron, write_tar, write_tfrecord
+from store_clients import clients_of
+
+import millstream
+
+pytestmark = pytest.mark.third_party
+
+RECORDS = [b"record %d " % number * 50 for number in range(300)]
+
+SOURCES: dict[str, Any] = {
+    "a.array_record": millstream.ArrayRecordDataSource,
+    "a.bag": millstream.BagzDataSource,
+    "a.bagz": millstream.BagzDataSource,
+    "a.csv": millstream.CsvDataSource,
+    "a.jsonl": millstream.JsonLinesDataSource,
+    "a.parquet": millstream.ParquetDataSource,
+    "a.tar": millstream.WebDatasetDataSource,
+    "a.tfrecord": millstream.TFRecordDataSource,
+    "a.txt": millstream.TextLineDataSource,
+    "m.bin": millstream.MegatronDataSource,
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a file of each format."""
+    folder = tmp_path_factory.mktemp("files")
+    writer = ArrayRecordWriter(str(folder / "a.array_record"), "group_size:1")
+    for record in RECORDS:
+        writer.write(record)
+    writer.close()
+    write_bagz(folder / "a.bag", RECORDS)
+    write_bagz(folder / "a.bagz", RECORDS)
+    (folder / "a.csv").write_text("n,twice\n" + "".join(f"{n},{2 * n}\n" for n in range(300)))
+    (folder / "a.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(300)))
+    rows = {"n": [*range(300)], "text": [f"row {n}" for n in range(300)]}
+    pq.write_table(pa.table(rows), folder / "a.parquet", row_group_size=50)
+    write_tar(folder / "a.tar", [(f"{n}.txt", record) for n, record in enumerate(RECORDS)])
+    write_tfrecord(folder / "a.tfrecord", RECORDS)
+    (folder / "a.txt").write_text("".join(f"line {n}\n" for n in range(300)))
+    write_megatron(folder / "m", [np.arange(n, dtype=np.uint16) for n in range(300)])
+    return folder
+
+
+@pytest.fixture(params=["gs", "s3"])
+def scheme(request: pytest.FixtureRequest, files: Path, tmp_path: Path) -> Iterator[str]:
+    """The beginning of URLs whose objects a fake has: those files, in a folder of a bucket."""
+    objects = {f"folder/{path.name}": path.read_bytes() for path in files.iterdir() if path.name[0] != "."}
+    fake = {"gs": fake_gcs, "s3": fake_s3}[request.param]
+    with fake(objects) as address, clients_of(address, tmp_path / "cache"):
+        yield request.param
+
+
+def test_the_records_are_those_of_the_files(scheme: str, files: Path, tmp_path: Path) -> None:
+    """In every format, one by one and all at once; ArrayRecord files by copies in a cache."""
+    for name, kind in SOURCES.items():
+        options = {"cache": millstream.FileCache(10**8, tmp_path / "copies")} if name == "a.array_record" else {}
+        with kind(files / name) as local:
+            expected = [repr(record) for record in every_record(local)]
+            fingerprint = local.fingerprint()
+        assert len(expected) == 300
+        with kind(f"{scheme}://bucket/folder/{name}", **options) as source:
+            assert [repr(record) for record in every_record(source)] == expected
+            assert repr(source[299]) == expected[299]
+            assert source.fingerprint() == fingerprint
+    with millstream.BagzDataSource(f"{scheme}://bucket/*/a.bag*") as source:
+        assert every_record(source) == [*RECORDS, *RECORDS]
+
+
+def test_array_records_of_google_are_read_by_their_library(scheme: str, tmp_path: Path) -> None:
+    """Where they are in S3, an error says what to do instead."""
+    if scheme == "s3":
+        with pytest.raises(ValueError, match=r"reads local files and gs://.*Pass cache=FileCache"):
+            millstream.ArrayRecordDataSource("s3://bucket/folder/a.array_record")
+        return
+    # In a process of its own: the library looks once where the store is.
+    code = """
+import millstream
+source = millstream.ArrayRecordDataSource("gs://bucket/folder/*.array_record")
+print(len(source), source[7][:9], source.__getitems__([299])[0][:11])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "300 b'record 7 ' b'record 299 '\n"
+
+
+def test_a_loader_reads_it(scheme: str, files: Path) -> None:
+    """Shuffled, by threads of this process and by workers: the batches are those of the file."""
+    expected = None
+    for place in (str(files), f"{scheme}://bucket/folder"):
+        for workers in (0, 2):
+            with (
+                millstream.JsonLinesDataSource(f"{place}/a.jsonl") as source,
+                millstream.load(
+                    source, shuffle=True, seed=1, num_epochs=1, batch_size=32, worker_count=workers
+                ) as loader,
+            ):
+                batches = [batch["n"].tolist() for batch in loader]
+            expected = expected or batches
+            assert batches == expected
+    assert sorted(n for batch in expected or [] for n in batch) == [*range(300)]
+
+
+def test_what_is_not_there_is_an_error_with_its_url(scheme: str) -> None:
+    """An object, and a bucket, that is not there."""
+    for url in (f"{scheme}://bucket/folder/none", f"{scheme}://none/folder/a.tfrecord"):
+        with pytest.raises(FileNotFoundError, match=url):
+            millstream.TFRecordDataSource(url)
+    with pytest.raises(FileNotFoundError, match="none-"):
+        millstream.TFRecordDataSource(f"{scheme}://bucket/folder/none-*")

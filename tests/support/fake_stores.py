@@ -1,0 +1,82 @@
+"""The fakes of Google Cloud Storage and S3 that PyPI has, each in a process of its own: moto and gcp-storage-emulator.
+
+Others have written them: what they understand by the two protocols is not what this project does.
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+
+_S3 = """
+import os, sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print("http://%s:%d" % server.get_host_and_port(), flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+_GCS = """
+import os, socket, sys
+from gcp_storage_emulator.server import create_server
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket").start()
+print("http://127.0.0.1:%d" % port, flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+@contextlib.contextmanager
+def fake_s3(objects: Mapping[str, bytes]) -> Iterator[str]:
+    """Serves objects of the bucket `bucket` by moto for the length of a block, and gives the server's address."""
+    with _running(_S3) as address:
+        _send("PUT", f"{address}/bucket")
+        for name, content in objects.items():
+            _send("PUT", f"{address}/bucket/{urllib.parse.quote(name)}", content)
+        yield address
+
+
+@contextlib.contextmanager
+def fake_gcs(objects: Mapping[str, bytes]) -> Iterator[str]:
+    """Serves objects of the bucket `bucket` by gcp-storage-emulator, in the same way."""
+    with _running(_GCS) as address:
+        for name, content in objects.items():
+            query = urllib.parse.urlencode({"uploadType": "media", "name": name})
+            answer = _send("POST", f"{address}/upload/storage/v1/b/bucket/o?{query}", content)
+            assert json.loads(answer)["name"] == name
+        yield address
+
+
+@contextlib.contextmanager
+def _running(code: str) -> Iterator[str]:
+    """Runs a server, which prints its address and ends with its standard input."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:"), f"The server did not start: {code}"
+        try:
+            yield address
+        finally:
+            process.stdin.close()
+
+
+def _send(method: str, url: str, content: bytes = b"") -> bytes:
+    headers = {"Content-Type": "application/octet-stream"}
+    request = urllib.request.Request(url, content, headers, method=method)
+    with urllib.request.urlopen(request) as answer:
+        received: bytes = answer.read()
+    return received
