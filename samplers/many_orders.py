@@ -3,9 +3,10 @@
 A batch of a mixture of a thousand components has a position or none of each. To ask one sampler after the other for so
 little would take a hundred times as long as arithmetic on arrays in which each position has the numbers of its sampler:
 how many records there are, into which parts they are split, and the keys of the rounds. What is computed is what
-`permutation` says: the same rounds, for the sets whose words have 32 bits.
+`permutation` says: the same rounds, in words of 32 bits or of 64.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard, final
 
@@ -14,9 +15,7 @@ from numpy.typing import NDArray
 
 from millstream.samplers.index import IndexSampler, SequentialSampler
 from millstream.samplers.permutation import NARROW_LIMIT, narrowed, round_keys, shape_of
-from millstream.samplers.rounds import Wide, draw_below_narrow, mix_narrow, turn_left
-
-Narrow = NDArray[np.uint32]
+from millstream.samplers.rounds import Wide, Words, draw_below, mix, turn_left
 
 
 def can_join(sampler: object) -> TypeGuard[IndexSampler]:
@@ -24,7 +23,7 @@ def can_join(sampler: object) -> TypeGuard[IndexSampler]:
     # Not a subclass, which may say something else of its keys.
     if type(sampler) not in {IndexSampler, SequentialSampler}:
         return False
-    return isinstance(sampler, IndexSampler) and sampler.keys is None and sampler.num_records <= NARROW_LIMIT
+    return isinstance(sampler, IndexSampler) and sampler.keys is None
 
 
 @final
@@ -37,17 +36,18 @@ class ManyOrders:
 
     def __init__(self, samplers: Sequence[Any]) -> None:
         self._sizes = np.ones(len(samplers), dtype=np.uint64)
-        # As many pairs of rounds as the shuffle has, 0 where there is none.
-        self._kinds = np.zeros(len(samplers), dtype=np.int64)
+        alike: defaultdict[tuple[int, type[np.unsignedinteger[Any]]], list[int]] = defaultdict(list)
         for number, sampler in enumerate(samplers):
             if can_join(sampler):
                 self._sizes[number] = sampler.num_records
-                self._kinds[number] = shape_of(sampler.num_records)[2] if sampler.shuffle else 0
-        self._shuffles = {
-            kind: _Shuffles(samplers, np.flatnonzero(self._kinds == kind), kind)
-            for kind in np.unique(self._kinds).tolist()
-            if kind
-        }
+                if sampler.shuffle:
+                    word = np.uint32 if sampler.num_records <= NARROW_LIMIT else np.uint64
+                    alike[shape_of(sampler.num_records)[2], word].append(number)
+        self._shuffles = [_Shuffles(samplers, numbers, *kind) for kind, numbers in alike.items()]
+        # Which of these each sampler has; a number that none of them has where records come in order.
+        self._kinds = np.full(len(samplers), len(alike), dtype=np.int64)
+        for kind, numbers in enumerate(alike.values()):
+            self._kinds[numbers] = kind
 
     def record_keys(self, numbers: NDArray[np.intp], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the record keys of positions, shape (m,).
@@ -61,7 +61,7 @@ class ManyOrders:
         epochs = positions.view(np.uint64) // sizes
         keys: Wide = positions.view(np.uint64) - epochs * sizes
         kinds = self._kinds[numbers]
-        for kind, shuffles in self._shuffles.items():
+        for kind, shuffles in enumerate(self._shuffles):
             if (kinds == kind).all():
                 return shuffles.landed(numbers, epochs, keys, sizes).view(np.int64)
             rows = np.flatnonzero(kinds == kind)
@@ -73,20 +73,35 @@ class _Epochs(NamedTuple):
     """For each sampler an epoch, and what its rounds are keyed by: shape (round_pairs, 2, samplers)."""
 
     epochs: Wide
-    keys: Narrow
+    keys: Words
 
 
 @final
 class _Shuffles:
-    """The permutations of samplers which have equally many rounds."""
+    """The permutations of samplers which have equally many rounds, in words of one kind.
 
-    def __init__(self, samplers: Sequence[Any], members: NDArray[np.intp], round_pairs: int) -> None:
+    Args:
+        samplers: all of them.
+        members: the numbers of those which have these.
+        round_pairs: how many rounds, halved.
+        word: the type of the words.
+    """
+
+    def __init__(
+        self,
+        samplers: Sequence[Any],
+        members: Sequence[int],
+        round_pairs: int,
+        word: type[np.unsignedinteger[Any]],
+    ) -> None:
         self._round_pairs = round_pairs
+        self._word = word
         self._seeds = np.zeros(len(samplers), dtype=np.uint64)
-        self._left_sizes, self._right_bits = np.ones((2, len(samplers)), dtype=np.uint32)
-        for number in members.tolist():
+        # The left size, of how many bits it is, and of how many bits the right part is.
+        self._parts = np.ones((3, len(samplers)), dtype=word)
+        for number in members:
             left_size, right_bits, _ = shape_of(samplers[number].num_records)
-            self._left_sizes[number], self._right_bits[number] = left_size, right_bits
+            self._parts[:, number] = left_size, left_size.bit_length(), right_bits
             self._seeds[number] = samplers[number].seed
         # Most samplers stay in one epoch for long. Replaced as a whole, so that threads may come at the same time.
         first = np.zeros(len(samplers), dtype=np.uint64)
@@ -95,16 +110,15 @@ class _Shuffles:
     def landed(self, numbers: NDArray[np.intp], epochs: Wide, offsets: Wide, sizes: Wide) -> Wide:
         """Returns where offsets land in the permutations of their samplers, which have some sizes, and epochs."""
         keys = self._keys_of(numbers, epochs)
-        left_sizes, right_bits = self._left_sizes[numbers], self._right_bits[numbers]
-        landed = _enciphered(offsets, left_sizes, right_bits, keys)
+        parts = self._parts[:, numbers]
+        landed = _enciphered(offsets, parts, keys)
         outside = np.flatnonzero(landed >= sizes)
         while outside.size:
-            some = left_sizes[outside], right_bits[outside], keys[:, :, outside]
-            landed[outside] = walked = _enciphered(landed[outside], *some)
+            landed[outside] = walked = _enciphered(landed[outside], parts[:, outside], keys[:, :, outside])
             outside = outside[walked >= sizes[outside]]
         return landed
 
-    def _keys_of(self, numbers: NDArray[np.intp], epochs: Wide) -> Narrow:
+    def _keys_of(self, numbers: NDArray[np.intp], epochs: Wide) -> Words:
         """Returns what the rounds are keyed by for each position, shape (round_pairs, 2, m)."""
         latest = self._latest
         keys = np.take(latest.keys, numbers, axis=2)
@@ -127,23 +141,26 @@ class _Shuffles:
         keys[:, :, changed] = self._keys(self._seeds[changed], now[changed])
         return _Epochs(now, keys)
 
-    def _keys(self, seeds: Wide, epochs: Wide) -> Narrow:
-        return narrowed(round_keys(seeds, epochs, self._round_pairs))
+    def _keys(self, seeds: Wide, epochs: Wide) -> Words:
+        keys = round_keys(seeds, epochs, self._round_pairs)
+        return narrowed(keys) if self._word is np.uint32 else keys
 
 
-def _enciphered(values: Wide, left_sizes: Narrow, right_bits: Narrow, keys: Narrow) -> Wide:
+def _enciphered(values: Wide, parts: Words, keys: Words) -> Wide:
     """Returns the images of values, each under a bijection of its own: the rounds of `permutation`."""
-    left, right = (values >> right_bits).astype(np.uint32), values.astype(np.uint32)
-    mask, shift = (np.uint32(1) << right_bits) - np.uint32(1), np.uint32(32) - right_bits
+    left_sizes, left_bits, right_bits = parts
+    left, right = (values >> right_bits).astype(keys.dtype), values.astype(keys.dtype)
+    mask, shift = (1 << right_bits) - 1, 8 * keys.dtype.itemsize - right_bits
     right &= mask
     drawn, scratch = np.empty_like(left), np.empty_like(left)
     for left_keys, right_keys in keys:
         np.add(right, left_keys, out=drawn)
-        draw_below_narrow(left_sizes, drawn, scratch)
+        draw_below(left_sizes, left_bits, drawn, scratch)
         turn_left(left, drawn, left_sizes)
         np.add(left, right_keys, out=drawn)
-        mix_narrow(drawn, scratch)
+        mix(drawn, scratch)
         drawn >>= shift
         right += drawn
         right &= mask
-    return left.astype(np.uint64) << right_bits | right
+    landed: Wide = left.astype(np.uint64) << right_bits | right
+    return landed

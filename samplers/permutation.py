@@ -142,7 +142,7 @@ class _Cipher:
         drawn, scratch = np.empty_like(left), np.empty_like(left)
         for left_key, right_key in self.keys:
             np.add(right, left_key, out=drawn)
-            draw_below(self.left_size, drawn, scratch)
+            draw_below(self.left_size, self.left_size.bit_length(), drawn, scratch)
             turn_left(left, drawn, self.left_size)
             np.add(left, right_key, out=drawn)
             draw_bits(self.right_bits, drawn, scratch)
@@ -191,7 +191,7 @@ def _tables(cipher: _Cipher) -> list[tuple[Wide, Wide]]:
     """For each pair of rounds, what it adds on the left to each number on the right, and the other way round."""
     left_table = np.arange(1 << cipher.right_bits, dtype=cipher.keys.dtype) + cipher.keys[:, 0]
     right_table = np.arange(cipher.left_size, dtype=cipher.keys.dtype) + cipher.keys[:, 1]
-    draw_below(cipher.left_size, left_table, np.empty_like(left_table))
+    draw_below(cipher.left_size, cipher.left_size.bit_length(), left_table, np.empty_like(left_table))
     draw_bits(cipher.right_bits, right_table, np.empty_like(right_table))
     return list(zip(left_table.astype(np.uint64), right_table.astype(np.uint64), strict=True))
 
@@ -204,7 +204,7 @@ def _round_key_pairs(cipher: _Cipher) -> list[list[int]]:
 
 
 def _mixed_wide(word: int) -> int:
-    """Returns the image of a word, modulo 2**64, under the bijection of `_mix`."""
+    """Returns the image of a word, modulo 2**64, under the bijection of `mix`."""
     word &= 0xFFFFFFFFFFFFFFFF
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     word = (word ^ word >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
@@ -212,7 +212,7 @@ def _mixed_wide(word: int) -> int:
 
 
 def _mixed_narrow(word: int) -> int:
-    """Returns the image of a word, modulo 2**32, under the bijection of `mix_narrow`."""
+    """Returns the image of a word, modulo 2**32, under the bijection of `mix`."""
     word &= 0xFFFFFFFF
     word = (word ^ word >> 16) * 0x21F0AAAD & 0xFFFFFFFF
     word = (word ^ word >> 15) * 0xD35A2D97 & 0xFFFFFFFF

@@ -15,7 +15,7 @@ GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 def mixed(words: Wide) -> Wide:
     """Returns the same array, with each word replaced by its image under a bijection that looks random."""
-    _mix(words, np.empty_like(words))
+    _mix_wide(words, np.empty_like(words))
     return words
 
 
@@ -26,22 +26,29 @@ def derived(seed: int, number: int) -> int:
     return int(mixed(first + second)[0])
 
 
-def draw_below(size: int, words: Words, scratch: Words) -> None:
-    """Replaces each word by a pseudo-random number below size that it determines."""
+def mix(words: Words, scratch: Words) -> Words:
+    """Replaces each word by its image under a bijection that looks random, and returns the same array."""
+    return _mix_narrow(words, scratch) if words.dtype.itemsize == 4 else _mix_wide(words, scratch)
+
+
+def draw_below(size: int | Words, size_bits: int | Words, words: Words, scratch: Words) -> None:
+    """Replaces each word by a pseudo-random number below size that it determines.
+
+    Args:
+        size: one for all words, or one for each; up to 2**16 where words have 32 bits, else up to 2**32.
+        size_bits: of how many bits the size is.
+        words: the words.
+        scratch: memory of the same shape and dtype.
+    """
+    mix(words, scratch)
     if words.dtype.itemsize == 4:
-        draw_below_narrow(size, words, scratch)
+        _scale_narrow(words, size, scratch)
     else:
-        _scale(_mix(words, scratch), size)
-
-
-def draw_below_narrow(size: int | Words, words: Words, scratch: Words) -> None:
-    """Does the same with words of 32 bits, all with one size or each with its own."""
-    _scale_narrow(mix_narrow(words, scratch), size, scratch)
+        _scale_wide(words, size, size_bits)
 
 
 def draw_bits(bits: int, words: Words, scratch: Words) -> None:
     """Replaces each word by a pseudo-random number below 2**bits that it determines."""
-    mix = mix_narrow if words.dtype.itemsize == 4 else _mix
     mix(words, scratch)
     words >>= 8 * words.dtype.itemsize - bits
 
@@ -60,7 +67,7 @@ def turn_right(right: Words, drawn: Words, right_bits: int) -> None:
     right &= (1 << right_bits) - 1
 
 
-def _mix(words: Words, scratch: Words) -> Words:
+def _mix_wide(words: Words, scratch: Words) -> Words:
     """Replaces each word by its image under the finaliser of splitmix64, a bijection, and returns the same array."""
     words ^= np.right_shift(words, 30, out=scratch)
     words *= 0xBF58476D1CE4E5B9
@@ -70,7 +77,7 @@ def _mix(words: Words, scratch: Words) -> Words:
     return words
 
 
-def mix_narrow(words: Words, scratch: Words) -> Words:
+def _mix_narrow(words: Words, scratch: Words) -> Words:
     """Replaces each word by its image under a bijection that flips all bits evenly, and returns the same array."""
     words ^= np.right_shift(words, 16, out=scratch)
     words *= 0x21F0AAAD
@@ -80,11 +87,11 @@ def mix_narrow(words: Words, scratch: Words) -> Words:
     return words
 
 
-def _scale(words: Words, size: int) -> None:
+def _scale_wide(words: Words, size: int | Words, size_bits: int | Words) -> None:
     """Replaces random words by numbers below size: their high bits times size, over 2**(how many bits those are)."""
-    words >>= size.bit_length()
+    words >>= size_bits
     words *= size
-    words >>= 64 - size.bit_length()
+    words >>= 64 - size_bits
 
 
 def _scale_narrow(words: Words, size: int | Words, scratch: Words) -> None:

@@ -97,9 +97,8 @@ def _order(measured: dict[str, Any]) -> list[str]:
         *_table(["order", "a position of 8,192", "8 positions", "bytes sent to a worker"], rows),
         (
             f"Building the mixture of {measured['components']:,} components, up to its first key, takes "
-            f"{measured['mixture_seconds'] * 1e3:,.0f} ms. Components that are `IndexSampler`s of up "
-            "to 2^32 records are asked together, as these 1,000 are: a position costs little then. Larger ones are "
-            "asked one after the other, so that a position costs about in proportion to their number."
+            f"{measured['mixture_seconds'] * 1e3:,.0f} ms. Components that are `IndexSampler`s "
+            "are asked together."
         ),
         "",
     ]

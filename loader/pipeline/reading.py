@@ -1,6 +1,5 @@
 """Reading records from a source: many in one call where the source can."""
 
-import functools
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, cast
@@ -10,7 +9,7 @@ from millstream.interruptions import cannot_wait
 from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
 from millstream.loader.pipeline.steps import annotated, collect
 from millstream.sources import DataSource
-from millstream.sources.base import HeldRecords, items_at
+from millstream.sources.base import HeldRecords
 from millstream.sources.lookalikes import batched_read_of
 
 MOST_HELD = 1 << 30
@@ -30,16 +29,13 @@ def may_tell_threads_apart(source: DataSource[Any]) -> bool:
 
 def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     """Returns the function that reads records: in one call where the source can."""
-    # In a worker, another object may stand in for a list.
     stand_in: Any = source
     kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
     where = f"reading from {kind.__name__}"
     read_many = batched_read_of(source)
     read_one: Callable[[int], Any] = source.__getitem__
-    if kind is not type(source):
-        # Each reader gets a dict or list of its own from it already.
-        read_many = functools.partial(items_at, stand_in)
-    elif kind in {list, tuple}:
+    # What stands in for a list makes a dict or list for each reader.
+    if type(source) in {list, tuple}:
         held = HeldRecords(cast("Sequence[Any]", source))
         read_one, read_many = held.__getitem__, held.__getitems__
     takes_arrays = bool(getattr(source, "takes_key_arrays", False))

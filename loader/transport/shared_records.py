@@ -15,7 +15,7 @@ import io
 import itertools
 import operator
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, SupportsIndex, final
 
 import numpy as np
@@ -71,7 +71,10 @@ class SharedRecords:
 
     def __init__(self, recipe: "Recipe") -> None:
         self._recipe = recipe
-        self._memory: Any = memoryview(recipe.memory.data)
+        # Where records are arrays, the memory is one array of their dtype.
+        dtype = recipe.record_kind if isinstance(recipe.record_kind, np.dtype) else None
+        self._memory: Any = memoryview(recipe.memory.data) if dtype is None else recipe.memory.view(dtype)
+        self._item_bytes = 1 if dtype is None else dtype.itemsize
         self._classes = ClassTable(recipe.classes) if recipe.classes else None
         # Objects around large arrays, which are nothing beside these, but take as long to make as copying 30 KB. A dict
         # or list among them is copied when it is read, as where there are no workers.
@@ -96,19 +99,37 @@ class SharedRecords:
             number += len(self)
         if not 0 <= number < len(self):
             raise IndexError(f"{self.stands_in_for.__name__} index out of range")
-        recipe = self._recipe
-        start, end = recipe.ends[number], recipe.ends[number + 1]
-        if isinstance(recipe.record_kind, np.dtype):
-            array = recipe.memory[start:end].view(recipe.record_kind)
-            return array if array.nbytes >= LARGE_ARRAY_BYTES else array.copy()
-        if recipe.record_kind is bytes:
-            return bytes(self._memory[start:end])
-        if recipe.record_kind is str:
-            return str(self._memory[start:end], "utf-8", "surrogatepass")
-        return self._unpickled(number, self._memory[start:end])
+        start, end = self._recipe.ends.item(number), self._recipe.ends.item(number + 1)
+        return self._make(number, start // self._item_bytes, end // self._item_bytes)
 
-    def _unpickled(self, number: int, record: Any) -> Any:
-        recipe = self._recipe
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Returns `[records[number] for number in numbers]`: where each record lies is looked up for all at once."""
+        places = np.array(numbers, dtype=np.int64)
+        if not len(places) or places.min() < 0 or places.max() >= len(self):
+            return [self[number] for number in numbers]
+        starts, ends = (self._recipe.ends[some] // self._item_bytes for some in (places, places + 1))
+        return list(map(self._make, numbers, starts.tolist(), ends.tolist()))
+
+    @property
+    def _make(self) -> Callable[[int, int, int], Any]:
+        """What makes a record, given its number, and where in the memory it begins and ends."""
+        kind = self._recipe.record_kind
+        if isinstance(kind, np.dtype):
+            return self._array
+        return self._bytes if kind is bytes else self._text if kind is str else self._unpickled
+
+    def _array(self, _: int, start: int, end: int) -> NDArray[Any]:
+        array: NDArray[Any] = self._memory[start:end]
+        return array if array.nbytes >= LARGE_ARRAY_BYTES else array.copy()
+
+    def _bytes(self, _: int, start: int, end: int) -> bytes:
+        return bytes(self._memory[start:end])
+
+    def _text(self, _: int, start: int, end: int) -> str:
+        return str(self._memory[start:end], "utf-8", "surrogatepass")
+
+    def _unpickled(self, number: int, start: int, end: int) -> Any:
+        record, recipe = self._memory[start:end], self._recipe
         large = recipe.large[recipe.large_ends[number] : recipe.large_ends[number + 1]] if recipe.large else ()
         if not large:
             return self._loads(record, ())

@@ -9,7 +9,11 @@ import millstream
 from millstream.samplers.many_orders import ManyOrders, can_join
 
 SIZES = st.one_of(
-    st.integers(1, 40), st.integers(1, 5000), st.sampled_from([(1 << 32) - 1, 1 << 32]), st.integers(1, 1 << 32)
+    st.integers(1, 40),
+    st.integers(1, 5000),
+    st.sampled_from([(1 << 32) - 1, 1 << 32, (1 << 32) + 1, 1 << 63]),
+    st.integers(1, 1 << 32),
+    st.integers(1 << 32, 1 << 63),
 )
 SEEDS = st.one_of(st.none(), st.integers(0, 3), st.integers(0, (1 << 64) - 1))
 
@@ -43,12 +47,12 @@ class Doubled(millstream.IndexSampler):
     [
         (millstream.IndexSampler(8, shuffle=True, seed=1), True),
         (millstream.SequentialSampler(1 << 32), True),
-        (millstream.IndexSampler((1 << 32) + 1, shuffle=True, seed=1), False),
+        (millstream.IndexSampler(1 << 63, shuffle=True, seed=1), True),
         (millstream.IndexSampler(2, keys=[5, 7]), False),
         (Doubled(8), False),
         (millstream.HierarchicalSampler([4, 4], window_units=2, seed=1), False),
     ],
-    ids=["shuffled", "in order", "too large", "with keys", "a subclass", "another kind"],
+    ids=["shuffled", "in order", "large", "with keys", "a subclass", "another kind"],
 )
 def test_others_are_asked_themselves(sampler: object, joins: bool) -> None:
     """A sampler whose keys are anything else than this arithmetic is not one of them."""

@@ -91,9 +91,13 @@ def test_shared_records_are_those_of_the_list(name: str) -> None:
     for number in (*range(-len(records), len(records)), np.int64(3)):
         assert comparable(shared[number]) == comparable(records[number])
     assert comparable(shared[2:9:3]) == comparable(records[2:9:3])
+    for numbers in ([*reversed(range(len(records))), 0], [-1, 0], [3], []):
+        assert comparable(shared.__getitems__(numbers)) == comparable([records[number] for number in numbers])
     for beyond in (len(records), -len(records) - 1):
         with pytest.raises(IndexError, match=f"{type(records).__name__} index out of range"):
             shared[beyond]
+        with pytest.raises(IndexError, match=f"{type(records).__name__} index out of range"):
+            shared.__getitems__([0, beyond])
         with pytest.raises(IndexError, match=f"{type(records).__name__} index out of range"):
             records[beyond]
 
