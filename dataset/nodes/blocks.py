@@ -1,5 +1,6 @@
 """Reads elements: one alone, or a block of them, located far ahead where blocks are read in order."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Final, SupportsIndex, final
 
@@ -32,14 +33,19 @@ class Blocks:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._ahead: LookAhead[Any] | None = None
-        if node.looks_ahead:
-            # Of several sources, each has a permutation of its own, and each of these its price.
-            records = LOCATED_RECORDS * min(node.breadth, _MOST_BREADTH)
-            self._ahead = LookAhead(self._locate, max(1, records // node.width), node.length)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Blocks, (self._node,)
+
+    @functools.cached_property
+    def _ahead(self) -> LookAhead[Any] | None:
+        # Found out when it is wanted: while a user's dataset that holds this is unpickled, it has no attributes yet.
+        node = self._node
+        if not node.looks_ahead:
+            return None
+        # Of several sources, each has a permutation of its own, and each of these its price.
+        records = LOCATED_RECORDS * min(node.breadth, _MOST_BREADTH)
+        return LookAhead(self._locate, max(1, records // node.width), node.length)
 
     def at(self, position: SupportsIndex) -> Any:
         """Returns the element at one position, None where it is absent; raises as `block` does."""
@@ -61,7 +67,8 @@ class Blocks:
     def _located_ahead(self, positions: RecordKeys) -> tuple[Any, int] | None:
         """Returns what was located for a chunk, and the row there of the first position; None for no row of them."""
         size = len(positions)
-        if self._ahead is None or size * self._node.width < _SMALLEST_RUN:
+        ahead = self._ahead
+        if ahead is None or size * self._node.width < _SMALLEST_RUN:
             return None
         if not isinstance(positions, np.ndarray) or positions.dtype != np.int64 or positions.ndim != 1:
             return None
@@ -69,8 +76,8 @@ class Blocks:
         stop = start + size
         if not 0 <= start < stop <= self._node.length or positions.tobytes() != np.arange(start, stop).tobytes():
             return None
-        first, chunk = self._ahead.chunk_of(start)
-        return None if chunk is None or stop > first + self._ahead.size else (chunk, start - first)
+        first, chunk = ahead.chunk_of(start)
+        return None if chunk is None or stop > first + ahead.size else (chunk, start - first)
 
     def _locate(self, start: int, stop: int) -> Any:
         return self._node.locate(np.arange(start, stop))

@@ -5,7 +5,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from dataset_chains import Chain, CountedSource, chains
+from dataset_chains import Chain, CountedSource, Every, chains
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +53,16 @@ def test_a_pickled_dataset_is_the_same(chain: Chain) -> None:
     assert list(copy.__getitems__(range(20))) == chain.oracle.first(20)
     assert repr(copy) == repr(chain.dataset)
     assert copy.fingerprint() == chain.dataset.fingerprint()
+
+
+def test_a_dataset_of_a_users_class_is_pickled_after_it_was_read() -> None:
+    """It refers to itself then, and comes back whole, alone and below others."""
+    own = Every(MapDataset.range(40), 2)
+    for dataset in (own, own.shuffle(seed=0)):
+        expected = list(dataset.__getitems__(np.arange(16)))
+        list(own.__getitems__(np.arange(16)))
+        copy: MapDataset[Any] = pickle.loads(cloudpickle.dumps(dataset))
+        assert list(copy.__getitems__(np.arange(16))) == expected
 
 
 @settings(max_examples=30)
