@@ -102,7 +102,7 @@ def test_a_short_stream_is_begun_anew() -> None:
 def test_streams_that_decide_while_reading_can_be_tuned() -> None:
     """Where a Filter comes before Batch, the loader's equals go on where the last one stopped, too.
 
-    Of 15 records, 10 are kept, for a batch: a few more or less where a run ended in the middle of a block.
+    Of 15 records, 10 are kept, for a batch; a run of one batch may have begun or ended a block of them.
     """
     loader = millstream.DataLoader(
         data_source=range(3000),
@@ -114,7 +114,7 @@ def test_streams_that_decide_while_reading_can_be_tuned() -> None:
 
     assert tuning.measurements
     for measurement in tuning.measurements:
-        assert measurement.records_per_second == pytest.approx(15 * measurement.batches_per_second, rel=0.3)
+        assert 10 < measurement.records_per_second / measurement.batches_per_second < 30
 
 
 def test_a_batch_that_takes_longer_than_there_is_time_is_measured() -> None:
