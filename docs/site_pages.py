@@ -4,10 +4,12 @@ Every document is written once, where readers of the repository look for it. Her
 documents become links between pages. The reference is made of the docstrings of all public names, part by part.
 """
 
+import functools
 import importlib
 import inspect
 import posixpath
 import re
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parent))  # A hook is not in a package.
+import drawn_graphs  # noqa: E402
 
 DOCUMENTS = {
     "README.md": "tour.md",
@@ -53,6 +57,22 @@ PARTS = {
 
 GIVEN = "The examples begin with `import millstream` and `import numpy as np`, and find small files in their folder."
 """What stands on each page of the reference."""
+
+OF_BASES = {"profile", "summary", "metrics", "trace", "preview", "report", "serve_top", "start_prefetch", "close"}
+OF_BASES |= {"length", "record_keys", "record_keys_at", "files", "locate"}
+"""What classes have of a base that is not public itself, and users call."""
+
+FOR_THE_LIBRARY = {
+    "batches_after",
+    "take",
+    "look",
+    "worker_stacks",
+    "interrupt",
+    "close_with_loader",
+    "states_are_bytes",
+}
+FOR_THE_LIBRARY |= {"noted_state", "place", "go", "takes_key_arrays"}
+"""What the library's own parts call of each other's public classes."""
 
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -98,6 +118,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             raise PluginError(f"{source} links to {link[2]}, which has no page: name it in {Path(__file__).name}.")
         return link[1] + posixpath.relpath(there, posixpath.dirname(page.file.src_uri)) + (link[3] or "") + link[4]
 
+    markdown = drawn_graphs.BLOCK.sub(drawn_graphs.drawn, markdown)
     pieces, end = [], 0
     for block in BLOCK.finditer(markdown):
         pieces += [LINK.sub(linked, markdown[end : block.start()]), MORE_THAN_A_LANGUAGE.sub(r"\1", block[0], count=1)]
@@ -136,10 +157,28 @@ def reference_page(part: str, about: str) -> str:
         # An alias of what others define, such as a type, is where it is written.
         is_ours = value.__module__.split(".")[0] == "millstream"
         path = f"{value.__module__}.{value.__qualname__}" if is_ours else name
-        blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {name.rsplit('.', 1)[-1]}\n")
+        label = name.rsplit(".", 1)[-1]
+        blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {label}\n{members_of(value)}")
     return "\n".join(blocks)
 
 
+def members_of(value: Any) -> str:
+    """Returns which members of a class stand in the reference, as options of its block."""
+    if not inspect.isclass(value):
+        return ""
+    hidden = "".join(f", '!^{name}$'" for name in sorted(FOR_THE_LIBRARY))
+    bases = [base for base in value.__mro__[1:] if base.__module__.split(".")[0] == "millstream"]
+    inherited = {name for base in bases if not is_public(base) for name in vars(base)} & OF_BASES - {*vars(value)}
+    listed = f"      inherited_members: [{', '.join(sorted(inherited))}]\n" if inherited else ""
+    return f"      filters: ['!^_'{hidden}]\n{listed}"
+
+
+def is_public(value: Any) -> bool:
+    """Returns whether a class has a place of its own in the reference."""
+    return any(value is public for part in PARTS for public in public_names(part).values())
+
+
+@functools.cache
 def public_names(part: str) -> dict[str, Any]:
     """Returns the public classes and functions of a part, by the shortest name that users can write.
 

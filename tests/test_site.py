@@ -63,6 +63,35 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     assert [some for some in names.values() if not some & headings] == []
 
 
+def test_what_users_call_is_in_the_reference_and_what_they_do_not_is_not(site: Path) -> None:
+    """Every method of a loader has a heading, of whichever class it is; what only the library calls has none."""
+    page = (site / "reference/loader.html").read_text()
+    methods = {name for name in dir(millstream.DataLoader) if not name.startswith("_")}
+    assert methods == set(re.findall(r'<h3 id="[\w.]*\.DataLoader\.(\w+)"', page))
+    assert set(re.findall(r'<h3 id="[\w.]*\.DataLoaderIterator\.(\w+)"', page)) == {
+        "step",
+        "epoch",
+        "start_prefetch",
+        "get_state",
+        "set_state",
+        "set_states",
+        "seek",
+        "close",
+    }
+
+
+def test_graphs_are_drawn(site: Path) -> None:
+    """A site that loads nothing from elsewhere draws them itself: each box and each arrow is in the picture."""
+    drawing = re.search(r"```mermaid\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    assert drawing is not None
+    page = (site / "contributing.html").read_text()
+    assert "graph TD" not in page
+    assert page.count('marker-end="url(#tip)"') == drawing[1].count("-->")
+    (picture,) = re.findall(r'<svg class="graph".*?</svg>', page)
+    boxes = {box.split("<br>")[0] for box in re.findall(r'"([^"]*)"', drawing[1])}
+    assert boxes == {text for text in re.findall(r"<text[^>]*>([^<]*)</text>", picture) if text.endswith("/")}
+
+
 def test_the_site_asks_nobody_else_for_anything(site: Path) -> None:
     """No fonts, scripts or styles from elsewhere: it can be read, and searched, without a network."""
     loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]*)")

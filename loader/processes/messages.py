@@ -86,7 +86,13 @@ class Task(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The pipelines are there: the worker waits for calls."""
+    """The pipelines are there: the worker waits for calls.
+
+    Attributes:
+        pid: its number, for a parent that has not heard it from the fork server yet.
+    """
+
+    pid: int
 
 
 class PipelineFailed(NamedTuple):

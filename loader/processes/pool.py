@@ -82,7 +82,7 @@ class Worker:
         channel: the conversation with it.
         arena: the memory that it writes.
         crash_log: the file with the call that it has begun, and its stacks.
-        pid: its process; None until the fork server has said.
+        pid: its process; None until it, or the fork server, has said.
         handle: the process's handle (pidfd), where there are such.
         exited: how it ended; None until the fork server has said.
         is_ready: whether it has the pipeline.
@@ -338,6 +338,8 @@ class Pool:
         for message in messages:
             if isinstance(message, Ready):
                 worker.is_ready = True
+                # The fork server may be slower to say so than the worker was to begin.
+                worker.pid = message.pid
                 worker.waited = 0.0
             elif isinstance(message, Result):
                 worker.answered(message.call)

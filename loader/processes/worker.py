@@ -70,7 +70,7 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
         )
         for plan, profiler in zip(plans, profilers, strict=True)
     ]
-    channel.send(Ready())
+    channel.send(Ready(owner))
     while channel.is_open:
         for message in channel.receive():
             note_call(crash_log, message.call)

@@ -22,6 +22,7 @@ overflow-wrap:anywhere}
 .millstream .ms-slowest code::after{content:"slowest";color:var(--ms-hot);margin-left:.8em;
 font-family:system-ui,sans-serif}
 .millstream ul{margin:.5em 0 0;padding-left:1.3em}
+.millstream h1{font-size:1.3em;margin:0 0 .3em}
 .millstream h2{font-size:1.1em;margin:1.4em 0 .5em}
 """
 """What this picture needs beside the style of all."""

@@ -27,6 +27,7 @@ def report_page(
         is_recorded: whether the loader records its timeline.
     """
     parts = [
+        f"<h1>{escaped(facts.source.name)}</h1>",
         f"<p>{escaped(who_works(facts))}; {escaped(trainer_text(facts.measured))}.</p>",
         "<h2>What to change</h2>",
         advice_list(facts),
@@ -50,8 +51,8 @@ def _timeline_part(
         return "<p>Nothing was recorded yet.</p>"
     data = base64.b64encode(chrome_trace(spans, memory, events).encode()).decode()
     return (
-        f"{timeline(spans, events)}<p>Red: the trainer waits. Hover over a piece for its batches. All of it: "
-        f'<a download="millstream-trace.json" href="data:application/json;base64,{data}">the trace of '
+        f"{timeline(spans, events)}<p>Red: the trainer waits; grey: it works. Hover over a piece for its batches. "
+        f'All of it: <a download="millstream-trace.json" href="data:application/json;base64,{data}">the trace of '
         f'{escaped(count_text(len(spans), "piece"))} of work</a>, for <a href="https://ui.perfetto.dev">Perfetto</a>.</p>'
     )
 

@@ -12,17 +12,18 @@ import pytest
 import millstream
 from millstream.loader import tuning as tuning_module
 from millstream.loader.showing.tuned import Measurement, Settings, Tuning
-from millstream.loader.tuning import Run, cheapest_of, memory_bytes
+from millstream.loader.tuning import memory_bytes
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PLAIN = millstream.ReadOptions()
+WAITED_SECONDS = 0.02
 
 
 def waited_for(batch: Any) -> Any:
     """Returns the batch after a while, as from a service far away."""
-    time.sleep(0.02)
+    time.sleep(WAITED_SECONDS)
     return batch
 
 
@@ -48,8 +49,11 @@ def batches_of(loader: millstream.DataLoader, count: int) -> list[list[int]]:
         return [np.asarray(batch).tolist() for batch, _ in zip(loader, range(count), strict=False)]
 
 
-def test_work_that_waits_gets_threads_or_workers() -> None:
-    """What waits for something else is made many times as fast, the loader is left alone, and its batches stay."""
+def test_rates_are_of_what_was_made_while_they_were_measured() -> None:
+    """However much settings had ready, and whatever the machine does meanwhile: a rate is what they can do, or less.
+
+    The loader is left alone, and its batches are the same with what is advised.
+    """
     what: dict[str, Any] = {
         "data_source": range(100_000),
         "sampler": millstream.IndexSampler(100_000, shuffle=True, seed=3),
@@ -57,13 +61,15 @@ def test_work_that_waits_gets_threads_or_workers() -> None:
     }
     loader = millstream.DataLoader(**what)
 
-    tuning = millstream.tune(loader, seconds=8, memory="1GB")
+    tuning = millstream.tune(loader, seconds=4, memory="1GB")
 
-    rates = {one.settings: one.records_per_second for one in tuning.measurements}
     assert tuning.current == Settings(0, PLAIN.num_threads, 1, PLAIN.prefetch_buffer_size)
-    assert tuning.chosen != tuning.current
-    assert rates[tuning.chosen] > 2 * rates[tuning.current]
-    assert max(one.memory_bytes for one in tuning.measurements) < 10**9
+    assert tuning.chosen in {one.settings for one in tuning.measurements}
+    for one in tuning.measurements:
+        at_once = one.settings.worker_count or min(one.settings.num_threads, one.settings.prefetch_buffer_size // 250)
+        assert 0 < one.batches_per_second <= at_once / WAITED_SECONDS
+        assert one.records_per_second == pytest.approx(250 * one.batches_per_second)
+        assert one.memory_bytes < 10**9
     assert loader.metrics()["loader/batches"] == 0
     assert batches_of(millstream.DataLoader(**what, **tuning.arguments), 5) == batches_of(loader, 5)
 
@@ -89,37 +95,18 @@ def test_a_short_stream_is_begun_anew() -> None:
 
     tuning = millstream.tune(loader, seconds=2)
 
-    assert {one.settings.worker_count for one in tuning.measurements} == {0, 1}
     assert all(one.records_per_second == pytest.approx(100 * one.batches_per_second) for one in tuning.measurements)
     assert repr(tuning).startswith("DataLoader(..., worker_count=")
 
 
-@pytest.mark.parametrize(
-    ("rates", "chosen"),
-    [
-        ({0: [100, 100, 100, 100], 1: [105, 104, 105, 104]}, 0),
-        ({0: [100, 100, 100, 100], 1: [150, 150, 150, 150], 2: [152, 151, 153, 150]}, 1),
-        ({0: [100, 100, 100, 100], 1: [80, 300, 80, 80]}, 0),
-        ({0: [100, 40, 100, 100], 1: [150, 50, 160, 150]}, 1),
-        ({0: [100, 100], 1: [150, 150]}, 0),
-        ({0: [100, 100], 1: [190, 180]}, 1),
-    ],
-    ids=["as good", "little more", "chance", "busy for a while", "few rounds", "few rounds, clearly"],
-)
-def test_of_what_is_nearly_as_fast_the_cheapest_is_chosen(rates: dict[int, list[float]], chosen: int) -> None:
-    """More workers must be faster round by round, and by much where there were few rounds."""
-    runs = {
-        Settings(workers, 16, 1, 500): {number: Run(rate, rate) for number, rate in enumerate(of_rounds)}
-        for workers, of_rounds in rates.items()
-    }
-    assert cheapest_of(runs).worker_count == chosen
-
-
 def test_streams_that_decide_while_reading_can_be_tuned() -> None:
-    """Where a Filter comes before Batch, the loader's equals go on where the last one stopped, too."""
+    """Where a Filter comes before Batch, the loader's equals go on where the last one stopped, too.
+
+    Of 15 records, 10 are kept, for a batch; a run of one batch may have begun or ended a block of them.
+    """
     loader = millstream.DataLoader(
         data_source=range(3000),
-        sampler=millstream.IndexSampler(3000, shuffle=True, seed=0, num_epochs=1),
+        sampler=millstream.IndexSampler(3000, num_epochs=1),
         operations=[Kept(), millstream.Batch(10)],
     )
 
@@ -127,7 +114,17 @@ def test_streams_that_decide_while_reading_can_be_tuned() -> None:
 
     assert tuning.measurements
     for measurement in tuning.measurements:
-        assert 10 < measurement.records_per_second / measurement.batches_per_second < 25
+        assert 10 < measurement.records_per_second / measurement.batches_per_second < 30
+
+
+def test_a_batch_that_takes_longer_than_there_is_time_is_measured() -> None:
+    """Something is, however little time there is."""
+    loader = millstream.load(range(100), num_epochs=1, batch_size=50, transformations=[waited_for])
+
+    tuning = millstream.tune(loader, seconds=0.01)
+
+    assert [one.settings for one in tuning.measurements] == [tuning.current] == [tuning.chosen]
+    assert tuning.untried
 
 
 class Kept(millstream.FilterTransform):

@@ -178,7 +178,7 @@ def test_a_stopped_fork_server_delays_only_replacements(monkeypatch: pytest.Monk
     processes = [*pids_of(iterator), fork_server_of(iterator)]
     os.kill(processes[1], signal.SIGSTOP)
     assert [next(iterator).tolist() for _ in range(3)] == EXPECTED[1:4]
-    expect_stalls(iterator, 0.2)
+    expect_stalls(iterator, 1.0)
     os.kill(processes[0], signal.SIGKILL)
     with pytest.raises(WorkerStalledError, match="it is still starting"):
         list(iterator)

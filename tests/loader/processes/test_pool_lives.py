@@ -29,8 +29,10 @@ import pytest
 from faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
 from worker_pools import (
     EXPECTED,
+    assert_quickest,
     at_most,
     batches,
+    closing_seconds,
     fork_server_of,
     in_background,
     loader_of,
@@ -131,19 +133,22 @@ def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
 @pytest.mark.parametrize("taken", [0, 3, len(EXPECTED)])
 def test_closing_ends_the_workers(taken: int) -> None:
     """`close`, before, during and after the stream, ends all processes of the iterator, and idle ones of its loader."""
-    loader = loader_of()
-    list(loader)
-    iterator = iter(loader)
-    iterator.start_prefetch()
-    processes = processes_of(iterator)
-    for _ in range(taken):
-        next(iterator)
-    with at_most(0.4):
-        iterator.close()
-    assert still_there(processes, 0.4) == []
-    assert idle_pools(loader) == []
-    with pytest.raises(ValueError, match="is closed"):
-        next(iterator)
+
+    def close_one() -> float:
+        loader = loader_of()
+        list(loader)
+        iterator = iter(loader)
+        iterator.start_prefetch()
+        processes = processes_of(iterator)
+        for _ in range(taken):
+            next(iterator)
+        seconds = closing_seconds(iterator, processes)
+        assert idle_pools(loader) == []
+        with pytest.raises(ValueError, match="is closed"):
+            next(iterator)
+        return seconds
+
+    assert_quickest(0.4, close_one)
 
 
 def test_an_iterator_that_is_forgotten_ends_its_workers() -> None:

@@ -201,17 +201,19 @@ def test_closing_does_not_wait_for_a_forked_process() -> None:
     code = """
 import os, signal
 import faults, worker_pools
-iterator = iter(worker_pools.loader_of())
-next(iterator)
-processes = worker_pools.made_all(iterator)
-child = os.fork()
-if child == 0:
-    faults.hang()
-with worker_pools.at_most(0.4):
-    iterator.close()
-assert worker_pools.still_there(processes, 0.4) == []
-os.kill(child, signal.SIGKILL)
-os.waitpid(child, 0)
+def close_one():
+    iterator = iter(worker_pools.loader_of())
+    next(iterator)
+    processes = worker_pools.made_all(iterator)
+    child = os.fork()
+    if child == 0:
+        faults.hang()
+    try:
+        return worker_pools.closing_seconds(iterator, processes)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+worker_pools.assert_quickest(0.4, close_one)
 """
     done = python("-c", code)
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,6 +15,7 @@ from html_pages import Page
 from hypothesis import strategies
 
 import millstream
+from millstream.loader.processes.pool import Pool
 from millstream.loader.showing.chrome_trace import chrome_trace
 from millstream.loader.showing.timeline import WIDTH, memory_drawing, timeline
 from millstream.loader.threads import recorder
@@ -78,6 +79,19 @@ def test_the_recording_says_who_worked_on_which_batch(workers: int, threads: int
     else:
         assert set(names) == {os.getpid()}
     assert sum(piece["name"] == WAITS for piece in pieces) >= 2
+
+
+def test_a_worker_that_is_quicker_than_the_fork_server_is_in_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it made is noted as its own, though nobody else has said yet which process it is."""
+    monkeypatch.setattr(Pool, "_listen_to_fork_server", lambda _: None)
+    with loader_of(workers=1) as loader:
+        assert len(list(loader)) == 8
+        events = trace_of(loader, tmp_path)
+    calls = [event for event in events if event["name"].startswith("batch")]
+    assert sorted(event["args"]["first batch"] for event in calls) == list(range(8))
+    assert {event["pid"] for event in calls}.isdisjoint({os.getpid()})
 
 
 @EXECUTORS
