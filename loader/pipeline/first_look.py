@@ -38,20 +38,21 @@ class FirstLook:
         read: reads one record, given its key; None where it must not be read twice, and records are not watched.
         labels: what to call each operation.
         makers: the numbers of the operations that make elements, one by one.
+
+    Attributes:
+        left: the operations whose elements are still to be looked at, by number; None stands for the records.
     """
 
     def __init__(self, read: Callable[[int], Any] | None, labels: Sequence[str], makers: Collection[int]) -> None:
         self._read = read
         self._labels = labels
         # Each look is taken once. To pop is one step: several threads may come at the same time.
-        self._looks_at_records, self._looks_at_batches = [True], [True]
-        self._looks_at_results = dict.fromkeys(makers, True)
+        self.left: dict[int | None, bool] = dict.fromkeys(makers if read is None else [None, *makers], True)
+        self._at_batches = [True]
 
     def at_records(self, run: Elements) -> "WatchedRecords | None":
         """Returns what watches the records just read, or None where that is not needed."""
-        if not self._looks_at_records or isinstance(run.values, ColumnarRecords) or not _taken(self._looks_at_records):
-            return None
-        if self._read is None:
+        if self._read is None or not self.left.pop(None, False) or isinstance(run.values, ColumnarRecords):
             return None
         return WatchedRecords(run, self._read, self._labels)
 
@@ -60,7 +61,7 @@ class FirstLook:
 
         Warns if the others change what it was: the operation returns memory that it writes to again.
         """
-        if len(run.values) < 2 or not self._looks_at_results.pop(number, False):
+        if len(run.values) < 2 or not self.left.pop(number, False):
             return step(run, np.empty)
         first = step(Elements(run.values[:1], run.origins.take(slice(1))), np.empty)
         if first.error is not None:
@@ -78,7 +79,7 @@ class FirstLook:
 
     def at_batches(self, run: Elements, last: int) -> None:
         """Looks at the first outputs of a block, which operation number `last` made."""
-        if not self._looks_at_batches or not run.values or not _taken(self._looks_at_batches):
+        if not self._at_batches or not run.values or not _taken(self._at_batches):
             return
         if last >= 0 and all(value is None for value in run.values):
             _log("millstream: %s, returned None for the first batch: did you forget `return`?", self._labels[last])

@@ -14,6 +14,8 @@ import functools
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from millstream.columnar import Allocate
 from millstream.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.pipeline.arguments import first_deciding
@@ -73,14 +75,20 @@ class Plan:
             for number in range(len(pipeline.logical_shards))
         )
         self.source_is_stream = self.source_knows_threads and len(source) >= MOST_HELD
-        self._first_look = FirstLook(
-            None if self.source_is_stream else source.__getitem__,
-            pipeline.labels,
-            [number for number, operation in enumerate(groups[0]) if isinstance(operation, _MAKERS)],
-        )
         self._told: set[str] = set()
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
+        stage = self.stages[0]
+        self._record_steps = stage.steps[: stage.num_record_steps]
+        self._first_look = FirstLook(
+            None if self.source_is_stream else source.__getitem__,
+            pipeline.labels,
+            [
+                number
+                for number, operation in enumerate(groups[0][: stage.num_record_steps])
+                if isinstance(operation, _MAKERS)
+            ],
+        )
 
     @property
     def partition(self) -> Partition:
@@ -181,8 +189,10 @@ class Plan:
         return self._work_on(self._read(origins))
 
     def _work_on(self, run: Elements) -> Elements:
+        if not self._first_look.left:
+            return run_steps(self._record_steps, run, np.empty)
         watched = self._first_look.at_records(run)
-        for number, step in enumerate(self.stages[0].steps[: self.stages[0].num_record_steps]):
+        for number, step in enumerate(self._record_steps):
             run = self._first_look.at_results(number, step, run)
             if watched is not None:
                 watched.after(number)
