@@ -289,8 +289,8 @@ class MapDataset(Generic[T]):
     def slice(self, rows: Rows) -> "MapDataset[T]":
         """Returns the elements of each epoch that a slice picks; `dataset[a:b:c]` is the same.
 
-        Epoch e of it is of epoch e of this dataset. So `dataset.shuffle(seed=0)[:n].repeat()` has other records in each
-        epoch. For a fixed subset, slice before the shuffle, or write `.repeat(reseed_each_epoch=False)`.
+        Its epoch e comes from epoch e of this dataset. So `dataset.shuffle(seed=0)[:n].repeat()` has other records in
+        each epoch. For a fixed subset, slice before the shuffle, or write `.repeat(reseed_each_epoch=False)`.
         """
         if not isinstance(rows, slice):
             raise TypeError(f"slice takes a slice, such as slice(0, 10), got {rows!r}.")
@@ -308,7 +308,7 @@ class MapDataset(Generic[T]):
             reseed_each_epoch: whether each epoch has its own shuffles and draws. False repeats the first one exactly.
 
         Raises:
-            ValueError: it has no end already.
+            ValueError: it is endless already.
         """
         node = node_of(self)
         number = as_integer_or_none(num_epochs, "num_epochs")

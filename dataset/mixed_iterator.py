@@ -135,7 +135,7 @@ class MixedIterator(DrawnIterator):
         return {"parents": parents, "position": position, "ended": ended}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position. By name, streams that it does not know begin anew.
+        """Moves to a position. By name, streams that it does not know start from the beginning.
 
         Raises:
             CheckpointError: it is not the state of such a mixture.

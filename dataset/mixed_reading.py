@@ -119,7 +119,7 @@ class _WholeBatches(Batched):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _MixedFrom(Mixed):
-    """A mixture that goes on from a position at which the parents are not where its proportions would have them.
+    """A mixture that continues from a position at which the parents are not where its proportions would have them.
 
     Attributes:
         begin: the position; none before it is read.
@@ -131,7 +131,7 @@ class _MixedFrom(Mixed):
 
     @functools.cached_property
     def length(self) -> int:
-        """Up to the first position, from where it goes on, whose parent has no more elements."""
+        """Up to the first position, from where it continues, whose parent has no more elements."""
         (part,) = self._schedule.parts
         lacks = [
             part.position_of(number, max(parent.length - lead, drawn))

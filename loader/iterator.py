@@ -179,7 +179,7 @@ class DataLoaderIterator(ResumableIterator):
 
         now, asked_at, executor = time.perf_counter(), self._asked_at, self._executor
         load = None
-        # The executor goes on meanwhile: what cannot be said now can be said the next time.
+        # The executor works on meanwhile: what cannot be said now can be said the next time.
         with contextlib.suppress(RuntimeError, LookupError, OSError):
             load = None if executor is None else executor.load()
         return IteratorLook(

@@ -60,7 +60,7 @@ def serve(execution: "Execution") -> None:
 
 
 def serve_unasked(execution: "Execution") -> None:
-    """Does the same because the environment says so: what goes wrong is a warning in the log, and training goes on."""
+    """Does the same because the environment says so: what goes wrong is a line in the log, and training continues."""
     try:
         serve(execution)
     except Exception as error:

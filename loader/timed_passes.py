@@ -8,7 +8,7 @@ from millstream.loader.processes.process_report import private_bytes
 
 @final
 class TimedPasses:
-    """Draws the batches of a loader, from a position on, and begins anew at the end.
+    """Draws the batches of a loader, from a position on, and starts over at the end.
 
     Args:
         loader: a loader that yields batches; whoever made it closes it.

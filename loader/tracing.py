@@ -1,6 +1,6 @@
 """The first outputs of a pipeline, made here and now, and what flowed between its operations meanwhile.
 
-Whatever else the loader is doing goes on: this is a pass of its own, without threads and workers.
+Whatever else the loader is doing continues: this is a pass of its own, without threads and workers.
 """
 
 import contextlib

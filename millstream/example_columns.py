@@ -37,7 +37,7 @@ def decode_columns(features: Features, examples: list[bytes]) -> dict[str, Any]:
     """Returns the columns of a batch of serialised Examples: arrays of shape (n, *shape), and `RaggedColumn`s.
 
     Raises:
-        ValueError: an element is not an Example, has not the feature, another number of values, or of another type.
+        ValueError: an element is not an Example, lacks the feature, or has it with another number or type of values.
     """
     data, count = WireData(examples), len(examples)
     pairs, kinds, values = _lists(features, data, count)

@@ -1,8 +1,8 @@
-"""How a mixture goes on from position to position: which weights hold where, and where it ends.
+"""How a mixture proceeds from position to position: which weights hold where, and where it ends.
 
 A *part* begins at some position and has one set of weights. Within it, the components come as `proportions` says; the
 elements of each component are numbered on from those of the parts before, so that none is left out and none comes
-twice. New parts begin where the user changes the weights, and where a component has no more and the others go on.
+twice. New parts begin where the user changes the weights, and where a component has no more and the others continue.
 """
 
 import dataclasses

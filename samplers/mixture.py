@@ -69,10 +69,10 @@ class MixtureSampler(Pictured):
         weights: how many records of each component come, in proportion: numbers from 0 on, in a list or by name.
             Decimals count as they are written: 0.3 and 0.7 are 3 and 7. A component of weight 0 has no turn.
         stop: where the order ends. "first_exhausted": where a component has a turn and no record left for it.
-            "all_exhausted": where each has come to its end; who does so before begins anew, with new epochs if its
-            sampler has them. "drop_exhausted": where none has a record left; who is through drops out, and the others
-            go on in their proportions, so that every record comes once. Where samplers are endless (num_epochs=None),
-            the first looks at the others only; with the second and third, the order is endless.
+            "all_exhausted": where each has come to its end; one that does so earlier starts over, with new epochs if
+            its sampler has them. "drop_exhausted": where none has a record left; one that is through drops out, and the
+            others continue in their proportions, so that every record comes once. Where samplers are endless
+            (num_epochs=None), the first looks at the others only; with the second and third, the order is endless.
         shard_options: which shard of every global batch this process reads.
         source_lengths: how many records each source has, in a list or by name. By default the samplers'
             `num_records`; to be given where a sampler leaves records of its source out.
@@ -168,7 +168,7 @@ class MixtureSampler(Pictured):
     def reweighted(self, position: int, weights: Weights) -> Self:
         """Returns the mixture that has other weights from a position on, and is the same before.
 
-        No component begins anew: each goes on with the record after its last one. A state that was saved at the
+        No component starts over: each continues with the record after its last one. A state that was saved at the
         position or before it can be resumed with either, so a run can change its mixture where it is:
 
             position = step * global_batch_size
@@ -193,7 +193,7 @@ class MixtureSampler(Pictured):
         kept = tuple(change for change in self._changes if change[0] < position)
         made = object.__new__(type(self))
         vars(made).update(self.__getstate__())
-        # The same weights go on; a new part would begin their period anew.
+        # The same weights still hold; a new part would begin their period again.
         made._changes = kept if kept and kept[-1][1] == changed else (*kept, (position, changed))
         return made
 

@@ -30,9 +30,9 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
     quotes that are doubled. Lines end with a newline, with or without a carriage return before it. The first row of
     each file has the names of its columns. Blank lines are passed over.
 
-    To read a row at random, its place must be known: the files are gone through once, and the places are
-    kept in `.NAME.csv-index.npy` beside each file NAME (8 bytes a row), or in the cache folder where that cannot be
-    written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is gone through again.
+    To read a row at random, its place in the file must be known: each file is scanned once, and the places are kept in
+    `.NAME.csv-index.npy` beside each file NAME (8 bytes a row), or in the cache folder where that cannot be written
+    to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is scanned again.
 
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
@@ -50,11 +50,11 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
         IsADirectoryError: a directory in place of a file.
         DataSourceError: a file is compressed as a whole, has no row of names, or ends within quotes.
         TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
-        ValueError: a column that a file has not, or has twice; files with other columns than the first, where all are
+        ValueError: a column that a file lacks, or has twice; files with other columns than the first, where all are
             wanted; a range that ends before it starts; no records at all.
 
-    Each reading member raises DataSourceError, with the file and the row, for a row that has not as many fields as
-    there are names, or wrong quotes, and for a file that was truncated, removed or written to since the source was
+    Each reading member raises DataSourceError, with the file and the row, for a row with more or fewer fields
+    than there are names, or wrong quotes, and for a file that was truncated, removed or written to since the source was
     constructed. Files stay open, at most 512.
 
     Examples:

@@ -34,8 +34,8 @@ class ImageFolderDataSource(Pictured):
     class in `classes`, the sorted names of the folders in `root`. Classes, labels, and the order of the records are
     those of torchvision's `ImageFolder`: class by class, in a class by folder, in a folder by name.
 
-    An image is a file whose name ends in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff or .webp, in small or capital
-    letters, however deep below the folder of its class. Other files are passed over, and so are files and folders whose
+    An image is a file whose name ends in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff or .webp, in lower or upper
+    case, however deep below the folder of its class. Other files are passed over, and so are files and folders whose
     names begin with a dot. Links are followed, those to folders too.
 
     Names are listed once, by several threads; some 50 bytes of memory an image. A file is opened when it is read, by
@@ -51,7 +51,7 @@ class ImageFolderDataSource(Pictured):
     Raises:
         FileNotFoundError: there is no such folder, or no class in it, or a class without images.
         NotADirectoryError, PermissionError, …: a folder cannot be listed.
-        ValueError: a link leads to a folder that it is in.
+        ValueError: a link leads to a folder that contains it.
 
     Each reading member raises DataSourceError, with the file and the record, for a file that was removed, cannot be
     read, is empty, or is not a regular file.

@@ -83,7 +83,7 @@ class ParquetDataSource(Files[ParquetFile]):
         IsADirectoryError: a directory in place of a file.
         DataSourceError: a file is not a Parquet file, is damaged, or was cut short.
         TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
-        ValueError: a column that a file has not, or has twice, or has of another type than the first file; files with
+        ValueError: a column that a file lacks, or has twice, or has of another type than the first file; files with
             other columns than the first, where all are wanted; a range that ends before it starts; no records at all.
 
     Each reading member raises DataSourceError, with the file and the row, for a row group that is damaged, and for a

@@ -25,9 +25,9 @@ class TextLineDataSource(SpanRecords[str]):
     A line ends with a newline, with or without a carriage return before it, or with its file; empty lines are lines. A
     byte order mark of UTF-8 at the start of a file is passed over.
 
-    To read a line at random, its place must be known: the files are gone through once, and the places are
-    kept in `.NAME.lines-index.npy` beside each file NAME (8 bytes a line), or in the cache folder where that cannot be
-    written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is gone through again.
+    To read a line at random, its place in the file must be known: each file is scanned once, and the places are kept in
+    `.NAME.lines-index.npy` beside each file NAME (8 bytes a line), or in the cache folder where that cannot be written
+    to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is scanned again.
 
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern

@@ -51,7 +51,7 @@ class TfdsDataSource(Pictured, Closing):
     Raises:
         FileNotFoundError, PermissionError, …: the folder, or a file of the split, is not there or cannot be read.
         DataSourceError: the dataset's description, or a file, is damaged, or is in a format that cannot be read.
-        ValueError: a split that there is not, or that has not as many records; a feature that is not supported.
+        ValueError: a split that does not exist, or has fewer records; a feature that is not supported.
         TypeError: a dataset that is neither a path nor a builder, or a split that is not a str.
 
     Each reading member raises DataSourceError, with the file and the record, for a record that is damaged, and for a

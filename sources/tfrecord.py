@@ -44,10 +44,10 @@ _HEADERS_ALONE = 1024
 class TFRecordDataSource(SpanRecords[bytes]):
     """The records of TFRecord files laid end to end, as bytes, in any order: no TensorFlow is needed.
 
-    To read a record at random, its place must be known: the files are gone through once, and the places
-    are kept in `.NAME.tfrecord-index.npy` beside each file NAME (8 bytes a record), or in the cache folder where that
-    cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is gone through again.
-    Where the index of NVIDIA DALI's `tfrecord2idx` lies beside a file, `NAME.idx`, it says the places.
+    To read a record at random, its place in the file must be known: each file is scanned once, and the places are kept
+    in `.NAME.tfrecord-index.npy` beside each file NAME (8 bytes a record), or in the cache folder where that cannot be
+    written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is scanned again.
+    Where the index of NVIDIA DALI's `tfrecord2idx` lies beside a file, as `NAME.idx`, the places are taken from that.
 
     `millstream.decode_examples` turns batches of `tf.train.Example` into arrays.
 

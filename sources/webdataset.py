@@ -27,10 +27,10 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
     in the library `webdataset`; files without one, and members that are not files, are passed over. The archives are
     ustar, pax or GNU tar, with names and sizes of any length.
 
-    To read a sample at random, its place must be known: the headers of the archives are gone through once, and the
-    places are kept in `.NAME.webdataset-index.npy` beside each file NAME (8 bytes a sample), or in the cache folder
-    where that cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is gone through
-    again. Where Megatron Energon has left a `NAME.idx` that fits, the places are taken from that.
+    To read a sample at random, its place in the archive must be known: the headers of each archive are scanned once,
+    and the places are kept in `.NAME.webdataset-index.npy` beside each file NAME (8 bytes a sample), or in the cache
+    folder where that cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is
+    scanned again. Where Megatron Energon has left a `NAME.idx` that fits, the places are taken from that.
 
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern

@@ -54,7 +54,7 @@ class Conversion:
         num_shards: how many files there will be.
 
     Raises:
-        ValueError: more files than records, or a compression that the format has not.
+        ValueError: more files than records, or a compression that the format lacks.
     """
 
     source: Any

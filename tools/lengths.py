@@ -69,7 +69,7 @@ def lengths_of(
         TypeError: an operation is not a Map or a function, since what it gives is not one element for each record, or
             depends on the position in training; an element is not tokens, such as a text that is still to be
             tokenized.
-        ValueError: an element has not the feature, or says that it has less than no tokens.
+        ValueError: an element lacks the feature, or says that it has less than no tokens.
         Exception: whatever an operation or the source raises, with notes that say where.
 
     Examples:

@@ -48,7 +48,7 @@ def new_writer(path: str, extension: str, compression: str | None) -> RecordWrit
 
     Raises:
         OSError: it cannot be written to.
-        ValueError: a compression that is not known, or that the format has not.
+        ValueError: a compression that is not known, or that the format lacks.
         ImportError: a Bagz file that is compressed, and no `zstandard`.
     """
     level = compression_level(extension, compression)

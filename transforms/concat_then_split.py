@@ -45,7 +45,7 @@ class BOSHandling(enum.Enum):
 class ConcatThenSplit(GroupingOperation):
     """Lays documents end to end, as they come, and cuts that into rows: none has padding but the last one.
 
-    A document that is cut at the end of a row goes on in the next row, as a segment of its own, whose positions begin
+    A document that is cut at the end of a row continues in the next row, as a segment of its own, whose positions begin
     at 0. So documents may have any length. The same rows come for any number of workers, and a state says how much of
     which document is used up: it is as small as any other.
 

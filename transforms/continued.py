@@ -1,4 +1,4 @@
-"""Elements laid end to end and cut into equal parts: groups whose last element may go on in the next one.
+"""Elements laid end to end and cut into equal parts: groups whose last element may continue in the next one.
 
 A group ends with the element in which its last part ends; if something of that element is left, the next group begins
 with the same element, and skips what is used up. So the position of a stream is the first element that is not used up,
@@ -50,7 +50,7 @@ class ContinuedGroup(OpenGroup):
 
     @property
     def used(self) -> int:
-        """How much of the last element is used up, if it goes on in the next group."""
+        """How much of the last element is used up, if it continues in the next group."""
         left = 0 if self._end is None else self._total - self._end
         return int(self._sizes[-1][-1]) - left if left else 0
 

@@ -82,7 +82,7 @@ class FirstFitPack(BinPack):
         shuffle_bins: whether rows that are given out together come in a random order; else, the first ones have the
             earliest documents.
         meta_features: features that need no segment ids and positions of their own. One that is not in length_struct
-            is no sequence: a row has a list of it, with the value of each of its documents.
+            is not a sequence: a row has a list of it, with the value of each of its documents.
         padding_struct: what fills up each feature; 0 for those that are not named.
         max_sequences_per_bin: how many documents a row takes at most; None for any number.
         overflow: what becomes of a document that is longer than a row: "error" raises at its turn; "truncate" takes its

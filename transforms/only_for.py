@@ -13,7 +13,7 @@ from millstream.transforms.transformation import Transformation
 class OnlyFor(Transformation):
     """Does something with the elements of one component of a mixture; those of the others pass unchanged.
 
-    It belongs into a pipeline whose sampler is a `MixtureSampler`, before the first Batch.
+    It belongs in a pipeline whose sampler is a `MixtureSampler`, before the first Batch.
 
     Args:
         component: the component's name; of a mixture that was made from lists, its number.

@@ -57,7 +57,7 @@ class PassingGroup(OpenGroup):
 
     @property
     def used(self) -> int:
-        """How much of the last element is used up, if it goes on in the next group."""
+        """How much of the last element is used up, if it continues in the next group."""
         left = self._tokens % self._unit if self._is_full else 0
         return int(self._sizes[-1][-1]) - left if left else 0
 

@@ -120,7 +120,7 @@ class RowFormat:
             takes_numbers: whether a number is a feature of one token.
 
         Raises:
-            ValueError: a document has not got a feature, or one that has no axis of tokens.
+            ValueError: a document lacks a feature, or has one without an axis of tokens.
         """
         kinds = set(map(type, values))
         if kinds == {np.ndarray} and len(self.length_struct) == 1:
@@ -154,7 +154,7 @@ class RowFormat:
         """Returns what rows have lists of, of some documents: a list for each name.
 
         Raises:
-            ValueError: a document has not got it.
+            ValueError: a document lacks it.
         """
         return [[self._feature(value, name) for value in values] for name in self.carried]
 

@@ -72,4 +72,4 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def _end(self) -> None:
-        """Sees to it that work goes on while the consumer is away, without waiting."""
+        """Makes sure that work continues while the consumer is away, without waiting."""

@@ -57,7 +57,7 @@ class FilterWindows:
         self._kept += _num_different(positions[counted:])
 
     def _says(self, dropped: float) -> bool:
-        """Says it where too few are left for the log; returns whether there are too few to go on."""
+        """Says it where too few are left for the log; returns whether there are too few to continue."""
         if self._limits.error is not None and dropped >= self._limits.error:
             return True
         if self._limits.warning is not None and dropped >= self._limits.warning:

@@ -251,7 +251,7 @@ class _Lane:
     def use_share(self) -> Cursor:
         """Gives the first share away, if there is one, and returns the position after it."""
         if not self.shares:
-            # Other logical shards go on: their batches are short because this one ends.
+            # Other logical shards continue: their batches are short because this one ends.
             self._position = self._position._replace(is_final=True)
             return self._position
         share = self.shares.popleft()

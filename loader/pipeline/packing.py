@@ -93,7 +93,7 @@ def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where:
 
 
 def _as_planned(run: Elements, planned: NDArray[np.integer[Any]], names: Sequence[str], where: str) -> Elements:
-    """Returns the documents up to the first that has not as many tokens as planned, which is an error."""
+    """Returns the documents up to the first that has more or fewer tokens than planned, which is an error."""
     is_other = run.origins.sizes != planned
     if not is_other.any():
         return run

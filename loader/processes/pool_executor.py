@@ -55,7 +55,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         self._deaths_of_fork_server = 0
 
     def stacks(self) -> dict[int, str]:
-        """Returns the stacks of the workers, by process. Any thread may ask; the workers go on working."""
+        """Returns the stacks of the workers, by process. Any thread may ask; the workers keep working."""
         return stacks_of(self._pool)
 
     def _last_begun(self, worker: Worker) -> int | None:

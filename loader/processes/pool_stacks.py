@@ -1,4 +1,4 @@
-"""The stacks of workers that go on working, for those who look from outside.
+"""The stacks of workers that keep working, for those who look from outside.
 
 A worker writes its own when a signal asks for them, in C code too, and what the signal interrupts is done again by the
 system or by Python: the worker notices nothing.

@@ -203,7 +203,7 @@ class RemoteFile:
         first, last = start // _BLOCK_BYTES, (stop - 1) // _BLOCK_BYTES
         if stop <= start:
             return b""
-        # Ahead of a reader that goes on where it was, not of one that looks here and there.
+        # Ahead of a reader that continues where it was, not of one that looks here and there.
         is_going_on = first in self._blocks or first - 1 in self._blocks
         ahead = min(last + _BLOCKS_AHEAD if is_going_on else last, (self._identity.size - 1) // _BLOCK_BYTES)
         self._blocks = {number: block for number, block in self._blocks.items() if number >= first}
