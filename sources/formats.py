@@ -89,7 +89,6 @@ FORMATS = (
     FileFormat("bagz", (".bag", ".bagz"), "BagzDataSource"),
     FileFormat("parquet", (".parquet", ".pq"), "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")),
     FileFormat("megatron", (), "MegatronDataSource", _is_megatron),
-    FileFormat("parquet", (".parquet", ".pq"), "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")),
     FileFormat("csv", (".csv",), "CsvDataSource"),
     FileFormat("jsonl", (".jsonl", ".ndjson"), "JsonLinesDataSource", _is_json_lines),
     FileFormat("text", (".txt", ".text"), "TextLineDataSource", _is_text),
