@@ -14,6 +14,7 @@ Guarantees:
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -54,6 +55,7 @@ class Conversion:
         num_shards: how many files there will be.
 
     Raises:
+        FileNotFoundError: the folder of the destination is not there.
         ValueError: more files than records, or a compression that the format lacks.
     """
 
@@ -65,6 +67,9 @@ class Conversion:
 
     def __post_init__(self) -> None:
         compression_level(self.extension, self.compression)
+        folder = os.path.dirname(self.destination)  # noqa: PTH120  (paths are strings throughout)
+        if not os.path.isdir(folder):  # noqa: PTH112
+            raise FileNotFoundError(errno.ENOENT, "No such folder to write to", folder)
         if not 1 <= self.num_shards <= len(self.source):
             raise ValueError(
                 f"The {len(self.source):,} records cannot be written to {self.num_shards:,} files: each needs one at "

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.sources.files.file_records import FileRecords
 from millstream.sources.formats import FileFormat
 from millstream.tools.record_sizes import histogram, in_bytes, sizes_of
 from millstream.tools.shown_records import shown_record
@@ -33,10 +34,11 @@ def _facts(kind: FileFormat, source: Any) -> Iterator[tuple[str, list[str]]]:
     yield "files", [f"{len(sizes):,}, {in_bytes(sum(sizes))}"]
     yield "records", [f"{len(source):,}"]
     if (units := getattr(source, "unit_sizes", None)) is not None:
-        median = int(np.median(units))
+        # Where records are read one by one, units are the files, which are copied as a whole where there is a cache.
+        what = f"file{'s'[: len(units) > 1]}" if isinstance(source, FileRecords) else "that are read whole"
         yield (
             "units",
-            [f"{len(units):,} that are read whole, of {median:,} records (median), {int(max(units)):,} at most"],
+            [f"{len(units):,} {what}, of {int(np.median(units)):,} records (median), {int(max(units)):,} at most"],
         )
     if (found := sizes_of(source)) is not None:
         record_sizes, are_all = found

@@ -74,11 +74,13 @@ def test_inspect_knows_every_format(data: Path, name: str) -> None:
 
 
 def test_inspect_shows_units(data: Path) -> None:
-    """What must be read whole to read one record; rows have no sizes, since none is read to find them."""
+    """Those that are read whole to read one record, or the files. Rows have no sizes: none is read to find them."""
     printed, _ = run("inspect", "a.parquet", folder=data)
 
     assert "  units     4 that are read whole, of 30 records (median), 30 at most\n" in printed
     assert "  sizes" not in printed
+    printed, _ = run("inspect", "a.txt", folder=data)
+    assert "  units     1 file, of 100 records (median), 100 at most\n" in printed
 
 
 @pytest.mark.parametrize("name", sorted(NAMES.keys() - {"a.bag", "a.bagz", "a.csv", "a_document", "a_document.bin"}))

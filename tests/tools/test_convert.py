@@ -294,7 +294,7 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
         (["a.txt", "b.array_record", "--compression=zstd:23"], "between 1 and 22, got 23"),
         (["a.txt", "a.csv", "b.bag"], "several formats, text, csv, whose records are not alike"),
         (["a.txt", "b.parquet"], "DST must end in .array_record, .bag or .bagz to write records"),
-        (["a.txt", "nowhere/b.bag"], "No such file or directory"),
+        (["a.txt", "nowhere/b.bag"], "No such folder to write to: '"),
         (["absent.txt", "b.bag"], "No such file or directory: "),
         (["a.txt", "a.csv", "b.txt"], "to unpack, there must be a single SRC, got 2"),
     ],
