@@ -40,7 +40,7 @@ from millstream import (
     TokenBudgetBatch,
     WindowShuffle,
 )
-from millstream.transforms import Transformation, concat_then_split
+from millstream.transforms import Filter, FlatMap, Transformation, concat_then_split
 
 ROW = 12
 
@@ -332,6 +332,21 @@ def test_workers_make_the_same_stream(name: str) -> None:
             taken(inline, 17)
             iterator.set_state(inline.get_state())
         assert taken(iterator, 43) == expected[17:]
+
+
+@EVERY_EXAMPLE
+def test_any_number_of_workers_makes_it_after_a_filter_and_a_flat_map(name: str) -> None:
+    """Which elements are dropped and split before does not depend on who does it."""
+    operations: list[Transformation] = [
+        Filter(lambda number: number % 3 > 0),
+        FlatMap(lambda number: [number, number + 1][: number % 4], max_fan_out=2),
+        *EXAMPLES[name],
+    ]
+    with iter(endless(operations)) as iterator:
+        expected = taken(iterator, 20)
+    for worker_count in (1, 3):
+        with endless(operations, worker_count=worker_count) as loader:
+            assert taken(iter(loader), 20) == expected
 
 
 @EVERY_EXAMPLE
