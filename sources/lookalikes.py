@@ -47,7 +47,8 @@ def advice_for(value: object) -> str | None:
     if isinstance(value, Mapping) and not is_numbered(value):
         return (
             "its keys are names, not record keys. If its values are columns, equally long NumPy arrays, write "
-            "millstream.InMemoryDataSource(dict(columns))."
+            "millstream.InMemoryDataSource(dict(columns)). If they are sources to be mixed, write "
+            "millstream.load(dict(sources), weights={...})."
         )
     if hasattr(value, "__next__"):
         return "an iterator cannot be read at random. Pass list(iterator), if its records fit into memory."

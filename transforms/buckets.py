@@ -52,6 +52,9 @@ class BucketBatch(GroupingOperation):
         window_size: SupportsIndex = 4096,
         padding_struct: Mapping[str, Any] | None = None,
     ) -> None:
+        for name, given in (("boundaries", boundaries), ("batch_sizes", batch_sizes)):
+            if not hasattr(given, "__iter__"):
+                raise TypeError(f"{name} must be a list of integers, one for each bucket, got {given!r}.")
         self.boundaries = [as_integer(one, f"boundaries[{row}]", minimum=1) for row, one in enumerate(boundaries)]
         self.batch_sizes = [as_integer(one, f"batch_sizes[{row}]", minimum=1) for row, one in enumerate(batch_sizes)]
         if not self.boundaries or sorted(set(self.boundaries)) != self.boundaries:

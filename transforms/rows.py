@@ -135,10 +135,7 @@ class RowFormat:
         columns = [list(map(np.asarray, column)) for column in found]
         for number, (name, column) in enumerate(zip(self.length_struct, columns, strict=True)):
             if 0 in {array.ndim for array in column}:
-                if not takes_numbers:
-                    raise ValueError(
-                        f"The feature {name!r} must be an array with an axis of tokens, got one of shape ()."
-                    )
+                self._check_single(name, column, takes_numbers=takes_numbers)
                 columns[number] = list(map(np.atleast_1d, column))
         return columns
 
@@ -203,6 +200,20 @@ class RowFormat:
             bounds_of_rows = itertools.pairwise(pieces.starts.tolist())
             lists[name] = [list(values[start:stop]) for start, stop in bounds_of_rows]
         return Rows(columns, lists)
+
+    def _check_single(self, name: str, column: Sequence[Array], *, takes_numbers: bool) -> None:
+        """Refuses what has no axis of tokens, and is no number that counts as one."""
+        for array in column:
+            is_text = array.dtype.kind in "SU" and name not in self.meta_features
+            if array.ndim == 0 and (is_text or not takes_numbers):
+                raise ValueError(
+                    f"The feature {name!r} must be an array with an axis of tokens, got "
+                    + (
+                        f"{array.item()!r:.40}: make tokens of it in an operation before."
+                        if is_text
+                        else "one of shape ()."
+                    )
+                )
 
     def _feature(self, document: Any, name: str) -> Any:
         # Arrays first: to find out that one is no mapping takes longer than all else.

@@ -132,7 +132,8 @@ class Schedule:
         for stage, pending in enumerate(self._pending):
             while pending and (outputs := pending[0].outputs) is not None:
                 made = pending.popleft()
-                if self._empty_epochs is not None:
+                # What ends in an error has not let nothing through; what ends with the source may have.
+                if self._empty_epochs is not None and isinstance(outputs.error, SourceEnded | None):
                     self._empty_epochs.note(stage, made.num_blocks, len(outputs.values))
                 if self._windows is not None and isinstance(made, BlockCall):
                     self._windows.check(outputs, made.stop)

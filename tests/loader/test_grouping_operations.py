@@ -40,7 +40,7 @@ from millstream import (
     TokenBudgetBatch,
     WindowShuffle,
 )
-from millstream.transforms import Transformation, concat_then_split
+from millstream.transforms import Filter, FlatMap, Transformation, concat_then_split
 
 ROW = 12
 
@@ -335,6 +335,21 @@ def test_workers_make_the_same_stream(name: str) -> None:
 
 
 @EVERY_EXAMPLE
+def test_any_number_of_workers_makes_it_after_a_filter_and_a_flat_map(name: str) -> None:
+    """Which elements are dropped and split before does not depend on who does it."""
+    operations: list[Transformation] = [
+        Filter(lambda number: number % 3 > 0),
+        FlatMap(lambda number: [number, number + 1][: number % 4], max_fan_out=2),
+        *EXAMPLES[name],
+    ]
+    with iter(endless(operations)) as iterator:
+        expected = taken(iterator, 20)
+    for worker_count in (1, 3):
+        with endless(operations, worker_count=worker_count) as loader:
+            assert taken(iter(loader), 20) == expected
+
+
+@EVERY_EXAMPLE
 def test_a_worker_killed_within_a_group_changes_nothing(name: str) -> None:
     """Its calls are made again, and what the group has taken of others stays."""
     with iter(endless(EXAMPLES[name])) as iterator:
@@ -408,6 +423,8 @@ def test_documents_of_rows_that_are_not_alike_are_named(tmp_path: Path) -> None:
     [
         ({"a": np.arange(ROW + 1)}, "A document has 13 'a', but a row takes 12: choose overflow="),
         ({"b": np.arange(3)}, "The feature 'a' is missing: there are 'b'"),
+        ({"a": "some words"}, "'a' must be an array with an axis of tokens, got 'some words': make tokens of it"),
+        (b"some bytes", "'a' must be an array with an axis of tokens, got b'some bytes': make tokens of it"),
     ],
 )
 def test_a_document_that_does_not_fit_is_named(document: Any, message: str) -> None:
@@ -492,6 +509,8 @@ def test_bad_arguments_of_concat_then_split_are_errors(
         (lambda: TokenBudgetBatch(9, "a", padding_struct={"b": 0}), ValueError, "padding_struct names 'b'"),
         (lambda: TokenBudgetBatch(9, "a", max_batch_size=0), ValueError, "max_batch_size must be at least 1"),
         (lambda: BucketBatch([], [], "a"), ValueError, "at least one length"),
+        (lambda: BucketBatch(4, [1], "a"), TypeError, "boundaries must be a list of integers"),  # type: ignore[arg-type]
+        (lambda: BucketBatch([4], 1, "a"), TypeError, "batch_sizes must be a list of integers"),  # type: ignore[arg-type]
         (lambda: BucketBatch([4, 4], [1, 1], "a"), ValueError, "and ascend, got"),
         (lambda: BucketBatch([4, 8], [1], "a"), ValueError, "got 2 boundaries and 1 batch_sizes"),
         (lambda: BucketBatch([4, 8], [1, 0], "a"), ValueError, r"batch_sizes\[1\] must be at least 1"),

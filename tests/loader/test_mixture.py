@@ -1,10 +1,14 @@
 """Mixtures through the loader: each component is as if alone, weights may change at a checkpoint, errors name it."""
 
 import itertools
+import os
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +31,7 @@ from millstream import (
     RecordMetadata,
     ShardOptions,
 )
+from millstream.loader.threads.reader_threads import THREAD_NAME
 from millstream.transforms import Transformation
 
 SIZES = {"a": 7, "b": 11, "c": 4}
@@ -351,7 +356,11 @@ def test_load_mixes_named_sources() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (({"a": [1]},), TypeError, "its keys are names"),
+        (
+            ({"a": [1]},),
+            TypeError,
+            r"its keys are names.* to be mixed, write millstream.load\(dict\(sources\), weights=",
+        ),
         (([1, 2], [1, 1]), TypeError, r"load\({'web': web, 'books': books}, weights=...\), got list"),
         (({"a": [1]}, {"b": 1}), ValueError, "no weight for 'a'"),
     ],
@@ -411,3 +420,33 @@ def test_only_for_counts_in_a_checkpoint() -> None:
     for other in (("b", 1), ("a", 2)):
         with pytest.raises(CheckpointError, match=r"operations\[0\]"):
             iterator_of(*other).set_state(state)
+
+
+def cost_of(components: int) -> list[tuple[int, int, int]]:
+    """Returns what each process of a mixture has, once it runs: threads, descriptors, and pieces of shared memory."""
+    sizes = {str(number): range(10 * number, 10 * number + 10) for number in range(components)}
+    with millstream.load(sizes, weights=[1] * components, batch_size=8, worker_count=2) as loader:
+        iterator = iter(loader)
+        for _ in range(100):
+            next(iterator)
+        children = psutil.Process().children(recursive=True)
+        return sorted(
+            (_num_threads(one), one.num_fds(), _num_shared_maps(one)) for one in [psutil.Process(), *children]
+        )
+
+
+def _num_threads(process: psutil.Process) -> int:
+    if process.pid != os.getpid():
+        return int(process.num_threads())
+    # Others here are those of the tests.
+    return sum(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate())
+
+
+def _num_shared_maps(process: psutil.Process) -> int:
+    return sum("memfd:" in mapped.path for mapped in process.memory_maps(grouped=False))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system is asked in Linux's way")
+def test_components_cost_no_thread_process_or_buffer() -> None:
+    """Three hundred of them are one plan: what runs for it is what runs for two."""
+    assert cost_of(300) == cost_of(2)

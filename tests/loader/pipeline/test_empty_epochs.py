@@ -81,3 +81,20 @@ def test_a_filter_that_keeps_something_is_never_named(
     lines, outputs = lines_of(caplog, Filter(lambda number: number == 50), Batch(30), **options)
 
     assert (lines, len(outputs)) == ([], 2)
+
+
+@EXECUTORS
+def test_what_fails_is_not_said_to_let_nothing_through(
+    caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    """An error before anything has come, in a call that reads a whole epoch, is the error alone."""
+    loader = millstream.DataLoader(
+        data_source=range(1),
+        sampler=millstream.IndexSampler(1),
+        operations=[Filter(lambda number: 1 // number > 0)],
+        **options,
+    )
+    with caplog.at_level(logging.WARNING, "millstream"), pytest.raises(ZeroDivisionError):
+        next(iter(loader))
+
+    assert caplog.records == []
