@@ -94,6 +94,8 @@ class DataLoaderIterator(ResumableIterator):
         # What these are, in a list of its own: None where they were delivered.
         self._values: list[Any] = []
         self._row = self._stop = 0
+        # Whether nothing comes after that position: a source that says so is not asked again.
+        self._has_ended = False
         # Whether the executor, if there is one, stands at the end of `_outputs`: not where it was interrupted.
         self._is_sound = True
         self._left_at: float | None = None
@@ -320,17 +322,20 @@ class DataLoaderIterator(ResumableIterator):
             self._profiler.waited(start, self._left_at, outputs, is_first=is_first)
 
     def _take_outputs(self) -> bool:
+        if self._has_ended:
+            return False
         if self._outputs is not None and self._outputs.error is not None:
             error = self._outputs.error
-            self._settle()
             if isinstance(error, SourceEnded):
+                self._finish()
                 return False
+            self._settle()
             raise error
         executor, start = self._running_executor(), self._position()
         try:
             self._is_sound = False
             if (outputs := executor.next_outputs()) is None:
-                self._settle()
+                self._finish()
                 return False
             outputs.values = values = list(outputs.values)
             first, stop = outputs.first, len(values)
@@ -371,6 +376,15 @@ class DataLoaderIterator(ResumableIterator):
         if outputs is None or row <= outputs.first:
             return self._start
         return outputs.position_after(row - 1)
+
+    def _finish(self) -> None:
+        """Leaves the executor at the end of the stream."""
+        self._has_ended = True
+        if self._plan.source_is_stream:
+            # Workers that have read it to its end would find nothing in the next pass.
+            self._end()
+        else:
+            self._settle()
 
     def _settle(self) -> None:
         """Remembers the position and leaves the executor; what it has that can serve another one stays ready."""
@@ -414,7 +428,7 @@ class DataLoaderIterator(ResumableIterator):
     def _move(self, position: Position, step: int) -> None:
         """Goes to a position, while the iterator is marked as in use."""
         self._settle()
-        self._start, self._step = position, step
+        self._start, self._step, self._has_ended = position, step, False
 
     def _seek_by_counting(self, step: int) -> None:
         check_unused(self._in_use)

@@ -128,7 +128,7 @@ def _() -> None:
     assert long | {"read_options"} <= parameters(grain.DataLoader)
     assert short | {"shard_options", "worker_count", "read_options"} <= parameters(grain.load)
     assert grain.ReadOptions(num_threads=4, prefetch_buffer_size=8) == grain.ReadOptions(4, 8)
-    options = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=2)
+    options = grain.MultiprocessingOptions(num_workers=1, per_worker_buffer_size=2, enable_profiling=True)
     assert (options.num_workers, options.per_worker_buffer_size) == (1, 2)
     assert {"index", "record_key", "rng"} <= parameters(grain.RecordMetadata)
 

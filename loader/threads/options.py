@@ -4,7 +4,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from millstream.checks import as_integer, as_seconds, named_fields
+from millstream.checks import as_flag, as_integer, as_seconds, named_fields
 from millstream.loader.threads import control_groups
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class MultiprocessingOptions:
         per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1.
         stall_timeout: how many seconds the consumer waits for a worker that is busy with one block before that is an
             error.
+        enable_profiling: accepted for Grain's sake, and without effect: `iterator.profile()` always knows what the
+            workers do.
 
     Examples:
         >>> workers = millstream.MultiprocessingOptions(num_workers=8, per_worker_buffer_size=2)
@@ -90,6 +92,7 @@ class MultiprocessingOptions:
     num_workers: int = 0
     per_worker_buffer_size: int = 1
     stall_timeout: float = 600.0
+    enable_profiling: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_workers", as_integer(self.num_workers, "num_workers", 0))
@@ -97,3 +100,4 @@ class MultiprocessingOptions:
             self, "per_worker_buffer_size", as_integer(self.per_worker_buffer_size, "per_worker_buffer_size", 1)
         )
         object.__setattr__(self, "stall_timeout", as_seconds(self.stall_timeout, "stall_timeout"))
+        object.__setattr__(self, "enable_profiling", as_flag(self.enable_profiling, "enable_profiling"))

@@ -12,6 +12,7 @@ Guarantees:
 
 import abc
 import dataclasses
+import functools
 import logging
 import weakref
 from collections.abc import Callable
@@ -88,8 +89,12 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._memory = RecycledMemory()
         self._pool: WorkersPool[WorkerT] = pools.take()
         # A loop that is left by `break` drops its iterator: the next one finds the workers warm.
-        self._returning = weakref.finalize(self, give_back, weakref.ref(pools), weakref.ref(self._pool))
+        self._give_back = functools.partial(give_back, weakref.ref(pools), weakref.ref(self._pool))
+        self._returning = weakref.finalize(self, self._give_back)
         self._returning.atexit = False
+        if plan.source_is_stream:
+            # The next one is to find the beginning of the stream, which these have read from: they end instead.
+            self._returning.detach()
         self._options = options
         self._own = Part(plan, self._schedule, profiler, pipeline, is_fed=feed is not None)
         self.parts = Parts(self._own)
@@ -131,7 +136,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def pause(self) -> None:
         """Leaves the pool to the next iterator, its workers warm. Calls in work are finished and dropped."""
-        self._returning()
+        self._returning.detach()
+        self._give_back()
 
     def close(self) -> None:
         """Ends the workers."""

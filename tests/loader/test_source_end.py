@@ -175,6 +175,28 @@ def test_a_stream_is_read_by_reader_threads(worker_count: int, length: int, monk
     assert read == [(number, 0) for number in range(200)]
 
 
+@pytest.mark.parametrize(
+    "operations", [[Batch(8)], [lambda record: {"a": np.full(5, record[0])}, ConcatThenSplit({"a": 40})]]
+)
+def test_each_pass_reads_a_stream_from_its_beginning_in_a_worker(operations: list[Any]) -> None:
+    """After a pass to the end, and after one that was left, as in Grain: the next worker has the source anew."""
+    reading = millstream.ReadOptions(num_threads=1, prefetch_buffer_size=64)
+    loader = loader_of([numbered, *operations], Stream(10_000_000_000), worker_count=1, read_options=reading)
+
+    def read(iterator: Iterator[Any], most: int | None = None) -> list[Any]:
+        return [(row[0] if isinstance(row, tuple) else row["a"]).tolist() for row in itertools.islice(iterator, most)]
+
+    whole = read(iter(loader))
+    assert len(whole) == 25
+    for _ in range(2):
+        iterator = iter(loader)
+        assert read(iterator, 3) == whole[:3]
+        # The one before is dropped when the new one is there already.
+        iterator = iter(loader)
+        assert read(iterator) == whole
+        assert list(iterator) == []
+
+
 def test_readers_are_numbered() -> None:
     """Several readers have the numbers from 0 on, whichever of them begins first, and as many as are asked for."""
     options = {"worker_count": 0, "read_options": millstream.ReadOptions(num_threads=3, prefetch_buffer_size=64)}

@@ -1,18 +1,26 @@
 """Random IterDatasets, each with the elements that it should yield, said plainly."""
 
+import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from dataset_chains import Draw, KeepSome, Mark, Split, chains, mark_position
+import numpy as np
+from dataset_chains import Draw, KeepSome, Mark, Split, chains, mark_position, total
 from hypothesis import strategies as st
 from plain_groupings import PLAIN, Element
 
 from millstream import DatasetIterator, IterDataset, ReadOptions
-from millstream.dataset import CacheIterDataset, LimitIterDataset, RepeatIterDataset, ZipIterDataset
+from millstream.dataset import (
+    CacheIterDataset,
+    InterleaveIterDataset,
+    LimitIterDataset,
+    RepeatIterDataset,
+    ZipIterDataset,
+)
 from millstream.randomness import generator
-from millstream.transforms import WindowShuffle
+from millstream.transforms import BestFitPack, ConcatThenSplit, FirstFitPack, Rebatch, Transformation, WindowShuffle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +116,8 @@ def streams(most_nodes: int = 5) -> st.SearchStrategy[Stream]:
 def extended(draw: st.DrawFn, most_nodes: int) -> Stream:
     """Draws a stream and an operation after it."""
     stream = draw(streams(most_nodes - 1))
-    steps = [mark, position, random, seed, keep, split, batch, window, ahead, halves, doubled, limit, repeat]
+    steps = [mark, position, random, seed, keep, split, batch, window, pack, rebatch]
+    steps += [ahead, halves, doubled, limit, repeat]
     longer = draw(st.sampled_from(steps))(draw, stream)
     return longer if len(longer.elements) <= 100 else stream
 
@@ -193,6 +202,47 @@ def window(draw: st.DrawFn, stream: Stream) -> Stream:
     return dataclasses.replace(stream, dataset=stream.dataset.apply(operation), elements=shuffled, is_one_to_one=False)
 
 
+def pack(draw: st.DrawFn, stream: Stream) -> Stream:
+    """Packs documents that tell which elements they are of into rows, and shows these as tuples."""
+    lengths, bins = {"x": 7}, draw(st.integers(1, 3))
+    packers = [
+        FirstFitPack(lengths, num_packing_bins=bins, seed=draw(st.sampled_from([0, 9]))),
+        BestFitPack(lengths, num_packing_bins=bins, shuffle_bins=False, max_sequences_per_bin=2),
+        FirstFitPack({"x": 3}, num_packing_bins=bins, overflow="split"),
+        ConcatThenSplit({"x": 5}),
+    ]
+    return _grouped(stream, draw(st.sampled_from(packers)), as_document, from_arrays)
+
+
+def rebatch(draw: st.DrawFn, stream: Stream) -> Stream:
+    """Makes batches of elements, each of which becomes a batch, and shows them as tuples."""
+    operation = Rebatch(draw(st.integers(1, 5)), draw(st.booleans()))
+    return _grouped(stream, operation, as_document, from_arrays)
+
+
+def as_document(element: Any) -> dict[str, Any]:
+    """Returns tokens that say which element they are of: one to six."""
+    return {"x": np.arange(total(element) % 6 + 1) + total(element)}
+
+
+def from_arrays(arrays: dict[str, Any]) -> tuple[Any, ...]:
+    """Returns what can be compared, mapped and filtered like any other element."""
+    return tuple((name, *array.tolist()) for name, array in sorted(arrays.items()))
+
+
+def _grouped(
+    stream: Stream,
+    operation: Transformation,
+    before: Callable[[Any], dict[str, Any]],
+    after: Callable[[dict[str, Any]], Any],
+) -> Stream:
+    """Returns a stream of what a grouping makes of elements, which other maps prepare and show."""
+    dataset = stream.dataset.map(before).apply(operation).map(after)
+    groups = PLAIN[type(operation)](operation, [(p, i, before(value)) for p, i, value in stream.elements])
+    made = tuple((p, i, after(value)) for p, i, value in groups)
+    return dataclasses.replace(stream, dataset=dataset, elements=made, is_one_to_one=False)
+
+
 def ahead(draw: st.DrawFn, stream: Stream) -> Stream:
     """Has threads make what is below; which changes nothing."""
     options: Any = draw(st.sampled_from([0, ReadOptions(2, 4), ReadOptions(0, 0)]))
@@ -232,10 +282,15 @@ def combined(draw: st.DrawFn, most_nodes: int) -> Stream:
     together = Stream(datasets[0], (), None, draws=_most(parts))
     if any(part.seed is not None for part in parts):
         return parts[0]
-    if draw(st.booleans()):
-        rows = zip(*(part.values for part in parts), strict=False)
-        return _numbered(together, ZipIterDataset(datasets, strict=False), list(rows))
-    return _numbered(together, IterDataset.mix(datasets), list(_in_turn([part.values for part in parts])))
+    values = [part.values for part in parts]
+    match draw(st.sampled_from(["zip", "mix", "interleave"])):
+        case "zip":
+            return _numbered(together, ZipIterDataset(datasets, strict=False), list(zip(*values, strict=False)))
+        case "mix":
+            return _numbered(together, IterDataset.mix(datasets), list(_in_turn(values)))
+    cycle_length = draw(st.integers(1, 3))
+    interleaved = InterleaveIterDataset(datasets, cycle_length=cycle_length)
+    return _numbered(together, interleaved, list(_interleaved(values, cycle_length)))
 
 
 def _most(parts: list[Stream]) -> tuple[int, ...]:
@@ -252,3 +307,19 @@ def _in_turn(parts: list[list[Any]]) -> Iterator[Any]:
             yield next(iterator)
         except StopIteration:
             return
+
+
+def _interleaved(parts: list[list[Any]], cycle_length: int) -> Iterator[Any]:
+    """Yields one element of each of those that are open in turn; where one has no more, the next part is opened."""
+    waiting = collections.deque(map(iter, parts))
+    slots = [waiting.popleft() for _ in range(min(cycle_length, len(parts)))]
+    while slots:
+        for slot in list(slots):
+            current = slot
+            while (element := next(current, None)) is None and waiting:
+                slots[slots.index(current)] = following = waiting.popleft()
+                current = following
+            if element is None:
+                slots.remove(current)
+            else:
+                yield element
