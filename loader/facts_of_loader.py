@@ -61,6 +61,7 @@ def facts_of(
         measured=_measured(profiler, seconds),
         shard=f"{pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
         num_workers=workers.num_workers,
+        worker_buffer=workers.per_worker_buffer_size,
         num_threads=reading.num_threads if reads_ahead else 0,
         records_ahead=0 if workers.num_workers else reading.prefetch_buffer_size,
         num_cores=num_cores or available_cores(),

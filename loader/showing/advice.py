@@ -148,7 +148,7 @@ def sampler_keys(facts: LoaderFacts) -> Advice | None:
 
 
 def bottleneck(facts: LoaderFacts) -> Advice | None:
-    """Says which part of the work takes longest, and how many workers would hide it."""
+    """Says which part of the work takes longest, and how many workers would hide it; or what else it is."""
     slowest = facts.slowest
     if facts.pipeline_seconds < WAITING * facts.measured.seconds:
         return Advice(
@@ -159,6 +159,13 @@ def bottleneck(facts: LoaderFacts) -> Advice | None:
     if slowest.kind is Kind.HAND_OVER or (slowest.place is Place.TRAINER and _is_done_elsewhere(facts, slowest)):
         # Other advice is about that.
         return None
+    if facts.num_workers and _busy(facts) < IDLE:
+        buffers = facts.front.buffers.format(workers=facts.num_workers, buffer=2 * facts.worker_buffer)
+        return Advice(
+            "uneven",
+            f"{_worked_text(facts)}, enough for this trainer, but not evenly: {buffers} would have more batches ready "
+            "for when some take long. If that does not help, other programs have kept this one from the cores.",
+        )
     share = facts.share(slowest)
     whose = "the workers'" if facts.num_workers else "the pipeline's"
     takes = f"{slowest.label}{',' * (slowest.kind is Kind.OPERATION)} takes {share_text(share)} of {whose} time"
@@ -238,14 +245,12 @@ def idle_workers(facts: LoaderFacts) -> Advice | None:
     """Says that fewer workers would do."""
     if facts.num_workers < 2:
         return None
-    busy = facts.pipeline_seconds / (facts.num_workers * facts.measured.seconds)
     enough = max(1, math.ceil(facts.pipeline_seconds / (COMFORTABLE * facts.measured.seconds)))
-    if busy >= IDLE or enough >= facts.num_workers:
+    if _busy(facts) >= IDLE or enough >= facts.num_workers:
         return None
     return Advice(
         "idle_workers",
-        f"The {count_text(facts.num_workers, facts.front.worker)} worked {share_text(busy)} of the time: "
-        f"{_workers_text(facts, enough)} would do, and take less memory.",
+        f"{_worked_text(facts)}: {_workers_text(facts, enough)} would do, and take less memory.",
     )
 
 
@@ -261,6 +266,15 @@ def trouble(facts: LoaderFacts) -> Advice | None:
         return None
     text = " and ".join(happened)
     return Advice("trouble", f"{text[0].upper()}{text[1:]}: the log of `millstream` says at which records, and why.")
+
+
+def _busy(facts: LoaderFacts) -> float:
+    """Returns which part of the time the workers worked, 0 … 1."""
+    return facts.pipeline_seconds / (facts.num_workers * facts.measured.seconds)
+
+
+def _worked_text(facts: LoaderFacts) -> str:
+    return f"The {count_text(facts.num_workers, facts.front.worker)} worked {share_text(_busy(facts))} of the time"
 
 
 def _is_large(facts: LoaderFacts, stage: StageFacts) -> bool:

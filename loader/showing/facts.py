@@ -137,6 +137,7 @@ class LoaderFacts:
         measured: what was counted and timed.
         shard: which shard it reads: `0 of 1`.
         num_workers: how many workers it has.
+        worker_buffer: how many finished batches each of them has ready.
         num_threads: how many threads read ahead, in this process or in each worker; 0 where nothing is read ahead.
         records_ahead: how many records these threads read ahead at most.
         num_cores: how many cores the work may use: this process's, or those that a cluster set aside for the actors.
@@ -149,6 +150,7 @@ class LoaderFacts:
     measured: Measured
     shard: str
     num_workers: int
+    worker_buffer: int
     num_threads: int
     records_ahead: int
     num_cores: int

@@ -9,6 +9,7 @@ class Front(NamedTuple):
     Attributes:
         worker: what a worker is called: `worker process`.
         workers: asks for workers, with {} for how many.
+        buffers: asks for finished batches ahead, with {buffer} for how many, of {workers}.
         reading: asks for threads, with {} for the `ReadOptions`.
         is_fed: whether elements come from a stream, which nobody reads by number.
         is_on_cluster: whether the workers are elsewhere, so that the cores of this machine say nothing about them.
@@ -17,6 +18,7 @@ class Front(NamedTuple):
 
     worker: str = "worker process"
     workers: str = "worker_count={}"
+    buffers: str = "worker_buffer_size={buffer}"
     reading: str = "read_options={}"
     is_fed: bool = False
     is_on_cluster: bool = False
@@ -32,14 +34,18 @@ ACTORS = Front(worker="Ray actor", workers="workers=RayWorkers(num_workers={})",
 DEBUGGED = Front(is_debugging=True)
 """The same, with `debug=True`."""
 
-CHAIN = Front(workers=".mp_prefetch({})", reading=".to_iter_dataset({})")
+_MORE_READY = "MultiprocessingOptions({workers}, per_worker_buffer_size={buffer})"
+
+CHAIN = Front(workers=".mp_prefetch({})", buffers=f".mp_prefetch({_MORE_READY})", reading=".to_iter_dataset({})")
 """A chain that begins with a `MapDataset`."""
 
-MIXED_CHAIN = Front(workers=".mp_prefetch({})", reading=".prefetch({})")
+MIXED_CHAIN = CHAIN._replace(reading=".prefetch({})")
 """A chain after a mixture of such chains."""
 
-FED_CHAIN = Front(workers=".mp_prefetch({})", reading=".prefetch({})", is_fed=True)
+FED_CHAIN = MIXED_CHAIN._replace(is_fed=True)
 """A chain after a stream."""
 
-ELASTIC = Front(workers="multiprocessing_options=MultiprocessingOptions({})")
+ELASTIC = Front(
+    workers="multiprocessing_options=MultiprocessingOptions({})", buffers=f"multiprocessing_options={_MORE_READY}"
+)
 """An `ElasticIterator`."""

@@ -45,6 +45,7 @@ def facts_of_run(
         measured=Measured(batches=100, wait_seconds=waits, trainer_seconds=trains, **measured),
         shard="0 of 1",
         num_workers=workers,
+        worker_buffer=1,
         num_threads=threads,
         records_ahead=500,
         num_cores=cores,

@@ -103,10 +103,26 @@ def test_a_stream_is_not_asked_to_read_many_records() -> None:
     assert "batched_reads" not in kinds(with_source(facts_of_run(**run, front=FED_CHAIN), reads_many=False))
 
 
+def test_workers_that_have_time_left_are_not_said_to_be_too_few() -> None:
+    """A trainer that waits beside idle workers waits for a slow batch now and then: more ready, not more workers."""
+    run: dict[str, Any] = {"augment": 3.0, "waits": 1.0, "trains": 9.0, "workers": 2, "cores": 2}
+    facts = facts_of_run(**run)
+    assert kinds(facts) == ["waiting", "uneven"]
+    assert text_of(facts, "uneven").startswith(
+        "The 2 worker processes worked 15 % of the time, enough for this trainer, but not evenly: worker_buffer_size=2 "
+    )
+    chain = text_of(facts_of_run(**run, front=CHAIN), "uneven")
+    assert ".mp_prefetch(MultiprocessingOptions(2, per_worker_buffer_size=2)) would" in chain
+    busy = facts_of_run(**run | {"augment": 10.0})
+    assert kinds(busy) == ["waiting", "bottleneck"]
+    assert kinds(facts_of_run(**run | {"workers": 0})) == ["waiting", "bottleneck"]
+
+
 RUNS: tuple[dict[str, Any], ...] = (
     {"augment": 9.0, "waits": 4.0, "trains": 6.0},
     {"augment": 9.0, "waits": 4.0, "trains": 6.0, "workers": 1},
     {"augment": 90.0, "waits": 9.9, "trains": 0.1, "workers": 2},
+    {"augment": 3.0, "waits": 1.0, "trains": 9.0, "workers": 2},
     {"augment": 1.0, "waits": 0.1, "trains": 9.9, "workers": 4},
     {"read": 60.0, "waits": 6.0, "trains": 4.0},
     {"read": 6.0, "waits": 6.0, "trains": 4.0, "threads": 0},
@@ -151,7 +167,8 @@ def as_arguments(written: str) -> Any:
 def test_what_advice_tells_people_to_write_is_taken(front: Front, make: Callable[..., Any]) -> None:
     """Each argument that it names is one of what the pipeline was made with, by that name and with such a value."""
     written = written_by(front)
-    assert {text.partition("=")[0] for text in written} == {front.workers.partition("=")[0], "read_options"}
+    asked = {text.partition("=")[0] for text in (front.workers, front.buffers)}
+    assert {text.partition("=")[0] for text in written} == asked | {"read_options"}
     for text in written:
         make(**as_arguments(text)).close()
 
@@ -159,10 +176,12 @@ def test_what_advice_tells_people_to_write_is_taken(front: Front, make: Callable
 def test_what_advice_tells_people_to_write_for_actors_is_taken() -> None:
     """A loader with these actors says so: making it starts none."""
     written = written_by(ACTORS)
-    assert {text.partition("(")[0] for text in written} == {"workers=RayWorkers"}
+    assert {text.partition("(")[0] for text in written} == {"workers=RayWorkers", "worker_buffer_size=2"}
     for text in written:
-        arguments = as_arguments(text)
-        assert millstream.load(range(8), **arguments).workers == arguments["workers"]
+        arguments = {"workers": millstream.RayWorkers(1)} | as_arguments(text)
+        loader = millstream.load(range(8), **arguments)
+        assert loader.workers == arguments["workers"]
+        assert loader.multiprocessing_options.per_worker_buffer_size == arguments.get("worker_buffer_size", 1)
 
 
 @pytest.mark.parametrize(
