@@ -86,7 +86,7 @@ def test_killed_processes_of_beam_are_an_error_when_it_happens_again(tmp_path: P
     before = {name: (tmp_path / name).stat().st_ino for name in written(tmp_path)}
     assert 0 < len(before) < SHARDS
 
-    with subprocess.Popen([*COMMAND, *slow], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*COMMAND, *slow], cwd=tmp_path, stderr=subprocess.DEVNULL, text=True) as process:
         os.kill(max(seen_at_work(process, tmp_path)), signal.SIGKILL)
         assert process.wait(4 * WAIT_SECONDS) == 0
     assert {name: (tmp_path / name).stat().st_ino for name in before} == before
