@@ -85,8 +85,17 @@ class _Difference(NamedTuple):
 
 def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]:
     """Yields every difference that keeps `here` from resuming from `saved`, but for that of code."""
-    then, now = saved.stream, here.stream
-    yield from _word_differences(then, now, max(place.position for place in saved.places))
+    if saved.stream is not here.stream:  # Or there is nothing to compare.
+        yield from _stream_differences(saved.stream, here.stream, max(place.position for place in saved.places))
+    if not saved.stream.one_to_one:
+        before, after = (len(state.places[0].skip) for state in (saved, here))
+        yield from _unequal(None, "the number of stages that regroup elements", before, after)
+    yield from _position_differences(saved, here)
+
+
+def _stream_differences(then: Stream, now: Stream, position: int) -> Iterator[_Difference]:
+    """Yields the differences of the streams themselves, of which some may not count before a position."""
+    yield from _word_differences(then, now, position)
     if min(then.logical_shards, now.logical_shards) > 1:  # A single shard has no remainder to drop.
         yield from _unequal("sampler", "shard_options.drop_remainder", then.drop_remainder, now.drop_remainder)
     if then.one_to_one and now.one_to_one:
@@ -96,10 +105,6 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
         # With nothing to skip, any pipeline can begin at the saved position: that is the user's choice of operations.
         part = "operations" if then.one_to_one else None
         yield from _unequal(part, "one_to_one", then.one_to_one, now.one_to_one)
-        if not then.one_to_one:
-            before, after = (len(state.places[0].skip) for state in (saved, here))
-            yield from _unequal(None, "the number of stages that regroup elements", before, after)
-    yield from _position_differences(saved, here)
 
 
 def _shard_differences(then: Stream, now: Stream) -> Iterator[_Difference]:

@@ -122,10 +122,10 @@ class LoaderState:
         try:
             fields = _checked_fields(raw, here)
             stream = fields.pop("stream")
-            places = [Place(**place) for place in fields.pop("places")]
+            places = [Place(**{**place, "skip": tuple(place["skip"])}) for place in fields.pop("places")]
             return LoaderState(
                 **fields,
-                places=tuple(place._replace(skip=tuple(place.skip)) for place in places),
+                places=tuple(places),
                 stream=here if here is not None and stream is here else Stream.from_fields(stream),
             )
         except CheckpointError:
@@ -147,7 +147,9 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
     text = bytes(raw)
     is_of_here = here is not None and text.endswith(here.ending) and _is_as_written(text)
     try:
-        fields = json.loads(text[: -len(here.ending)] + _ENDING if here is not None and is_of_here else text.decode())
+        # All that a state of this stream says of its own comes before the ending.
+        own = text[: -len(here.ending)] + _ENDING if here is not None and is_of_here else text
+        fields = json.loads(own.decode())
     except ValueError as error:
         raise ValueError(f"it is not valid JSON in UTF-8 ({error})") from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:

@@ -153,8 +153,8 @@ def bottleneck(facts: LoaderFacts) -> Advice | None:
     if facts.pipeline_seconds < WAITING * facts.measured.seconds:
         return Advice(
             "something_else",
-            f"The work itself took {share_text(facts.pipeline_seconds / facts.measured.seconds)} of the time: what the "
-            "trainer waited for is not the pipeline. Other programs on this machine, perhaps.",
+            f"The work itself took {share_text(facts.pipeline_seconds / facts.measured.seconds)} of the time, so "
+            "the trainer waited for something else: other programs on this machine, perhaps.",
         )
     if slowest.kind is Kind.HAND_OVER or (slowest.place is Place.TRAINER and _is_done_elsewhere(facts, slowest)):
         # Other advice is about that.
@@ -261,7 +261,7 @@ def trouble(facts: LoaderFacts) -> Advice | None:
     if measured.deaths:
         happened.append(f"{count_text(measured.deaths, facts.front.worker)} died")
     if measured.stalls:
-        happened.append(f"{count_text(measured.stalls, 'time')} a worker made no progress for long")
+        happened.append(f"workers stalled {count_text(measured.stalls, 'time')}")
     if not happened:
         return None
     text = " and ".join(happened)

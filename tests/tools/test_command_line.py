@@ -195,6 +195,22 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
     assert reported.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("inspect", "Show what files hold"),
+        ("index", "Find where each record begins"),
+        ("convert", "Write records of any format to ArrayRecord or Bagz files"),
+        ("top", "Show what the pipelines of a running trainer do"),
+    ],
+)
+def test_help_says_what_a_command_does(command: str, words: str, tmp_path: Path) -> None:
+    """In a sentence, with names as they are written."""
+    printed, _ = run(command, "--help", folder=tmp_path)
+
+    assert words in " ".join(printed.split())
+
+
 def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
     """Each such file is a sentence, the others are shown, and the exit status says that not all were."""
     (tmp_path / "a.txt").write_text("line\n")

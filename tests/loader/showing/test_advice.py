@@ -295,7 +295,7 @@ def test_deaths_and_stalls_are_named_whatever_else_there_is(waits: float) -> Non
     """With how many there were; where there were none, nothing is said."""
     run = {"augment": 5.0, "waits": waits, "trains": 0.0 if waits == 0.01 else 5.0, "workers": 2}
     facts = facts_of_run(**run, deaths=2, stalls=1)  # type: ignore[arg-type]
-    assert text_of(facts, "trouble").startswith("2 worker processes died and 1 time a worker made no progress")
+    assert text_of(facts, "trouble").startswith("2 worker processes died and workers stalled 1 time:")
     assert text_of(facts_of_run(**run, deaths=1), "trouble").startswith("1 worker process died:")  # type: ignore[arg-type]
     assert "trouble" not in kinds(facts_of_run(**run))  # type: ignore[arg-type]
 
