@@ -118,10 +118,13 @@ class ConcatenatedDataSource(Pictured, Closing):
 
     def __getstate__(self) -> dict[str, Any]:
         made = {"_columns", "_held", "_holds_all", "_readers"}
-        return {name: value for name, value in vars(self).items() if name not in made}
+        # Workers share the records of a list in memory.
+        parts = {name: HeldRecords(part) if type(part) in {list, tuple} else part for name, part in self.parts.items()}
+        return {name: value for name, value in vars(self).items() if name not in made} | {"parts": parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        self.parts = {name: part.records if type(part) is HeldRecords else part for name, part in self.parts.items()}
         self._prepare()
 
     def locate(self, record_keys: RecordKeys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -193,8 +193,14 @@ def own_bytes(pid: int) -> int:
 
 @pytest.mark.parametrize(
     "hold",
-    [list, tuple, millstream.InMemoryDataSource, millstream.MapDataset.source],
-    ids=["list", "tuple", "held", "chain"],
+    [
+        list,
+        tuple,
+        millstream.InMemoryDataSource,
+        millstream.MapDataset.source,
+        lambda records: millstream.ConcatenatedDataSource([records[:8_000], tuple(records[8_000:])]),
+    ],
+    ids=["list", "tuple", "held", "chain", "components"],
 )
 @pytest.mark.parametrize("name", ["bytes", "arrays", "dicts"])
 def test_workers_share_the_records_of_a_list(name: str, hold: Callable[[Any], Any]) -> None:
