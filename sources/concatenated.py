@@ -53,8 +53,6 @@ class ConcatenatedDataSource(Pictured, Closing):
 
     _picture_kind = "source"
 
-    _held: HeldRecords[Any] | None
-
     takes_key_arrays: ClassVar[bool] = True
 
     @named_arguments()
@@ -88,9 +86,9 @@ class ConcatenatedDataSource(Pictured, Closing):
         """Returns the records of the keys, in their order; keys may repeat. Each source is asked once."""
         keys = checked_record_keys(record_keys, self._num_records)
         if self._holds_all:
-            if self._held is None:
-                self._held = HeldRecords.end_to_end(list(self.parts.values()))
-            return self._held.__getitems__(keys.tolist())
+            self._held = self._all_held()
+            records: Sequence[Any] = self._held.__getitems__(keys.tolist())
+            return records
         parts, own_keys = self._locate(keys)
         if self._columns is not None:
             return MixedColumns(self._columns, parts, own_keys)
@@ -118,11 +116,26 @@ class ConcatenatedDataSource(Pictured, Closing):
 
     def __getstate__(self) -> dict[str, Any]:
         made = {"_columns", "_held", "_holds_all", "_readers"}
-        return {name: value for name, value in vars(self).items() if name not in made}
+        state = {name: value for name, value in vars(self).items() if name not in made}
+        # Workers share the records of a list in memory. Where all are lists, they share one: each alone may be small.
+        if self._holds_all:
+            return state | {"parts": {name: type(part) for name, part in self.parts.items()}, "_held": self._all_held()}
+        held = {name: HeldRecords(part) for name, part in self.parts.items() if type(part) in {list, tuple}}
+        return state | {"parts": self.parts | held}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._prepare()
+        held = state.get("_held")
+        if held is None:
+            records = {name: part.records for name, part in self.parts.items() if type(part) is HeldRecords}
+            self.parts |= records
+        else:
+            stretches = map(slice, self._starts.tolist(), (self._starts + self.lengths).tolist())
+            self.parts = {
+                name: kind(held.records[stretch]) if type(held) is HeldRecords else _Stretch(held, stretch)
+                for (name, kind), stretch in zip(self.parts.items(), stretches, strict=True)
+            }
+        self._prepare(held)
 
     def locate(self, record_keys: RecordKeys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns which source each record is from, as its number, and its key in that source; both of shape (n,).
@@ -152,13 +165,17 @@ class ConcatenatedDataSource(Pictured, Closing):
             texts = f"#{zlib.crc32(texts.encode('utf-8', 'surrogatepass')):08x}"
         return f"Concatenated sources={len(words)} records={self._num_records} of={texts}"
 
-    def _prepare(self) -> None:
+    def _all_held(self) -> Any:
+        """Returns the records of all sources, which are lists or tuples, as one."""
+        return HeldRecords.end_to_end(list(self.parts.values())) if self._held is None else self._held
+
+    def _prepare(self, held: Any = None) -> None:
         sources = [HeldRecords(source) if _is_held(source) else source for source in self.parts.values()]
         self._readers = [_reader(source) for source in sources]
         # Lists in memory are read as one: records from all over memory come twice as fast from one call, as that waits
         # for several at once. It is made when a batch is read, so that only processes which read have it.
-        self._holds_all = all(type(source) in {list, tuple} for source in self.parts.values())
-        self._held = None
+        self._holds_all = held is not None or all(type(source) in {list, tuple} for source in self.parts.values())
+        self._held = held
         self._columns = EndToEndColumns.of(list(self.parts.values()))
 
     def _locate(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -180,6 +197,21 @@ class ConcatenatedDataSource(Pictured, Closing):
                 f"asked for {len(keys)} records and gave {len(records)}."
             )
         return records
+
+
+@final
+class _Stretch:
+    """Records that follow one another in a longer sequence: what a worker has of a list."""
+
+    def __init__(self, records: Any, stretch: slice) -> None:
+        self._records = records
+        self._numbers = range(stretch.start, stretch.stop)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, key: int) -> Any:
+        return self._records[self._numbers[key]]
 
 
 def _is_held(source: Any) -> bool:

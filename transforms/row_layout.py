@@ -56,6 +56,9 @@ class Layout:
         lasts = starts[1:] - 1
         self._gaps[lasts] = length - self._begins[lasts] - self._sizes[lasts]
         self._begins_in_all = row_of * length + self._begins
+        # The pieces after which there is padding, and how much.
+        padded = self._gaps.nonzero()[0]
+        self._padded = list(zip(padded.tolist(), self._gaps[padded].tolist(), strict=True))
 
     @property
     def firsts(self) -> NDArray[np.int64]:
@@ -71,7 +74,7 @@ class Layout:
         rows = np.empty(whole, first.dtype) if first.dtype.hasobject else self._allocate(whole, first.dtype)
         laid: list[Array] = []
         done = 0
-        for piece, missing in self._gaps_after():
+        for piece, missing in self._padded:
             laid += parts[done : piece + 1]
             laid.append(gap[:missing])
             done = piece + 1
@@ -92,18 +95,13 @@ class Layout:
         for rows, spread in self._spread(self._begins):
             np.subtract(counting, spread, out=positions[rows])
         flat, ends = positions.reshape(-1), self._begins_in_all + self._sizes
-        for piece, missing in self._gaps_after():
+        for piece, missing in self._padded:
             flat[ends[piece] : ends[piece] + missing] = 0
         return positions
 
     def _companion(self) -> NDArray[np.int32]:
         """Returns memory for a number of each token, of shape (rows, length)."""
         return self._allocate((len(self._starts) - 1, self._length), np.dtype(np.int32))
-
-    def _gaps_after(self) -> Iterator[tuple[int, int]]:
-        """Yields the pieces after which there is padding, and how much."""
-        pieces = np.flatnonzero(self._gaps)
-        return zip(pieces.tolist(), self._gaps[pieces].tolist(), strict=True)
 
     def _spread(self, of_pieces: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int32]]]:
         """Yields a number of each piece for each of its tokens, and 0 for padding, some rows at a time."""

@@ -193,8 +193,16 @@ def own_bytes(pid: int) -> int:
 
 @pytest.mark.parametrize(
     "hold",
-    [list, tuple, millstream.InMemoryDataSource, millstream.MapDataset.source],
-    ids=["list", "tuple", "held", "chain"],
+    [
+        list,
+        tuple,
+        millstream.InMemoryDataSource,
+        millstream.MapDataset.source,
+        lambda records: millstream.ConcatenatedDataSource([records[:9_000], tuple(records[9_000:])]),
+        lambda records: millstream.ConcatenatedDataSource([records[at : at + 100] for at in range(0, 16_000, 100)]),
+        lambda records: millstream.ConcatenatedDataSource([millstream.InMemoryDataSource(records[:9]), records]),
+    ],
+    ids=["list", "tuple", "held", "chain", "end to end", "many lists", "with another source"],
 )
 @pytest.mark.parametrize("name", ["bytes", "arrays", "dicts"])
 def test_workers_share_the_records_of_a_list(name: str, hold: Callable[[Any], Any]) -> None:
