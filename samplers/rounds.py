@@ -21,9 +21,12 @@ def mixed(words: Wide) -> Wide:
 
 def derived(seed: int, number: int) -> int:
     """Returns another seed, which looks unrelated: a hash of the seed and a number, both below 2**64."""
-    first = mixed(np.array([seed], dtype=np.uint64))
-    second = mixed(np.array([number], dtype=np.uint64) ^ GOLDEN_GAMMA)
-    return int(mixed(first + second)[0])
+    return int(derived_each(np.array([seed], dtype=np.uint64), np.array([number], dtype=np.uint64))[0])
+
+
+def derived_each(seeds: Wide, numbers: Wide) -> Wide:
+    """Returns `derived` of each pair, in a new array."""
+    return mixed(mixed(seeds.copy()) + mixed(numbers ^ GOLDEN_GAMMA))
 
 
 def mix(words: Words, scratch: Words) -> Words:

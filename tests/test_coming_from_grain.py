@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import subprocess
@@ -561,6 +562,82 @@ def _() -> None:
         assert next(iterator) == "a"
     with pytest.raises(ValueError, match="closed"):
         next(iterator)
+
+
+# ---- What differs in chains ----------------------------------------------------------------------------------------
+
+
+@ROWS.of("default seed of a `shuffle` or `random_map`")
+def _() -> None:
+    def draw(element: int, rng: np.random.Generator) -> tuple[int, int]:
+        return element, int(rng.integers(2**62))
+
+    numbers = grain.MapDataset.range(30).seed(5)
+    expected = list(numbers.shuffle().random_map(draw))
+    assert list(numbers.map(abs).shuffle().map(abs).map(abs).random_map(draw)) == expected
+    assert list(numbers.shuffle().shuffle().random_map(draw)) != expected
+
+
+@ROWS.of("`mp_prefetch(n)` after filters, packing, draws or `batch`")
+def _() -> None:
+    def noisy(row: dict[str, Any], rng: np.random.Generator) -> Any:
+        return row["a"] + rng.integers(1000)
+
+    documents = grain.MapDataset.range(60).map(lambda x: {"a": np.full(x % 5 + 1, x)}).filter(lambda x: x["a"][0] % 7)
+    rows = grain.experimental.FirstFitPackIterDataset(
+        documents.to_iter_dataset(), length_struct={"a": 8}, num_packing_bins=3
+    )
+    batched = rows.random_map(noisy, seed=1).batch(2)
+    expected = [batch.tolist() for batch in batched]
+    with iter(batched) as alone, iter(batched.mp_prefetch(2)) as spread:
+        assert [next(spread).tolist() for _ in range(3)] == expected[:3]
+        state = spread.get_state()
+        alone.set_state(state)
+        assert [batch.tolist() for batch in alone] == expected[3:]
+        assert state.keys() == alone.get_state().keys()
+
+
+@ROWS.of("weights of a mixture")
+def _() -> None:
+    parts = [grain.MapDataset.source([part]).repeat() for part in (0, 1)]
+    mixed = grain.MapDataset.mix(parts, weights=[0.3, 0.7])
+    assert {sum(mixed.__getitems__(range(start, start + 10))) for start in (0, 10, 10**6, 10**9)} == {7}
+
+
+@ROWS.of("weights of datasets with names")
+def _() -> None:
+    parts = {name: grain.MapDataset.source([name]).repeat() for name in "ba"}
+    for mixed in (
+        grain.MapDataset.mix(parts, weights={"a": 0.75, "b": 0.25})[:8].to_iter_dataset(),
+        grain.IterDataset.mix({name: part.to_iter_dataset() for name, part in parts.items()}, {"a": 0.75, "b": 0.25}),
+    ):
+        assert "".join(itertools.islice(mixed, 8)).count("a") == 6
+
+
+@ROWS.of("`batch` after a `map` that returned `None`")
+def _() -> None:
+    holey = grain.MapDataset.range(4).map(lambda x: None if x == 1 else x)
+    with pytest.raises(ValueError, match="no element at position 1"):
+        list(holey.batch(2))
+    assert [batch.tolist() for batch in holey.to_iter_dataset().batch(2)] == [[0, 2], [3]]
+
+
+@ROWS.of("last window of a `WindowShuffleMapDataset`")
+def _() -> None:
+    shuffle = grain.experimental.WindowShuffleMapDataset
+    assert all(sorted(shuffle(grain.MapDataset.range(10), window_size=4, seed=s)) == [*range(10)] for s in range(20))
+
+
+@ROWS.of("`dataset[-1]`")
+def _() -> None:
+    with pytest.raises(IndexError):
+        _ = grain.MapDataset.range(4)[-1]
+
+
+@ROWS.of("`iter(elastic)` of an `ElasticIterator`")
+def _() -> None:
+    with grain.experimental.ElasticIterator(grain.MapDataset.range(4), 2, grain.ShardOptions(0, 1)) as elastic:
+        assert iter(elastic) is elastic
 
 
 # ---- Checkpoints ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.samplers.rounds import derived_each
+
 
 class Origins:
     """Where elements came from.
@@ -103,9 +105,6 @@ class Origins:
         """Returns the origins of children, `counts[i]` of them for element i: child j has index `i * max_fan_out + j`.
 
         Where a component is given, only elements of that one have been split: the others keep their index.
-
-        Raises:
-            OverflowError: an index does not fit 63 bits.
         """
         sizes = np.array(counts, dtype=np.int64)
         children = self.take(np.repeat(np.arange(len(self)), sizes))
@@ -115,20 +114,18 @@ class Origins:
     def numbered(self, numbers: NDArray[np.int64], limit: int, component: int | None = None) -> Self:
         """Returns origins whose indices are `index * limit + number`: those of parts of elements, each with a number.
 
+        Where that does not fit 63 bits, as after several operations that split, it is 63 bits of a hash of the two.
         Where a component is given, only elements of that one are parts: the others keep their index.
-
-        Raises:
-            OverflowError: an index does not fit 63 bits.
         """
+        indices = self.index * limit + numbers
+        largest = np.iinfo(np.int64).max // limit - 1
         # In a mixture, the indices of the components take turns: the last one need not be the largest.
-        if len(self) and int(self.index.max()) > np.iinfo(np.int64).max // limit - 1:
-            raise OverflowError(
-                f"An element with index {self.index.max()} may become up to {limit}, as the max_fan_out of a FlatMap "
-                "says, but their indices must be below 2**63. Use a smaller max_fan_out."
-            )
+        if len(self) and int(self.index.max()) > largest:
+            hashes = derived_each(self.index.astype(np.uint64), numbers.astype(np.uint64)) >> np.uint64(1)
+            indices = np.where(self.index > largest, hashes.astype(np.int64), indices)
         table = self.table.copy()
         is_part = True if component is None else self.component == component
-        table[2] = np.where(is_part, self.index * limit + numbers, self.index)
+        table[2] = np.where(is_part, indices, self.index)
         return type(self)(table, self.names)
 
     @classmethod

@@ -5,11 +5,12 @@ import json
 from typing import Any
 
 import pytest
-from dataset_streams import Stream, streams
+from dataset_streams import Stream, as_document, streams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import DatasetIterator, IterDataset, MapDataset
+from millstream import Batch, DatasetIterator, IterDataset, MapDataset
+from millstream.transforms import ConcatThenSplit, Rebatch
 
 
 def through_json(state: Any) -> Any:
@@ -76,6 +77,19 @@ def test_workers_change_nothing(workers: int) -> None:
             assert list(iterator) == stream.values[step:]
 
     check()
+
+
+def test_operations_that_split_may_follow_each_other() -> None:
+    """However many there are: parts of parts of parts have indices below 2**63 of their own, and draws of their own."""
+    one: IterDataset[Any] = MapDataset.range(40).to_iter_dataset().map(as_document)
+    split = one.apply([ConcatThenSplit({"x": 5}), Batch(1), Rebatch(3), Rebatch(2)])
+    numbered = split.map_with_index(lambda index, _: index)
+    indices = list(numbered)
+    drawn = list(split.random_map(lambda _, rng: int(rng.integers(2**62)), seed=1))
+
+    assert len(indices) == len(set(indices)) == len(set(drawn)) > 10
+    assert all(0 <= index < 2**63 for index in indices)
+    assert list(numbered.mp_prefetch(2)) == indices
 
 
 def test_a_stream_of_a_range() -> None:

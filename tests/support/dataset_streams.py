@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from dataset_chains import Draw, KeepSome, Mark, Split, chains, mark_position, total
 from hypothesis import strategies as st
-from plain_groupings import PLAIN, Element
+from plain_groupings import PLAIN, Element, part_index
 
 from millstream import DatasetIterator, IterDataset, ReadOptions
 from millstream.dataset import (
@@ -177,7 +177,7 @@ def split(draw: st.DrawFn, stream: Stream) -> Stream:
     """Adds a flat map."""
     operation = Split(draw(st.integers(1, 3)))
     children = tuple(
-        (position, index * operation.max_fan_out + number, child)
+        (position, part_index(index, operation.max_fan_out, number), child)
         for position, index, value in stream.elements
         for number, child in enumerate(operation.flat_map(value))
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from millstream.randomness import OF_GROUPS, generator
+from millstream.samplers.rounds import derived
 from millstream.transforms import (
     BestFitPack,
     BucketBatch,
@@ -25,6 +26,11 @@ from millstream.transforms import (
 from millstream.transforms.grouping import MOST_PIECES, Identity
 
 Element = tuple[int, int, Any]
+
+
+def part_index(index: int, limit: int, number: int) -> int:
+    """Returns the index of one of the parts that an element may become, of which there are fewer than a limit."""
+    return index * limit + number if index < (2**63 - 1) // limit else derived(index, number) >> 1
 
 
 def laid_out(
@@ -49,8 +55,7 @@ def within_rows(operation: FirstFitPack | BestFitPack, element: Element) -> Iter
     """Yields what goes into rows of a document."""
     position, index, document = element
     lengths = operation.length_struct
-    if operation.overflow == "split":
-        index *= MOST_PIECES
+    splits = operation.overflow == "split"
     carried = {name: document[name] for name in operation.rows.carried}
     document = {name: np.asarray(document[name]) for name in lengths}
     number = 0
@@ -61,7 +66,7 @@ def within_rows(operation: FirstFitPack | BestFitPack, element: Element) -> Iter
         if is_long and operation.overflow == "error":
             raise ValueError(document)
         if not (is_long and operation.overflow == "drop"):
-            yield position, index + number, head | carried
+            yield position, part_index(index, MOST_PIECES, number) if splits else index + number, head | carried
         if operation.overflow != "split":
             return
         document, number = tail, number + 1
@@ -135,7 +140,7 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
     for document_position, document_index, document in elements:
         rest, used = {name: np.asarray(document[name]) for name in lengths}, 0
         if not operation.splits_full_length and len(rest[next(iter(lengths))]) == length:
-            whole = document_position, document_index * MOST_PIECES, laid_out(lengths, [begun(rest)])
+            whole = document_position, part_index(document_index, MOST_PIECES, 0), laid_out(lengths, [begun(rest)])
             if row:
                 waiting.append(whole)
             else:
@@ -143,7 +148,8 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
             continue
         while len(rest[next(iter(lengths))]):
             if not row:
-                position, index, room = document_position, document_index * MOST_PIECES + used // length, length
+                position, room = document_position, length
+                index = part_index(document_index, MOST_PIECES, used // length)
             row.append(begun({name: tokens[:room] for name, tokens in rest.items()}))
             taken = len(row[-1][next(iter(lengths))])
             rest, used, room = {name: tokens[room:] for name, tokens in rest.items()}, used + taken, room - taken
@@ -160,7 +166,7 @@ def rebatched(operation: Rebatch, elements: Iterable[Element]) -> Iterator[Eleme
     """Yields batches of all rows, one after the other."""
     size = operation.batch_size
     rows = [
-        (position, index * MOST_PIECES + row // size, {name: array[row] for name, array in batch.items()})
+        (position, part_index(index, MOST_PIECES, row // size), {name: array[row] for name, array in batch.items()})
         for position, index, batch in elements
         for row in range(len(batch["x"]))
     ]
