@@ -5,7 +5,6 @@ A member is a header of 512 bytes and its data, filled up to 512 bytes. The form
 before it, in a member of type L before it, or as a number in base 256. Blocks of zeros end the archive.
 """
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 
@@ -21,33 +20,20 @@ _EXTENSION_TYPES = frozenset(b"xgLK")
 _PAX_RECORD = re.compile(rb"(\d{1,18}) ")
 
 
-@dataclasses.dataclass(slots=True)
-class TarMember:
-    """One member of an archive.
+TarFile = tuple[str, int, int, int, int]
+"""A regular file in an archive, as plain as can be, since there are some for each record that is read.
 
-    Attributes:
-        start: where its headers begin, those of a long name too.
-        name: its whole name.
-        data: where its data begin.
-        size: how many bytes these are.
-        stop: where the next member begins.
-        is_file: whether it is a regular file.
-    """
-
-    start: int
-    name: str
-    data: int
-    size: int
-    stop: int
-    is_file: bool
+Its whole name; where its headers begin, those of a long name too; where its data begin, and how many bytes these are;
+where the next member begins.
+"""
 
 
 class TarError(ValueError):
     """What is at a place is not a member."""
 
 
-def tar_members(read: Callable[[int, int], bytes], stop: int, *, checks_headers: bool) -> Iterator[TarMember]:
-    """Yields the members of an archive, or of a part of one.
+def tar_files(read: Callable[[int, int], bytes], stop: int, *, checks_headers: bool) -> Iterator[TarFile]:
+    """Yields the regular files of an archive, or of a part of one; other members are passed over.
 
     Args:
         read: returns the bytes at a place, this many: fewer at the end.
@@ -59,7 +45,7 @@ def tar_members(read: Callable[[int, int], bytes], stop: int, *, checks_headers:
         TarError: it is damaged, was cut short, or is not an archive.
     """
     place, start = 0, 0
-    name, size = None, None  # What extensions say of the next member.
+    long_name, long_size = None, None  # What extensions say of the next member.
     is_ended = False
     while place < stop:
         header = read(place, BLOCK_BYTES)
@@ -70,21 +56,27 @@ def tar_members(read: Callable[[int, int], bytes], stop: int, *, checks_headers:
         is_ended = False
         if len(header) < BLOCK_BYTES or (checks_headers and not is_header(header)):
             raise TarError(f"no header of a member is at byte {place:,}")
-        member = _member(header, place, start, name, size)
-        if member.stop > stop and member.data + member.size > stop:
-            raise TarError(f"{member.name!r}, at byte {member.start:,}, ends beyond it")
         kind = header[156]
-        if kind in _EXTENSION_TYPES:
-            content = read(member.data, member.size)
-            if kind == _LONG_NAME_TYPE:
-                name = _text(content)
-            elif kind == _PAX_TYPE:
-                name, size = _pax(content, name, size)
-            place = member.stop
+        is_extension = kind in _EXTENSION_TYPES
+        name = _name(header) if long_name is None or is_extension else long_name
+        size = _number(header[124:136]) if long_size is None or is_extension else long_size
+        is_file = kind in _REGULAR_TYPES and name[-1:] != "/"
+        if kind == _SPARSE_TYPE:
+            raise TarError(f"the member at byte {place:,} is a sparse file, which cannot be read. Write it whole")
+        # Links, folders and devices have no data, whatever their size says.
+        if not is_file and ord("1") <= kind <= ord("6"):
+            size = 0
+        data = place + BLOCK_BYTES
+        if data + size > stop:
+            raise TarError(f"{name!r}, at byte {start:,}, ends beyond it")
+        place = data + size + -size % BLOCK_BYTES
+        if is_extension:
+            long_name, long_size = _extended(kind, read(data, size), long_name, long_size)
             continue
-        yield member
-        place = start = member.stop
-        name, size = None, None
+        if is_file:
+            yield name, start, data, size, place
+        start = place
+        long_name, long_size = None, None
     if checks_headers and not is_ended:
         raise TarError("the zeros at its end are missing")
 
@@ -98,24 +90,11 @@ def is_header(header: bytes) -> bool:
     return sum(header) - sum(header[148:156]) + 8 * ord(" ") == stored
 
 
-def _member(header: bytes, place: int, start: int, name: str | None, size: int | None) -> TarMember:
-    kind = header[156]
-    if kind == _SPARSE_TYPE:
-        raise TarError(f"the member at byte {place:,} is a sparse file, which cannot be read. Write it whole")
-    is_extension = kind in _EXTENSION_TYPES
-    if name is None or is_extension:
-        name = _text(header[:100])
-        # Others than POSIX's have other things there.
-        if header[345] and header[257:263] == b"ustar\x00":
-            name = f"{_text(header[345:500])}/{name}"
-    if size is None or is_extension:
-        size = _number(header[124:136])
-    is_file = kind in _REGULAR_TYPES and name[-1:] != "/"
-    # Links, folders and devices have no data, whatever their size says.
-    if not is_file and ord("1") <= kind <= ord("6"):
-        size = 0
-    data = place + BLOCK_BYTES
-    return TarMember(start, name, data, size, data + -(-size // BLOCK_BYTES) * BLOCK_BYTES, is_file)
+def _name(header: bytes) -> str:
+    """Returns the name in a header, with its prefix."""
+    name = _text(header[:100])
+    # Others than POSIX's have other things there.
+    return f"{_text(header[345:500])}/{name}" if header[345] and header[257:263] == b"ustar\x00" else name
 
 
 def _number(field: bytes) -> int:
@@ -128,8 +107,15 @@ def _number(field: bytes) -> int:
     return int(digits or b"0", 8)
 
 
+def _extended(kind: int, content: bytes, name: str | None, size: int | None) -> tuple[str | None, int | None]:
+    """Returns the name and the size that an extension says the next member has; those given where it does not say."""
+    if kind == _LONG_NAME_TYPE:
+        return _text(content), size
+    return _pax(content, name, size) if kind == _PAX_TYPE else (name, size)
+
+
 def _pax(content: bytes, name: str | None, size: int | None) -> tuple[str | None, int | None]:
-    """Returns the name and the size that a pax member says the next member has; those given where it does not say."""
+    """Returns the same for a pax member."""
     place = 0
     while place < len(content) and content[place]:
         match = _PAX_RECORD.match(content, place)

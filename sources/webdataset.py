@@ -13,7 +13,7 @@ from millstream.sources.energon_index import energon_offsets
 from millstream.sources.files.scan import Scan, refuse_compressed
 from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.tar_members import BLOCK_BYTES, TarError, TarMember, is_header, tar_members
+from millstream.sources.tar_members import BLOCK_BYTES, TarError, is_header, tar_files
 
 _SAMPLES_AT_ONCE = 4096
 
@@ -78,17 +78,17 @@ class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
         starts: list[int] = []
         last_key, stop = None, 0
         try:
-            for member in tar_members(scan.read, scan.size, checks_headers=True):
-                if (named := _key_and_extension(member)) is None:
+            for name, start, _, _, file_stop in tar_files(scan.read, scan.size, checks_headers=True):
+                if (named := _key_and_extension(name)) is None:
                     continue
                 if named[0] != last_key:
                     if len(starts) == _SAMPLES_AT_ONCE:
                         yield np.array(starts)
-                        scan.report(member.start)
+                        scan.report(start)
                         starts.clear()
-                    starts.append(member.start)
+                    starts.append(start)
                     last_key = named[0]
-                stop = member.stop
+                stop = file_stop
         except TarError as error:
             raise DataSourceError(
                 f"{scan.path!r} is not a tar archive, is damaged, or was cut short: {error}. Restore the file."
@@ -105,8 +105,8 @@ def _keys_within(scan: Scan, start: int, stop: int) -> list[str]:
         return []
     keys: dict[str, None] = {}
     try:
-        for member in tar_members(lambda at, length: scan.read(start + at, length), stop - start, checks_headers=False):
-            if (named := _key_and_extension(member)) is not None:
+        for name, *_ in tar_files(lambda at, length: scan.read(start + at, length), stop - start, checks_headers=False):
+            if (named := _key_and_extension(name)) is not None:
                 keys[named[0]] = None
     except TarError:
         return []
@@ -118,25 +118,25 @@ def _sample(span: bytes, place: int, places: SpanPlaces) -> dict[str, Any]:
     sample: dict[str, Any] = {"__key__": ""}
     key = ""
     try:
-        for member in tar_members(lambda start, length: span[start : start + length], len(span), checks_headers=False):
-            if (named := _key_and_extension(member)) is None:
+        files = tar_files(lambda start, length: span[start : start + length], len(span), checks_headers=False)
+        for name, _, data, size, _ in files:
+            if (named := _key_and_extension(name)) is None:
                 continue
             key, extension = named
             if extension in sample:
                 raise places.error(place, f"its key {key!r} has two files with the extension {extension!r}.")
-            sample[extension] = span[member.data : member.data + member.size]
+            sample[extension] = span[data : data + size]
     except TarError as error:
         raise places.error(place, f"it is damaged: {error}. Restore the file.") from error
     sample["__key__"] = key
     return sample
 
 
-def _key_and_extension(member: TarMember) -> tuple[str, str] | None:
-    """Returns what a member's name says, or None for one that is part of no sample."""
-    if not member.is_file:
-        return None
-    name = member.name
+def _key_and_extension(name: str) -> tuple[str, str] | None:
+    """Returns what a file's name says, or None for one that is part of no sample.
+
+    The first dot parts the two; those of folders do not count, and a name that begins with a dot has no key.
+    """
     base = name.rfind("/") + 1
     dot = name.find(".", base)
-    # The first dot parts them; those of folders do not count. A name that begins with a dot has no key.
     return (name[:dot], name[dot + 1 :].lower()) if dot > base else None
