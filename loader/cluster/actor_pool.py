@@ -5,7 +5,7 @@ Guarantees:
     * Calls go to actors that are ready; others, which the cluster has no room for yet, keep nobody waiting.
     * Every answer counts that was there before its actor's end was noticed. The pool reports ends and starts
       replacements; what is done about lost calls is the executor's.
-    * A cluster that cannot be reached for LOST_SECONDS, or that counts the trainer's node as dead, is an error.
+    * A cluster that cannot be reached for LOST_SECONDS, or that has lost the trainer's node, is an error.
     * `stop()` takes at most CLOSE_SECONDS, and no actor is left then. Any thread may call it. Ray itself ends actors
       that nobody refers to any more, and those of a trainer that is gone.
     * A stall is time that the consumer has waited, a look at a time, as in a pool of worker processes.
@@ -128,8 +128,10 @@ class ActorPool:
         self._settings = tuple(import_path), reading.num_threads, STACK_SHARE * workers.stall_timeout
         self._pipeline = ray.put((pickle.PickleBuffer(pickled), [pickle.PickleBuffer(buffer) for buffer in buffers]))
         self._actor_class = ray.remote(**ray_workers.actor_options)(PipelineActor)
-        store: dict[str, float] = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == self._node), {})
+        here = next((node for node in ray.nodes() if node["NodeID"] == self._node), None)
+        store: dict[str, float] = here["Resources"] if here else {}
         self.memory = ObjectMemory(int(STORE_SHARE * store.get("object_store_memory", 0)))
+        self._raylet = (here["NodeManagerAddress"], here["NodeManagerPort"]) if here else None
         self._numbers = itertools.count()
         self.call_numbers: Iterator[int] = itertools.count()
         # What is waited for: the call that it is the answer to, or None where an actor says that it is ready.
@@ -306,6 +308,13 @@ class ActorPool:
                 self._lose_cluster(f"cannot be reached for {now - self._unreachable_since:.0f} s ({error})")
             return
         self._unreachable_since = None
+        if self._raylet is not None:
+            with contextlib.suppress(OSError):  # It is busy, or there is no descriptor.
+                try:
+                    socket.create_connection(self._raylet, CONNECT_SECONDS).close()
+                except ConnectionRefusedError:
+                    # Ray notices it some seconds later, and then ends this process without a word.
+                    self._lose_cluster("has lost its raylet, the process of Ray on this machine")
         if self._looks and self._looks % NODE_LOOKS == 0:
             import ray  # noqa: PLC0415
 
