@@ -1,4 +1,4 @@
-"""The actors of one loader, as the trainer sees them: the one module that speaks to Ray.
+"""The actors of one loader, as the trainer sees them: with `connection`, what speaks to Ray.
 
 Guarantees:
     * The pipeline goes into the object store once, and from there to each node once.
@@ -12,7 +12,6 @@ Guarantees:
 """
 
 import contextlib
-import importlib.util
 import itertools
 import logging
 import os
@@ -26,6 +25,7 @@ from typing import Any, final
 from millstream.errors import WorkerDiedError
 from millstream.loader.cluster.actor import PipelineActor
 from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
+from millstream.loader.cluster.connection import connect, is_our_connection
 from millstream.loader.cluster.object_memory import ObjectMemory
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -58,35 +58,6 @@ STACK_SHARE = 0.9
 """A call that takes this part of the stall timeout writes its stacks into the actor's log."""
 
 logger = logging.getLogger("millstream")
-
-_connections: list[str] = []
-"""The job that this process became by a connection which this module made, if it is the one that there is."""
-
-
-def check_installed() -> None:
-    """Raises an ImportError where Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise ImportError("workers: RayWorkers need Ray, which is not installed here: pip install 'millstream[ray]'.")
-
-
-def connect(address: str | None) -> None:
-    """Sees to it that this process is connected to a cluster.
-
-    Raises:
-        ValueError: it is connected to another one than is asked for.
-        ConnectionError: there is none at this address.
-    """
-    import ray  # noqa: PLC0415  (it takes long to import)
-
-    if not ray.is_initialized():
-        ray.init(address=address)
-        _connections[:] = [ray.get_runtime_context().get_job_id()]
-    here = ray.get_runtime_context().gcs_address
-    if address not in {None, "auto", "local", here}:
-        raise ValueError(
-            f"RayWorkers: address is {address!r}, but this process is connected to the cluster {here!r}: leave the "
-            "address out, or call ray.shutdown() before."
-        )
 
 
 @final
@@ -324,7 +295,7 @@ class ActorPool:
     def _lose_cluster(self, what: str) -> None:
         self._stopped = True
         advice = "Ray ends this process soon, unless ray.shutdown() is called before."
-        if _connections == [self._job]:
+        if is_our_connection(self._job):
             import ray  # noqa: PLC0415
 
             ray.shutdown()
