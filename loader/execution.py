@@ -129,7 +129,8 @@ class Execution:
             # Those that are drawn from are all there: each iterator is made after what it draws from.
             pipelines = [pipeline] if self._crew is None else self._crew.pipelines
             return WarmPools(functools.partial(Pool, pipelines, self._workers, reading, surroundings()))
-        from millstream.loader.cluster.actor_pool import ActorPool, check_installed  # noqa: PLC0415
+        from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
+        from millstream.loader.cluster.connection import check_installed  # noqa: PLC0415
 
         check_installed()
         return WarmPools(

@@ -54,7 +54,7 @@ IMPORTERS = {
     "orjson": {"millstream.sources.json_lines"},
     "pyarrow": {"millstream.sources.tables.arrow_library", "millstream.sources.tables.parquet_file"},
     # An engine that is there, or is not.
-    "ray": {"millstream.loader.cluster.actor_pool"},
+    "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.connection"},
     "rich": {"millstream.tools.top_screen"},
     "tensorstore": {"millstream.sources.storage.object_stores"},
     "tqdm": {"millstream.sources.storage.progress"},

@@ -1,18 +1,17 @@
-"""The actors of one loader, as the trainer sees them: the one module that speaks to Ray.
+"""The actors of one loader, as the trainer sees them: with `connection`, what speaks to Ray.
 
 Guarantees:
     * The pipeline goes into the object store once, and from there to each node once.
     * Calls go to actors that are ready; others, which the cluster has no room for yet, keep nobody waiting.
     * Every answer counts that was there before its actor's end was noticed. The pool reports ends and starts
       replacements; what is done about lost calls is the executor's.
-    * A cluster that cannot be reached for LOST_SECONDS, or that counts the trainer's node as dead, is an error.
+    * A cluster that cannot be reached for LOST_SECONDS, or that has lost the trainer's node, is an error.
     * `stop()` takes at most CLOSE_SECONDS, and no actor is left then. Any thread may call it. Ray itself ends actors
       that nobody refers to any more, and those of a trainer that is gone.
     * A stall is time that the consumer has waited, a look at a time, as in a pool of worker processes.
 """
 
 import contextlib
-import importlib.util
 import itertools
 import logging
 import os
@@ -26,6 +25,7 @@ from typing import Any, final
 from millstream.errors import WorkerDiedError
 from millstream.loader.cluster.actor import PipelineActor
 from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
+from millstream.loader.cluster.connection import connect, is_our_connection
 from millstream.loader.cluster.object_memory import ObjectMemory
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -58,35 +58,6 @@ STACK_SHARE = 0.9
 """A call that takes this part of the stall timeout writes its stacks into the actor's log."""
 
 logger = logging.getLogger("millstream")
-
-_connections: list[str] = []
-"""The job that this process became by a connection which this module made, if it is the one that there is."""
-
-
-def check_installed() -> None:
-    """Raises an ImportError where Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise ImportError("workers: RayWorkers need Ray, which is not installed here: pip install 'millstream[ray]'.")
-
-
-def connect(address: str | None) -> None:
-    """Sees to it that this process is connected to a cluster.
-
-    Raises:
-        ValueError: it is connected to another one than is asked for.
-        ConnectionError: there is none at this address.
-    """
-    import ray  # noqa: PLC0415  (it takes long to import)
-
-    if not ray.is_initialized():
-        ray.init(address=address)
-        _connections[:] = [ray.get_runtime_context().get_job_id()]
-    here = ray.get_runtime_context().gcs_address
-    if address not in {None, "auto", "local", here}:
-        raise ValueError(
-            f"RayWorkers: address is {address!r}, but this process is connected to the cluster {here!r}: leave the "
-            "address out, or call ray.shutdown() first."
-        )
 
 
 @final
@@ -128,8 +99,10 @@ class ActorPool:
         self._settings = tuple(import_path), reading.num_threads, STACK_SHARE * workers.stall_timeout
         self._pipeline = ray.put((pickle.PickleBuffer(pickled), [pickle.PickleBuffer(buffer) for buffer in buffers]))
         self._actor_class = ray.remote(**ray_workers.actor_options)(PipelineActor)
-        store: dict[str, float] = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == self._node), {})
+        here = next((node for node in ray.nodes() if node["NodeID"] == self._node), None)
+        store: dict[str, float] = here["Resources"] if here else {}
         self.memory = ObjectMemory(int(STORE_SHARE * store.get("object_store_memory", 0)))
+        self._raylet = (here["NodeManagerAddress"], here["NodeManagerPort"]) if here else None
         self._numbers = itertools.count()
         self.call_numbers: Iterator[int] = itertools.count()
         # What is waited for: the call that it is the answer to, or None where an actor says that it is ready.
@@ -306,6 +279,13 @@ class ActorPool:
                 self._lose_cluster(f"cannot be reached for {now - self._unreachable_since:.0f} s ({error})")
             return
         self._unreachable_since = None
+        if self._raylet is not None:
+            with contextlib.suppress(OSError):  # It is busy, or there is no descriptor.
+                try:
+                    socket.create_connection(self._raylet, CONNECT_SECONDS).close()
+                except ConnectionRefusedError:
+                    # Ray notices it some seconds later, and then ends this process without a word.
+                    self._lose_cluster("has lost its raylet, the process of Ray on this machine")
         if self._looks and self._looks % NODE_LOOKS == 0:
             import ray  # noqa: PLC0415
 
@@ -315,7 +295,7 @@ class ActorPool:
     def _lose_cluster(self, what: str) -> None:
         self._stopped = True
         advice = "Ray ends this process soon, unless ray.shutdown() is called before."
-        if _connections == [self._job]:
+        if is_our_connection(self._job):
             import ray  # noqa: PLC0415
 
             ray.shutdown()

@@ -393,7 +393,7 @@ import psutil, ray
 import millstream
 from millstream.loader.cluster import actor_pool
 
-actor_pool.LOST_SECONDS = 1.0
+actor_pool.LOST_SECONDS, actor_pool.LOOK_SECONDS = 1.0, 0.01
 offset, victims = 3, sys.argv[1:]
 
 class Shifted(millstream.RandomMapTransform):
@@ -424,9 +424,17 @@ print(actual + [batch.tolist() for batch in inline] == expected, ray.is_initiali
 """
 
 
-def test_a_lost_cluster_is_an_error_and_the_state_is_good(tmp_path: Path) -> None:
-    """From a script without a main guard, whose classes and lambdas have crossed; the rest comes without a cluster."""
-    done = python("-", "gcs_server", "raylet", input=LOST_CLUSTER, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("victims", "said"),
+    [(["gcs_server", "raylet"], "cannot be reached for 1 s"), (["raylet"], "has lost its raylet")],
+    ids=["all", "raylet"],
+)
+def test_a_lost_cluster_is_an_error_and_the_state_is_good(victims: list[str], said: str, tmp_path: Path) -> None:
+    """From a script without a main guard, whose classes and lambdas have crossed; the rest comes without a cluster.
+
+    A lost node of the trainer is an error before Ray ends the trainer for it.
+    """
+    done = python("-", *victims, input=LOST_CLUSTER, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "cannot be reached for 1 s" in done.stdout
+    assert said in done.stdout
     assert done.stdout.endswith("True False\n")
