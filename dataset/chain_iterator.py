@@ -100,9 +100,9 @@ class EngineIterator(ShownIterator):
         return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {hands}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
-        from millstream import pictures  # noqa: PLC0415  (for notebooks)
+        from millstream.loader.showing.picture import iterator_picture  # noqa: PLC0415  (for notebooks)
 
-        return pictures.figure(pictures.card("iterator", repr(self)))
+        return iterator_picture(repr(self), self._execution.facts())
 
     def place(self) -> tuple[Position, int]:
         """Returns the position of the plan, and how many elements have come."""

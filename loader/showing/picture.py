@@ -35,6 +35,11 @@ def loader_picture(facts: LoaderFacts) -> str:
     return figure(loader_parts(facts), style=STYLE)
 
 
+def iterator_picture(name: str, facts: LoaderFacts) -> str:
+    """Returns the picture of an iterator that has no loader beside it: where it is, and what it runs."""
+    return figure(card("iterator", name), '<div class="ms-flow">runs</div>', loader_parts(facts), style=STYLE)
+
+
 def summary_picture(facts: LoaderFacts) -> str:
     """Returns the picture of a loader with the advice about it."""
     return figure(loader_parts(facts), advice_list(facts), style=STYLE)

@@ -100,13 +100,17 @@ def test_any_text_is_shown_as_it_is(chain: Sketch) -> None:
 
 
 def test_an_iterator_says_where_it_is() -> None:
-    """Its step and whether it runs, in a notebook too; and a trace shows an element that is there."""
+    """Its step and whether it runs, in a notebook with what it runs; and a trace shows an element that is there."""
     chain = MapDataset.range(20).filter(lambda number: number % 7).to_iter_dataset().batch(4)
     batches: Any = iter(chain)
     assert repr(batches) == "<ReadIterator at step 0, idle, up to 16 threads: Batch(batch_size=4)>"
     next(batches)
     assert repr(batches).startswith("<ReadIterator at step 1, running, ")
-    assert "at step 1, running" in Page(batches._repr_html_()).text
+    text = Page(batches._repr_html_()).text
+    assert "at step 1, running" in text
+    words = ["iterator", "runs", "in order, 20 positions", "operations[0], Batch(batch_size=4)", "next("]
+    assert sorted(words, key=text.index) == words
+    assert "1 batch of 32 bytes" in text
     assert "in order, 20 positions" in str(batches.summary())
     assert batches.trace().leaves["read"] == ("element: int",)
     batches.close()

@@ -12,6 +12,7 @@ import pytest
 import millstream
 from millstream.loader import tuning as tuning_module
 from millstream.loader.showing.tuned import Measurement, Settings, Tuning
+from millstream.loader.timed_passes import TimedPasses
 from millstream.loader.tuning import memory_bytes
 
 # Workers cannot import a test module.
@@ -102,7 +103,7 @@ def test_a_short_stream_is_begun_anew() -> None:
 def test_streams_that_decide_while_reading_can_be_tuned() -> None:
     """Where a Filter comes before Batch, the loader's equals go on where the last one stopped, too.
 
-    Of 15 records, 10 are kept, for a batch; a run of one batch may have begun or ended a block of them.
+    Of 15 records, 10 are kept, for a batch. A run of a few batches may have begun or ended a block of records.
     """
     loader = millstream.DataLoader(
         data_source=range(3000),
@@ -113,8 +114,13 @@ def test_streams_that_decide_while_reading_can_be_tuned() -> None:
     tuning = millstream.tune(loader, seconds=1)
 
     assert tuning.measurements
-    for measurement in tuning.measurements:
-        assert 10 < measurement.records_per_second / measurement.batches_per_second < 30
+    assert all(5 < one.records_per_second / one.batches_per_second < 30 for one in tuning.measurements)
+    with loader:
+        passes = TimedPasses(loader, None)
+        for batches in range(1, 501):
+            passes.draw_one()
+            assert -15 < passes.records - 15 * batches < 15
+    assert passes.batches == 500
 
 
 def test_a_batch_that_takes_longer_than_there_is_time_is_measured() -> None:

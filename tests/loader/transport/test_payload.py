@@ -365,7 +365,7 @@ def test_leaves_that_cannot_be_pickled_are_named(element: Any, paths: list[str])
 
 def test_a_structure_too_deep_to_pickle_is_named() -> None:
     """A structure nested deeper than pickle can follow is an error as any other, not the end of the worker."""
-    (text,) = unpicklable_parts(nested(5_000))
+    (text,) = unpicklable_parts(nested(100_000))
 
     assert text.startswith("[0][0]")
     assert len(text) < 500
