@@ -156,21 +156,20 @@ class RayExecutor(WorkersExecutor[Actor]):
             self._has_warned = True
             logger.warning(
                 "millstream: no Ray actor has started for %.1f s. Each asks the cluster %s for %s, "
-                "which it may have no room for. After %g s this becomes an error (stall_timeout).",
+                "which it may have no room for. %s",
                 waited,
                 self._pool.cluster,
                 wanted,
-                self._options.stall_timeout,
+                self._options.stall_limit,
             )
 
     def _warn_of_stall(self, worker: Actor) -> None:
         logger.warning(
-            "millstream: Ray actor %s has been busy for %.1f s with %s. "
-            "After %g s this becomes an error (stall_timeout).",
+            "millstream: Ray actor %s has been busy for %.1f s with %s. %s",
             worker.pid,
             worker.waited,
             self._assignments.describe(worker.calls[0]),
-            self._options.stall_timeout,
+            self._options.stall_limit,
         )
 
     def _give_up(self, worker: Actor) -> None:

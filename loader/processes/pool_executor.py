@@ -142,13 +142,12 @@ class PoolExecutor(WorkersExecutor[Worker]):
 
     def _warn_of_stall(self, worker: Worker) -> None:
         logger.warning(
-            "millstream: worker process %s has been busy for %.1f s with %s; it is %s. "
-            "After %g s this becomes an error (stall_timeout).",
+            "millstream: worker process %s has been busy for %.1f s with %s; it is %s. %s",
             worker.pid,
             worker.waited,
             self._assignments.describe(worker.calls[0]),
             describe_process(worker.pid),
-            self._options.stall_timeout,
+            self._options.stall_limit,
         )
 
     def _give_up(self, worker: Worker) -> None:

@@ -1,6 +1,7 @@
 """How a loader runs: settings for speed and memory, none of which changes what it yields."""
 
 import dataclasses
+import math
 import os
 from typing import TYPE_CHECKING
 
@@ -101,3 +102,10 @@ class MultiprocessingOptions:
         )
         object.__setattr__(self, "stall_timeout", as_seconds(self.stall_timeout, "stall_timeout"))
         object.__setattr__(self, "enable_profiling", as_flag(self.enable_profiling, "enable_profiling"))
+
+    @property
+    def stall_limit(self) -> str:
+        """How long a worker that is busy with one block is waited for, as a sentence."""
+        if math.isinf(self.stall_timeout):
+            return "It is waited for, however long that takes."
+        return f"After {self.stall_timeout:g} s this becomes an error (stall_timeout)."

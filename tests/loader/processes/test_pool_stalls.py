@@ -83,13 +83,23 @@ def test_a_stall_is_a_warning_and_then_an_error(
     assert all(text in str(caught.value) for text in told)
 
 
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        (600, "After 600 s this becomes an error (stall_timeout)."),
+        (float("inf"), "It is waited for, however long that takes."),
+    ],
+)
 def test_a_stall_that_ends_is_a_warning_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    limit: float, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Row 8: a worker that is stopped and continued in time loses nothing."""
+    """Row 8: a worker that is stopped and continued in time loses nothing; the log says how long there is."""
     monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
     warned: list[str] = []
-    with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, ReportThen(there.path, faults.stop)))) as iterator:
+    with (
+        Pipe(tmp_path / "there") as there,
+        iter(loader_of(At(BAD, ReportThen(there.path, faults.stop)), stall_timeout=limit)) as iterator,
+    ):
 
         def let_it_go_on() -> None:
             (pid,) = there.take_numbers()
@@ -102,6 +112,7 @@ def test_a_stall_that_ends_is_a_warning_only(
         with in_background(let_it_go_on):
             assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
     assert "it is stopped by a signal" in warned[0]
+    assert warned[0].endswith(told)
     assert logged.empty()
 
 
