@@ -1,7 +1,8 @@
-"""Draws the pictures of the README and the tutorials again: `.venv/bin/python docs/draw_pictures.py`, from the root.
+"""Draws pictures of the documents again: `.venv/bin/python docs/draw_pictures.py`, from the root.
 
-They are what the library itself shows in a notebook, put into SVG files, which have the colours of the reader's theme,
-light or dark. The pipelines are those of the tutorials, so a picture shows what a reader gets.
+Most are what the library itself shows in a notebook, put into SVG files, which have the colours of the reader's theme,
+light or dark. The pipelines are those of the tutorials, so a picture shows what a reader gets. What workers do is drawn
+from a run of them (`drawn_workers.py`).
 """
 
 import contextlib
@@ -16,6 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import drawn_workers
 
 HERE = Path(__file__).parent
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -98,11 +101,16 @@ def loader() -> tuple[str, str]:
     return "a-loader.svg", as_svg(picture, 420, words)
 
 
+def workers() -> tuple[str, str]:
+    """Returns the name and content of the picture of workers, of which one is killed."""
+    return "two-workers.svg", drawn_workers.drawn(*drawn_workers.recorded())
+
+
 def main() -> None:
     """Writes all of them; the files that the tutorials leave go to a folder that is removed."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for name, content in [*previews(), loader()]:
+        for name, content in [*previews(), loader(), workers()]:
             (HERE / "pictures" / name).write_text(content)
             sys.stdout.write(f"{name}\n")
 

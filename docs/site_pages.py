@@ -29,7 +29,7 @@ DOCUMENTS = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "loader/README.md": "how-the-loader-works.md",
-    "loader/processes/README.md": "how-workers-work.md",
+    "loader/processes/README.md": "the-process-side.md",
     "benchmarks/README.md": "how-it-is-measured.md",
     "benchmarks/results/latest.md": "benchmarks.md",
     "benchmarks/results/apart/full.md": "benchmarks-apart.md",

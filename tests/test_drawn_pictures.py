@@ -1,4 +1,4 @@
-"""The pictures in the README and the tutorials: what the library shows of the pipelines in the tutorials."""
+"""The pictures in the documents: what the library shows of the pipelines in the tutorials, and how workers work."""
 
 import importlib.util
 import sys
@@ -9,12 +9,13 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DRAWN = ["a-loader.svg", "preview-of-images.svg", "preview-of-rows.svg"]
+DRAWN = ["a-loader.svg", "preview-of-images.svg", "preview-of-rows.svg", "two-workers.svg"]
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """What draws them."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
     spec = importlib.util.spec_from_file_location("draw_pictures", ROOT / "docs/draw_pictures.py")
     assert spec is not None
     assert spec.loader is not None
@@ -38,11 +39,27 @@ def test_previews_are_those_of_the_tutorials(
     monkeypatch.chdir(tmp_path)
     drawn = dict(script.previews())
 
-    assert set(drawn) == set(DRAWN) - {"a-loader.svg"}
+    assert set(drawn) == set(DRAWN) - {"a-loader.svg", "two-workers.svg"}
     for name, picture in drawn.items():
         there = (ROOT / "docs/pictures" / name).read_text()
         assert words_in(picture) == words_in(there)
         assert picture.count("<img") == there.count("<img")
+
+
+def test_the_picture_of_workers_is_of_a_run_in_which_one_was_killed(script: ModuleType) -> None:
+    """Run again, it shows the same batches: the one whose worker died was made by another, and all came in order."""
+    pieces, steps = script.drawn_workers.recorded()
+    picture = script.drawn_workers.drawn(pieces, steps)
+    made = {piece.batch: piece for piece in pieces if not piece.is_lost}
+    (lost,) = (piece for piece in pieces if piece.is_lost)
+
+    assert [step.batch for step in steps] == sorted(made) == list(range(len(made)))
+    assert len(made) == len(pieces) - 1
+    assert made[lost.batch].who != lost.who
+    assert made[lost.batch].start > lost.stop
+    assert all(step.start > made[step.batch].stop for step in steps)
+    # Who makes what, and for how long, is decided anew each time.
+    assert sorted(words_in(picture)) == sorted(words_in((ROOT / "docs/pictures/two-workers.svg").read_text()))
 
 
 @pytest.mark.parametrize("name", DRAWN)
