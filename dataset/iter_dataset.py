@@ -104,7 +104,7 @@ class IterDataset(Generic[T_co]):
         dropped.
 
         Args:
-            datasets: a list, or a mapping from names.
+            datasets: a list, or a mapping from names; at least one.
             weights: numbers above 0, in a list or by name; None for equal ones. Decimals count as they are written.
 
         Raises:
@@ -120,6 +120,9 @@ class IterDataset(Generic[T_co]):
         Args:
             transformations: instances of `Map`, `RandomMap`, `Filter`, `FlatMap`, `Batch`, `FirstFitPack` and all the
                 other operations of a `DataLoader`; a function is a `Map`.
+
+        Raises:
+            TypeError: one is neither an operation nor a function.
         """
         dataset: IterDataset[Any] = self
         for operation in transformations if isinstance(transformations, Sequence) else [transformations]:
@@ -127,7 +130,14 @@ class IterDataset(Generic[T_co]):
         return dataset
 
     def map(self, transform: "Map[T_co, Out] | Callable[[T_co], Out]") -> "IterDataset[Out]":
-        """Returns what a function makes of each element."""
+        """Returns what a function makes of each element.
+
+        Args:
+            transform: the function of an element, or an instance of `Map`.
+
+        Raises:
+            TypeError: it is neither a function nor a `Map`.
+        """
         return _operated(self, _of_kind(transform, Map))
 
     def map_with_index(self, transform: "MapWithIndex[T_co, Out] | Callable[[int, T_co], Out]") -> "IterDataset[Out]":
@@ -135,6 +145,12 @@ class IterDataset(Generic[T_co]):
 
         The index is the position in the `MapDataset`, or the number in a stream, that the element comes from; of a
         batch, that of its first element.
+
+        Args:
+            transform: the function of an index and an element, or an instance of `MapWithIndex`.
+
+        Raises:
+            TypeError: it is neither a function nor a `MapWithIndex`.
         """
         return _operated(self, _of_kind(transform, MapWithIndex))
 
@@ -150,7 +166,7 @@ class IterDataset(Generic[T_co]):
         under the same seed; not on threads, workers and resumes.
 
         Args:
-            transform: the function, or an instance of `RandomMap`.
+            transform: the function of an element and a generator, or an instance of `RandomMap`.
             seed: 0 … 2**64 - 1; None for that of the nearest `seed` before.
 
         Raises:
@@ -159,7 +175,14 @@ class IterDataset(Generic[T_co]):
         return _operated(self, _of_kind(transform, RandomMap), seed)
 
     def filter(self, transform: "Filter[T_co] | Callable[[T_co], object]") -> "IterDataset[T_co]":
-        """Returns the elements of which a function says that they stay."""
+        """Returns the elements of which a function says that they stay.
+
+        Args:
+            transform: the function of an element, or an instance of `Filter`: what is true, stays.
+
+        Raises:
+            TypeError: it is neither a function nor a `Filter`.
+        """
         return _operated(self, _of_kind(transform, Filter))
 
     def flat_map(
@@ -170,8 +193,12 @@ class IterDataset(Generic[T_co]):
         """Returns the elements, none or several, into which a function splits each one.
 
         Args:
-            transform: the function, or an instance of `FlatMap`.
-            max_fan_out: the most elements that one may become; a `FlatMap` knows it.
+            transform: the function of an element, or an instance of `FlatMap`.
+            max_fan_out: the most elements that one may become, at least 1; None for a `FlatMap`, which knows it.
+
+        Raises:
+            TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
+            ValueError: max_fan_out is below 1.
         """
         if not isinstance(transform, FlatMap):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
@@ -207,6 +234,9 @@ class IterDataset(Generic[T_co]):
 
         Args:
             seed: 0 … 2**64 - 1.
+
+        Raises:
+            ValueError: it is out of range.
         """
         from millstream.dataset.stream_nodes import Seeded  # noqa: PLC0415  (a subclass of this class)
 
@@ -227,6 +257,9 @@ class IterDataset(Generic[T_co]):
                 none.
             worker_init_fn: refused: what a worker needs is made where it is first used.
             sequential_slice: accepted for Grain's sake, and without effect: the elements come in one order.
+
+        Raises:
+            TypeError, ValueError: options are of the wrong kind or out of range, or worker_init_fn is not None.
         """
         del sequential_slice
         if worker_init_fn is not None:
@@ -239,7 +272,15 @@ class IterDataset(Generic[T_co]):
     def prefetch(
         self, options: MultiprocessingOptions | ReadOptions | SupportsIndex | None = None
     ) -> "IterDataset[T_co]":
-        """Returns the same elements, made ahead by processes, as `mp_prefetch`; or with `ReadOptions` by threads."""
+        """Returns the same elements, made ahead by processes, as `mp_prefetch`; or with `ReadOptions` by threads.
+
+        Args:
+            options: the workers, or only how many, as for `mp_prefetch`: None for one for each core, 0 for none. Or
+                `ReadOptions`, the threads of this process.
+
+        Raises:
+            TypeError, ValueError: they are of the wrong kind or out of range.
+        """
         if isinstance(options, ReadOptions):
             return _ahead(self, MultiprocessingOptions(), options)
         return self.mp_prefetch(options)
@@ -250,7 +291,13 @@ class IterDataset(Generic[T_co]):
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Out:
-        """Returns `function(self, *args, **kwargs)`."""
+        """Returns `function(self, *args, **kwargs)`.
+
+        Args:
+            function: a function of a dataset.
+            *args: what it takes after the dataset.
+            **kwargs: what it takes by name.
+        """
         return function(self, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -105,13 +105,25 @@ class MapDataset(Generic[T]):
 
     @staticmethod
     def range(start: SupportsIndex, stop: SupportsIndex | None = None, step: SupportsIndex = 1) -> "MapDataset[int]":
-        """Returns the integers of `range(start, stop, step)`; `range(stop)` begins at 0."""
+        """Returns the integers of `range(start, stop, step)`, as Python ints; `range(stop)` begins at 0.
+
+        Args:
+            start: the first integer; with no stop, it is the end, and the first is 0.
+            stop: the end, which is left out; None where start is the end.
+            step: the difference of neighbours; negative counts down.
+
+        Raises:
+            ValueError: the step is 0.
+        """
         numbers = range(0, start, 1) if stop is None else range(start, stop, step)
         return dataset_of(Source(numbers))
 
     @staticmethod
     def concatenate(datasets: "Sequence[MapDataset[Out]]") -> "MapDataset[Out]":
         """Returns datasets end to end. Epoch e of it is epoch e of each of them.
+
+        Args:
+            datasets: the parts in their order: at least one, each with an end.
 
         Raises:
             ValueError: there are none, or one has no end.
@@ -137,7 +149,7 @@ class MapDataset(Generic[T]):
         own next epoch.
 
         Args:
-            datasets: a list, or a mapping by name.
+            datasets: a list, or a mapping by name; at least one.
             weights: numbers, one for each dataset, or a mapping by the same names; equal ones if None. Decimals are
                 taken as they are written.
 
@@ -157,7 +169,7 @@ class MapDataset(Generic[T]):
         """Returns the elements that a selection map picks from datasets.
 
         Args:
-            datasets: what is picked from.
+            datasets: what is picked from, at least one.
             selection_map: `selection_map[position]` is a pair: the number of a dataset and a position in it;
                 `len(selection_map)` is the length. A list, a tuple or an array of shape (n, 2) holds the pairs of each
                 epoch. Anything else is asked for positions after its length, too.
@@ -176,13 +188,26 @@ class MapDataset(Generic[T]):
         return dataset_of(selected, *datasets)
 
     def map(self, transform: "Map[T, Out] | Callable[[T], Out]") -> "MapDataset[Out]":
-        """Returns the dataset with each element as `transform` makes it; where it makes None, there is no element."""
+        """Returns the dataset with each element as `transform` makes it; where it makes None, there is no element.
+
+        Args:
+            transform: a function of an element, or a `Map`.
+
+        Raises:
+            TypeError: it is neither a function nor a `Map`.
+        """
         return self._with(Mapped(node_of(self), as_operation(transform, Map)))
 
     def map_with_index(self, transform: "MapWithIndex[T, Out] | Callable[[int, T], Out]") -> "MapDataset[Out]":
         """Returns the dataset with each element as `transform(position, element)` makes it.
 
         The position is that in this dataset, counted over all epochs.
+
+        Args:
+            transform: a function of a position and an element, or a `MapWithIndex`.
+
+        Raises:
+            TypeError: it is neither a function nor a `MapWithIndex`.
         """
         return self._with(MappedWithIndex(node_of(self), as_operation(transform, MapWithIndex)))
 
@@ -198,7 +223,8 @@ class MapDataset(Generic[T]):
         seed. It is what a `RandomMap` of a `DataLoader` with this seed draws at the same position.
 
         Args:
-            transform: draws from the generator that it is given, and does not keep it.
+            transform: a function of an element and a generator, or a `RandomMap`. It draws from the generator that it
+                is given, and does not keep it.
             seed: 0 … 2**64 - 1; None for that of the nearest `.seed(...)` above.
 
         Raises:
@@ -213,6 +239,12 @@ class MapDataset(Generic[T]):
         """Returns the dataset without the elements for which `transform` is false: these positions hold None.
 
         The length stays: which elements are left is found when they are read.
+
+        Args:
+            transform: a function of an element, or a `Filter`.
+
+        Raises:
+            TypeError: it is neither a function nor a `Filter`.
         """
         return self._with(Filtered(node_of(self), as_operation(transform, Filter)))
 
@@ -224,8 +256,12 @@ class MapDataset(Generic[T]):
         Element i has the positions from `i * max_fan_out` on; those for which there is no child hold None.
 
         Args:
-            transform: a `FlatMap`, or a function.
-            max_fan_out: the most children that one element may have; a `FlatMap` knows it.
+            transform: a `FlatMap`, or a function of an element.
+            max_fan_out: the most children that one element may have, at least 1; None for a `FlatMap`, which knows it.
+
+        Raises:
+            TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
+            ValueError: max_fan_out is below 1.
         """
         if not isinstance(transform, (FlatMap, type)):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
@@ -249,7 +285,7 @@ class MapDataset(Generic[T]):
         No batch holds elements of two epochs: the last one of each is short. After `.repeat(n)`, there is one epoch.
 
         Args:
-            batch_size: how many elements make a batch.
+            batch_size: how many elements make a batch, at least 1.
             drop_remainder: whether a short batch is left out.
             batch_fn: makes the batch from the list of its elements. None stacks them: each leaf of the structure
                 becomes one array with a new axis in front.
@@ -291,6 +327,13 @@ class MapDataset(Generic[T]):
 
         Its epoch e comes from epoch e of this dataset. So `dataset.shuffle(seed=0)[:n].repeat()` has other records in
         each epoch. For a fixed subset, slice before the shuffle, or write `.repeat(reseed_each_epoch=False)`.
+
+        Args:
+            rows: `slice(start, stop, step)`, as for a list of the elements of an epoch.
+
+        Raises:
+            TypeError: it is not a slice.
+            ValueError: its step is 0, or negative where the dataset has no end.
         """
         if not isinstance(rows, slice):
             raise TypeError(f"slice takes a slice, such as slice(0, 10), got {rows!r}.")
@@ -317,13 +360,29 @@ class MapDataset(Generic[T]):
         return self._with(Repeat(node, number, as_flag(reseed_each_epoch, "reseed_each_epoch")))
 
     def seed(self, seed: SupportsIndex) -> "MapDataset[T]":
-        """Returns the same dataset; random operations after it that have no seed of their own draw from this one."""
+        """Returns the same dataset; random operations after it that have no seed of their own draw from this one.
+
+        Args:
+            seed: 0 … 2**64 - 1.
+
+        Raises:
+            ValueError: it is out of range.
+        """
         return self._with(Seed(node_of(self), as_seed(seed)))
 
     def apply(
         self, transformations: "Transformation | Callable[[Any], Any] | Sequence[Transformation | Callable[[Any], Any]]"
     ) -> "MapDataset[Any]":
-        """Returns the dataset after operations of `millstream.transforms`, one or several; a function is a `Map`."""
+        """Returns the dataset after operations of `millstream.transforms`, one or several; a function is a `Map`.
+
+        Args:
+            transformations: an operation or a function, or a list of them, in order.
+
+        Raises:
+            TypeError: one is neither an operation nor a function, or groups elements as they come: that is for
+                `to_iter_dataset().apply(...)`.
+            ValueError: a `Batch` where elements may be absent, or a `RandomMap` without a seed before it.
+        """
         given = transformations if isinstance(transformations, Sequence) else [transformations]
         dataset: MapDataset[Any] = self
         for operation in map(as_transformation, given):
@@ -355,7 +414,13 @@ class MapDataset(Generic[T]):
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Out:
-        """Returns `function(dataset, *args, **kwargs)`, so that functions of datasets read in the order of a chain."""
+        """Returns `function(dataset, *args, **kwargs)`, so that functions of datasets read in the order of a chain.
+
+        Args:
+            function: a function of a dataset.
+            *args: what it takes after the dataset.
+            **kwargs: what it takes by name.
+        """
         return function(self, *args, **kwargs)
 
     def to_iter_dataset(
@@ -364,7 +429,7 @@ class MapDataset(Generic[T]):
         """Returns the stream of the elements of an epoch, without those that are absent.
 
         Args:
-            read_options: the threads that read ahead.
+            read_options: the threads that read ahead; None for `ReadOptions()`.
             allow_nones: whether None comes where an element is absent.
         """
         from millstream.dataset.stream_nodes import ReadIterDataset  # noqa: PLC0415  (which needs this class)

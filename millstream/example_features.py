@@ -38,7 +38,12 @@ class RaggedColumn(NamedTuple):
         return np.split(self.values, np.cumsum(self.lengths)[:-1])
 
     def padded(self, length: int, padding: Any = 0) -> NDArray[Any]:
-        """Returns an array of shape (n, length): longer rows are cut, shorter ones filled with `padding`."""
+        """Returns an array of shape (n, length), of the dtype of `values`: longer rows are cut, shorter ones filled up.
+
+        Args:
+            length: how many values a row has, from 0 on.
+            padding: what fills up a row.
+        """
         length = as_integer(length, "length", minimum=0)
         table = np.full((len(self.lengths), length), padding, self.values.dtype)
         kept = np.minimum(self.lengths, length)

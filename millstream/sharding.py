@@ -103,7 +103,7 @@ class ShardByJaxProcess(ShardOptions):
 
     Args:
         drop_remainder: as in `ShardOptions`.
-        logical_shards: as in `ShardOptions`; a multiple of the number of processes.
+        logical_shards: as in `ShardOptions`: a multiple of the number of processes; None for as many as there are.
 
     Raises:
         RuntimeError: several processes were started, as their environment shows, but JAX was not told so.
@@ -127,7 +127,7 @@ def shard_by_jax_process(drop_remainder: bool = False, logical_shards: int | Non
 
     Args:
         drop_remainder: as in `ShardOptions`.
-        logical_shards: as in `ShardOptions`; a multiple of the number of processes.
+        logical_shards: as in `ShardOptions`: a multiple of the number of processes; None for as many as there are.
 
     Examples:
         >>> millstream.shard_by_jax_process(drop_remainder=True).shard_count

@@ -70,7 +70,8 @@ class ParquetDataSource(Files[ParquetFile]):
             `s3://`, `http://` or `https://`: of its row groups, only the wanted columns are fetched.
         columns: the names of the columns that are wanted, in the order of the dicts; None for all of them, in the order
             of the first file. Others are not read.
-        cache_bytes: how much memory decoded row groups may take in each process, besides those that are being read.
+        cache_bytes: how many bytes of memory decoded row groups may take in each process, besides those that are being
+            read; with 0, one row group is kept.
         cache: a `FileCache`, to copy whole files of URLs to a local disk before their row groups are read; None to
             fetch just what is wanted.
 

@@ -36,7 +36,11 @@ class RngPool:
         return generator(self.seed, 0, as_integer(index, "index", 0), as_integer(op_seed, "op_seed", 0))
 
     def release_rng(self, rng: "np.random.Generator") -> None:
-        """Does nothing: a generator is made for each call."""
+        """Does nothing: a generator is made for each call.
+
+        Args:
+            rng: a generator that `acquire_rng` gave.
+        """
 
 
 def index_shuffle(index: SupportsIndex, max_index: SupportsIndex, seed: SupportsIndex, rounds: SupportsIndex) -> int:
