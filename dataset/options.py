@@ -57,6 +57,9 @@ class DatasetOptions:
         execution_tracking_mode: accepted for Grain's sake, and without effect.
         min_shm_size: bytes; accepted for Grain's sake, and without effect: large arrays always travel in shared memory.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> dataset = millstream.MapDataset.range(2000).filter(lambda x: x < 10).to_iter_dataset()
         >>> options = millstream.experimental.DatasetOptions(filter_raise_threshold_ratio=0.99)

@@ -31,6 +31,10 @@ class ShardOptions:
             checkpoint can be resumed on every number of shards that divides it. It decides the stream: keep it for the
             whole run. A pipeline that makes one element of each record needs none, and nothing changes there.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or logical_shards is not a multiple of
+            shard_count.
+
     Examples:
         >>> def part(index):
         ...     shard = millstream.ShardOptions(shard_index=index, shard_count=2, drop_remainder=True)

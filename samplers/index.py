@@ -45,6 +45,10 @@ class IndexSampler(EpochSampler):
             in each epoch. Kept as an int64 array of shape (num_records,), and not copied if it is one already, also in
             a file (`np.load(path, mmap_mode="r")`): do not change it.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, a shuffle has no seed, or there are
+            more or fewer keys than num_records.
+
     Examples:
         >>> sampler = millstream.IndexSampler(5, shuffle=True, seed=0)
         >>> [sampler[position].record_key for position in range(10)]  # two epochs
@@ -154,6 +158,10 @@ class SequentialSampler(IndexSampler):
         seed: 0 … 2**64 - 1, selects all randomness of the pipeline; None for a pipeline without any.
         keys: the keys of the records that take part, in their order, an int64 array of shape (num_records,), as in
             `IndexSampler`; None for 0 … num_records - 1.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or there are more or fewer keys than
+            num_records.
 
     Examples:
         >>> sampler = millstream.SequentialSampler(3)

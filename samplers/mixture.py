@@ -214,7 +214,7 @@ class MixtureSampler(Pictured):
         return RecordMetadata(position, self._offsets[component] + metadata.record_key, metadata.rng)
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop), in the sources laid end to end; (stop - start,).
+        """Returns the record keys of the positions [start, stop), in sources laid end to end; shape (stop - start,).
 
         Args:
             start: the first position, from 0 on.

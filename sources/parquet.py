@@ -76,7 +76,8 @@ class ParquetDataSource(Files[ParquetFile]):
             fetch just what is wanted.
 
     Attributes:
-        unit_sizes: how many records there are in each row group, in the order of the records: an int64 array.
+        unit_sizes: how many records there are in each row group, in the order of the records: an int64 array of shape
+            (n,).
 
     Raises:
         ImportError: pyarrow is not installed: `pip install 'millstream[parquet]'`.
@@ -166,7 +167,7 @@ class ParquetDataSource(Files[ParquetFile]):
 
     @property
     def unit_sizes(self) -> NDArray[np.int64]:
-        """How many records there are in each row group, in the order of the records: an int64 array."""
+        """How many records there are in each row group, in the order of the records: an int64 array of shape (n,)."""
         return np.diff(self._unit_ends, prepend=0)
 
     def close(self) -> None:

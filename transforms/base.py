@@ -90,6 +90,9 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
     Args:
         function: what to call with each element; a subclass has a method `map(element)` in its place.
 
+    Raises:
+        TypeError: the function is not one.
+
     Examples:
         >>> class Scale(millstream.MapTransform):
         ...     def __init__(self, factor):
@@ -121,6 +124,9 @@ class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[
         function: what to call with each element and a generator; a subclass has a method `random_map(element, rng)` in
             its place.
 
+    Raises:
+        TypeError: the function is not one.
+
     Examples:
         >>> class Jitter(millstream.RandomMapTransform):
         ...     def random_map(self, element, rng):
@@ -149,6 +155,9 @@ class MapWithIndex(_Operation[Callable[[int, In], Out]], Generic[In, Out]):
         function: what to call with the index and each element; a subclass has a method
             `map_with_index(index, element)` in its place.
 
+    Raises:
+        TypeError: the function is not one.
+
     Examples:
         >>> number = millstream.MapWithIndexTransform(lambda index, element: (index, element))
         >>> list(millstream.load(["a", "b"], num_epochs=1, transformations=[number]))
@@ -173,6 +182,9 @@ class Filter(_Operation[Callable[[In], object]], Generic[In]):
     Args:
         function: what to call with each element, which stays where the answer is true; a subclass has a method
             `filter(element)` in its place.
+
+    Raises:
+        TypeError: the function is not one.
 
     Examples:
         >>> is_long = millstream.FilterTransform(lambda text: len(text) > 3)
@@ -202,6 +214,9 @@ class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
 
     Attributes:
         max_fan_out: the most children that one element may have, at least 1; the loader raises ValueError on more.
+
+    Raises:
+        TypeError, ValueError: the function is not one, or max_fan_out is not an integer of at least 1.
 
     Examples:
         >>> words = millstream.FlatMapTransform(str.split, max_fan_out=8)

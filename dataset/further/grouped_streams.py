@@ -68,6 +68,10 @@ class FirstFitPackIterDataset(_PackIterDataset):
         max_sequences_per_bin: how many documents a row takes at most; None for any number.
         overflow: what becomes of a document longer than a row: "error", "truncate", "split" or "drop".
 
+    Raises:
+        TypeError: the parent is not a dataset.
+        TypeError, ValueError: as `FirstFitPack`.
+
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
         >>> rows = millstream.experimental.FirstFitPackIterDataset(
@@ -102,6 +106,10 @@ class BestFitPackIterDataset(_PackIterDataset):
         max_sequences_per_bin: how many documents a row takes at most; None for any number.
         overflow: what becomes of a document longer than a row: "error", "truncate", "split" or "drop".
 
+    Raises:
+        TypeError: the parent is not a dataset.
+        TypeError, ValueError: as `FirstFitPack`.
+
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
         >>> rows = millstream.experimental.BestFitPackIterDataset(
@@ -131,6 +139,10 @@ class ConcatThenSplitIterDataset(Operated):
         bos_handling: whether first tokens are replaced.
         bos_features: the features in which they are.
         bos_token_id: what they are replaced by; None where none are.
+
+    Raises:
+        TypeError: the parent is not a dataset.
+        TypeError, ValueError: as `ConcatThenSplit`.
 
     Examples:
         >>> documents = millstream.MapDataset.source([{"tokens": np.full(length, length)} for length in (3, 5, 2)])
@@ -174,6 +186,9 @@ class WindowShuffleIterDataset(Operated):
         window_size: how many elements are shuffled together, at least 1.
         seed: 0 … 2**64 - 1.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> dataset = millstream.MapDataset.range(8)
         >>> list(millstream.experimental.WindowShuffleIterDataset(dataset, window_size=4, seed=0))
@@ -192,6 +207,9 @@ class RebatchIterDataset(Operated):
         batch_size: how many rows a batch has, at least 1.
         drop_remainder: whether rows at the end that do not fill a batch are left out.
 
+    Raises:
+        TypeError, ValueError: as `Rebatch`; the parent is not a dataset.
+
     Examples:
         >>> batches = millstream.MapDataset.source([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
         >>> list(millstream.experimental.RebatchIterDataset(batches, batch_size=2))
@@ -208,6 +226,9 @@ class FlatMapIterDataset(Operated):
     Args:
         parent: the dataset.
         transform: a `FlatMap`.
+
+    Raises:
+        TypeError: the parent is not a dataset, or the transform is not a `FlatMap`.
 
     Examples:
         >>> texts = millstream.MapDataset.source(["a b", "", "c"])
