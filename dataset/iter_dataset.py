@@ -109,6 +109,13 @@ class IterDataset(Generic[T_co]):
 
         Raises:
             TypeError, ValueError: there are no datasets, or the weights do not fit them.
+
+        Examples:
+            >>> numbers = millstream.MapDataset.range(6).to_iter_dataset()
+            >>> letters = millstream.MapDataset.source(["a", "b"]).to_iter_dataset()
+            >>> parts = {"numbers": numbers, "letters": letters}
+            >>> list(millstream.IterDataset.mix(parts, {"numbers": 0.75, "letters": 0.25}))
+            [0, 1, 2, 'a', 3, 4, 5, 'b']
         """
         from millstream.dataset.stream_mixing import MixedIterDataset  # noqa: PLC0415  (which needs this class)
 
@@ -123,6 +130,11 @@ class IterDataset(Generic[T_co]):
 
         Raises:
             TypeError: one is neither an operation nor a function.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).to_iter_dataset()
+            >>> list(dataset.apply([lambda number: number * 10, millstream.Batch(2)]))
+            [array([ 0, 10]), array([20, 30])]
         """
         dataset: IterDataset[Any] = self
         for operation in transformations if isinstance(transformations, Sequence) else [transformations]:
@@ -137,6 +149,10 @@ class IterDataset(Generic[T_co]):
 
         Raises:
             TypeError: it is neither a function nor a `Map`.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(3).to_iter_dataset().map(lambda number: number * 10))
+            [0, 10, 20]
         """
         return _operated(self, _of_kind(transform, Map))
 
@@ -151,6 +167,11 @@ class IterDataset(Generic[T_co]):
 
         Raises:
             TypeError: it is neither a function nor a `MapWithIndex`.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.source(["a", "b", "c"]).to_iter_dataset()
+            >>> list(dataset.filter(lambda letter: letter != "b").map_with_index(lambda index, letter: (index, letter)))
+            [(0, 'a'), (2, 'c')]
         """
         return _operated(self, _of_kind(transform, MapWithIndex))
 
@@ -171,6 +192,11 @@ class IterDataset(Generic[T_co]):
 
         Raises:
             ValueError: there is no seed.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(3).to_iter_dataset()
+            >>> [int(number) for number in dataset.random_map(lambda number, rng: number + rng.integers(100), seed=0)]
+            [3, 98, 64]
         """
         return _operated(self, _of_kind(transform, RandomMap), seed)
 
@@ -182,6 +208,10 @@ class IterDataset(Generic[T_co]):
 
         Raises:
             TypeError: it is neither a function nor a `Filter`.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(6).to_iter_dataset().filter(lambda number: number % 2 == 0))
+            [0, 2, 4]
         """
         return _operated(self, _of_kind(transform, Filter))
 
@@ -199,6 +229,11 @@ class IterDataset(Generic[T_co]):
         Raises:
             TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
             ValueError: max_fan_out is below 1.
+
+        Examples:
+            >>> texts = millstream.MapDataset.source(["a b", "c"]).to_iter_dataset()
+            >>> list(texts.flat_map(str.split, max_fan_out=2))
+            ['a', 'b', 'c']
         """
         if not isinstance(transform, FlatMap):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
@@ -226,6 +261,11 @@ class IterDataset(Generic[T_co]):
             batch_size: how many elements make a batch, at least 1.
             drop_remainder: whether elements at the end that do not fill a batch are left out.
             batch_fn: makes a batch from the list of its elements; None stacks them leaf by leaf.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(5).to_iter_dataset()
+            >>> list(dataset.batch(2)), list(dataset.batch(2, drop_remainder=True, batch_fn=sum))
+            ([array([0, 1]), array([2, 3]), array([4])], [1, 5])
         """
         return _operated(self, Batch(batch_size, drop_remainder, batch_fn))  # type: ignore[arg-type]  # as an index
 
@@ -237,6 +277,11 @@ class IterDataset(Generic[T_co]):
 
         Raises:
             ValueError: it is out of range.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(3).to_iter_dataset().seed(0)
+            >>> [int(number) for number in dataset.random_map(lambda number, rng: number + rng.integers(100))]
+            [3, 98, 64]
         """
         from millstream.dataset.stream_nodes import Seeded  # noqa: PLC0415  (a subclass of this class)
 
@@ -260,6 +305,11 @@ class IterDataset(Generic[T_co]):
 
         Raises:
             TypeError, ValueError: options are of the wrong kind or out of range, or worker_init_fn is not None.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).to_iter_dataset().map(lambda number: number * 10)
+            >>> list(dataset.mp_prefetch(1))
+            [0, 10, 20, 30]
         """
         del sequential_slice
         if worker_init_fn is not None:
@@ -280,6 +330,11 @@ class IterDataset(Generic[T_co]):
 
         Raises:
             TypeError, ValueError: they are of the wrong kind or out of range.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).to_iter_dataset().map(lambda number: number * 10)
+            >>> list(dataset.prefetch(millstream.ReadOptions(num_threads=2, prefetch_buffer_size=8)))
+            [0, 10, 20, 30]
         """
         if isinstance(options, ReadOptions):
             return _ahead(self, MultiprocessingOptions(), options)
@@ -297,6 +352,12 @@ class IterDataset(Generic[T_co]):
             function: a function of a dataset.
             *args: what it takes after the dataset.
             **kwargs: what it takes by name.
+
+        Examples:
+            >>> def scaled(dataset, factor):
+            ...     return dataset.map(lambda number: number * factor)
+            >>> list(millstream.MapDataset.range(3).to_iter_dataset().pipe(scaled, factor=10))
+            [0, 10, 20]
         """
         return function(self, *args, **kwargs)
 

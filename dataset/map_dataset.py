@@ -99,6 +99,10 @@ class MapDataset(Generic[T]):
 
         Raises:
             TypeError: it is not a source; the error says what to write instead.
+
+        Examples:
+            >>> list(millstream.MapDataset.source(["a", "b", "c"]))
+            ['a', 'b', 'c']
         """
         check_readable(source, "source")
         return dataset_of(Source(source))
@@ -114,6 +118,10 @@ class MapDataset(Generic[T]):
 
         Raises:
             ValueError: the step is 0.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(3)), list(millstream.MapDataset.range(4, 10, 2))
+            ([0, 1, 2], [4, 6, 8])
         """
         numbers = range(0, start, 1) if stop is None else range(start, stop, step)
         return dataset_of(Source(numbers))
@@ -127,6 +135,11 @@ class MapDataset(Generic[T]):
 
         Raises:
             ValueError: there are none, or one has no end.
+
+        Examples:
+            >>> first, second = millstream.MapDataset.range(3), millstream.MapDataset.range(10, 12)
+            >>> list(millstream.MapDataset.concatenate([first, second]))
+            [0, 1, 2, 10, 11]
         """
         nodes = _nodes(datasets, "datasets")
         for number, node in enumerate(nodes):
@@ -155,6 +168,12 @@ class MapDataset(Generic[T]):
 
         Raises:
             TypeError, ValueError: there are no datasets, one is empty, or the weights do not match them.
+
+        Examples:
+            >>> numbers, letters = millstream.MapDataset.range(6), millstream.MapDataset.source(["a", "b"])
+            >>> parts = {"numbers": numbers, "letters": letters}
+            >>> list(millstream.MapDataset.mix(parts, {"numbers": 0.75, "letters": 0.25}))
+            [0, 1, 2, 'a', 3, 4, 5, 'b']
         """
         names, parts = named_parts(datasets, "datasets")
         nodes = _nodes(parts, "datasets")
@@ -176,6 +195,11 @@ class MapDataset(Generic[T]):
 
         Raises:
             TypeError, ValueError: there are no datasets, or a pair in a list picks what is not there.
+
+        Examples:
+            >>> numbers, letters = millstream.MapDataset.range(6), millstream.MapDataset.source(["a", "b"])
+            >>> list(millstream.MapDataset.select_from_datasets([numbers, letters], [(0, 5), (1, 0), (0, 2)]))
+            [5, 'a', 2]
         """
         nodes = _nodes(datasets, "datasets")
         if not hasattr(selection_map, "__len__") or not hasattr(selection_map, "__getitem__"):
@@ -195,6 +219,10 @@ class MapDataset(Generic[T]):
 
         Raises:
             TypeError: it is neither a function nor a `Map`.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(3).map(lambda number: number * 10))
+            [0, 10, 20]
         """
         return self._with(Mapped(node_of(self), as_operation(transform, Map)))
 
@@ -208,6 +236,11 @@ class MapDataset(Generic[T]):
 
         Raises:
             TypeError: it is neither a function nor a `MapWithIndex`.
+
+        Examples:
+            >>> letters = millstream.MapDataset.source(["a", "b"])
+            >>> list(letters.map_with_index(lambda position, letter: (position, letter)))
+            [(0, 'a'), (1, 'b')]
         """
         return self._with(MappedWithIndex(node_of(self), as_operation(transform, MapWithIndex)))
 
@@ -229,6 +262,12 @@ class MapDataset(Generic[T]):
 
         Raises:
             ValueError: there is no seed, or it is out of range.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(3).seed(0)
+            >>> drawn = dataset.random_map(lambda number, rng: number + rng.integers(100))
+            >>> [int(number) for number in drawn.repeat(2)]  # each epoch draws anew
+            [3, 98, 64, 19, 19, 51]
         """
         operation = as_operation(transform, RandomMap)
         node = node_of(self)
@@ -245,6 +284,11 @@ class MapDataset(Generic[T]):
 
         Raises:
             TypeError: it is neither a function nor a `Filter`.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(6).filter(lambda number: number % 2 == 0)
+            >>> len(dataset), dataset[1], list(dataset)
+            (6, None, [0, 2, 4])
         """
         return self._with(Filtered(node_of(self), as_operation(transform, Filter)))
 
@@ -262,6 +306,11 @@ class MapDataset(Generic[T]):
         Raises:
             TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
             ValueError: max_fan_out is below 1.
+
+        Examples:
+            >>> words = millstream.MapDataset.source(["a b", "c"]).flat_map(str.split, max_fan_out=2)
+            >>> len(words), words[3], list(words)
+            (4, None, ['a', 'b', 'c'])
         """
         if not isinstance(transform, (FlatMap, type)):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
@@ -292,6 +341,12 @@ class MapDataset(Generic[T]):
 
         Raises:
             ValueError: elements may be absent, after a filter or flat_map.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(5).batch(2))
+            [array([0, 1]), array([2, 3]), array([4])]
+            >>> list(millstream.MapDataset.range(5).batch(2, drop_remainder=True, batch_fn=sum))
+            [1, 5]
         """
         return self._batched(Batch(batch_size, drop_remainder, batch_fn))
 
@@ -314,6 +369,10 @@ class MapDataset(Generic[T]):
 
         Raises:
             ValueError: there is no seed, or it is out of range.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(5).shuffle(seed=0).repeat(2))  # each epoch has its own order
+            [2, 4, 1, 3, 0, 0, 4, 2, 3, 1]
         """
         node = node_of(self)
         if seed is not None:
@@ -334,6 +393,11 @@ class MapDataset(Generic[T]):
         Raises:
             TypeError: it is not a slice.
             ValueError: its step is 0, or negative where the dataset has no end.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(10)
+            >>> list(dataset.slice(slice(2, 8, 3))), list(dataset[-2:])
+            ([2, 5], [8, 9])
         """
         if not isinstance(rows, slice):
             raise TypeError(f"slice takes a slice, such as slice(0, 10), got {rows!r}.")
@@ -352,6 +416,11 @@ class MapDataset(Generic[T]):
 
         Raises:
             ValueError: it is endless already.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).shuffle(seed=0)
+            >>> list(dataset.repeat(2)), list(dataset.repeat(2, reseed_each_epoch=False))
+            ([3, 1, 0, 2, 1, 0, 3, 2], [3, 1, 0, 2, 3, 1, 0, 2])
         """
         node = node_of(self)
         number = as_integer_or_none(num_epochs, "num_epochs")
@@ -367,6 +436,10 @@ class MapDataset(Generic[T]):
 
         Raises:
             ValueError: it is out of range.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(5).seed(0).shuffle())
+            [2, 4, 1, 3, 0]
         """
         return self._with(Seed(node_of(self), as_seed(seed)))
 
@@ -382,6 +455,10 @@ class MapDataset(Generic[T]):
             TypeError: one is neither an operation nor a function, or groups elements as they come: that is for
                 `to_iter_dataset().apply(...)`.
             ValueError: a `Batch` where elements may be absent, or a `RandomMap` without a seed before it.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(4).apply([lambda number: number * 10, millstream.Batch(2)]))
+            [array([ 0, 10]), array([20, 30])]
         """
         given = transformations if isinstance(transformations, Sequence) else [transformations]
         dataset: MapDataset[Any] = self
@@ -420,6 +497,12 @@ class MapDataset(Generic[T]):
             function: a function of a dataset.
             *args: what it takes after the dataset.
             **kwargs: what it takes by name.
+
+        Examples:
+            >>> def scaled(dataset, factor):
+            ...     return dataset.map(lambda number: number * factor)
+            >>> list(millstream.MapDataset.range(3).pipe(scaled, factor=10))
+            [0, 10, 20]
         """
         return function(self, *args, **kwargs)
 
@@ -431,6 +514,11 @@ class MapDataset(Generic[T]):
         Args:
             read_options: the threads that read ahead; None for `ReadOptions()`.
             allow_nones: whether None comes where an element is absent.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).filter(lambda number: number % 2 == 0)
+            >>> list(dataset.to_iter_dataset()), list(dataset.to_iter_dataset(allow_nones=True))
+            ([0, 2], [0, None, 2, None])
         """
         from millstream.dataset.stream_nodes import ReadIterDataset  # noqa: PLC0415  (which needs this class)
 

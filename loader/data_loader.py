@@ -202,6 +202,11 @@ class DataLoader(ShownLoader):
         Raises:
             IndexError: there is no such batch.
             TypeError: an operation decides while reading: a Filter or FlatMap, or one that groups as elements come.
+
+        Examples:
+            >>> loader = millstream.load(["a", "b", "c", "d"], shuffle=True, seed=0, batch_size=2)
+            >>> loader.record_keys(0), next(iter(loader))
+            (array([3, 1]), array(['d', 'b'], dtype='<U1'))
         """
         if not self._plan.one_to_one:
             raise TypeError(

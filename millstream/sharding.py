@@ -75,6 +75,10 @@ class ShardOptions:
 
         Raises:
             ValueError: global_batch_size is not a positive multiple of shard_count.
+
+        Examples:
+            >>> millstream.ShardOptions(shard_index=0, shard_count=4).local_batch_size(256)
+            64
         """
         share, rest = divmod(as_integer(global_batch_size, "global_batch_size"), self.shard_count)
         if rest or share < 1:
