@@ -72,15 +72,28 @@ class DatasetIterator(Checkpointable, Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define get_state to be saved.")
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to the position recorded in a state, of this iterator or of another one over the same dataset."""
+        """Moves to the position recorded in a state, of this iterator or of another one over the same dataset.
+
+        Args:
+            state: what `get_state` returned, also after JSON.
+
+        Raises:
+            CheckpointError: it is not a state of this dataset.
+            ValueError: the iterator is closed.
+        """
         raise NotImplementedError(f"{type(self).__name__} must define set_state to be restored.")
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements.
 
+        Args:
+            step: 0 … the number of elements in the stream.
+
         Raises:
             NotImplementedError: this iterator draws from a stream, which is read in order. What reads a MapDataset
                 alone can be sought.
+            IndexError: there are fewer elements.
+            ValueError: the iterator is closed.
         """
         raise NotImplementedError(
             f"A {type(self).__name__} cannot seek step {step}: it draws from a stream, which is read in order. Draw "

@@ -104,11 +104,18 @@ class IterDataset(Generic[T_co]):
         dropped.
 
         Args:
-            datasets: a list, or a mapping from names.
+            datasets: a list, or a mapping from names; at least one.
             weights: numbers above 0, in a list or by name; None for equal ones. Decimals count as they are written.
 
         Raises:
             TypeError, ValueError: there are no datasets, or the weights do not fit them.
+
+        Examples:
+            >>> numbers = millstream.MapDataset.range(6).to_iter_dataset()
+            >>> letters = millstream.MapDataset.source(["a", "b"]).to_iter_dataset()
+            >>> parts = {"numbers": numbers, "letters": letters}
+            >>> list(millstream.IterDataset.mix(parts, {"numbers": 0.75, "letters": 0.25}))
+            [0, 1, 2, 'a', 3, 4, 5, 'b']
         """
         from millstream.dataset.stream_mixing import MixedIterDataset  # noqa: PLC0415  (which needs this class)
 
@@ -120,6 +127,14 @@ class IterDataset(Generic[T_co]):
         Args:
             transformations: instances of `Map`, `RandomMap`, `Filter`, `FlatMap`, `Batch`, `FirstFitPack` and all the
                 other operations of a `DataLoader`; a function is a `Map`.
+
+        Raises:
+            TypeError: one is neither an operation nor a function.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).to_iter_dataset()
+            >>> list(dataset.apply([lambda number: number * 10, millstream.Batch(2)]))
+            [array([ 0, 10]), array([20, 30])]
         """
         dataset: IterDataset[Any] = self
         for operation in transformations if isinstance(transformations, Sequence) else [transformations]:
@@ -127,7 +142,18 @@ class IterDataset(Generic[T_co]):
         return dataset
 
     def map(self, transform: "Map[T_co, Out] | Callable[[T_co], Out]") -> "IterDataset[Out]":
-        """Returns what a function makes of each element."""
+        """Returns what a function makes of each element.
+
+        Args:
+            transform: the function of an element, or an instance of `Map`.
+
+        Raises:
+            TypeError: it is neither a function nor a `Map`.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(3).to_iter_dataset().map(lambda number: number * 10))
+            [0, 10, 20]
+        """
         return _operated(self, _of_kind(transform, Map))
 
     def map_with_index(self, transform: "MapWithIndex[T_co, Out] | Callable[[int, T_co], Out]") -> "IterDataset[Out]":
@@ -135,6 +161,17 @@ class IterDataset(Generic[T_co]):
 
         The index is the position in the `MapDataset`, or the number in a stream, that the element comes from; of a
         batch, that of its first element.
+
+        Args:
+            transform: the function of an index and an element, or an instance of `MapWithIndex`.
+
+        Raises:
+            TypeError: it is neither a function nor a `MapWithIndex`.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.source(["a", "b", "c"]).to_iter_dataset()
+            >>> list(dataset.filter(lambda letter: letter != "b").map_with_index(lambda index, letter: (index, letter)))
+            [(0, 'a'), (2, 'c')]
         """
         return _operated(self, _of_kind(transform, MapWithIndex))
 
@@ -150,16 +187,32 @@ class IterDataset(Generic[T_co]):
         under the same seed; not on threads, workers and resumes.
 
         Args:
-            transform: the function, or an instance of `RandomMap`.
+            transform: the function of an element and a generator, or an instance of `RandomMap`.
             seed: 0 … 2**64 - 1; None for that of the nearest `seed` before.
 
         Raises:
             ValueError: there is no seed.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(3).to_iter_dataset()
+            >>> [int(number) for number in dataset.random_map(lambda number, rng: number + rng.integers(100), seed=0)]
+            [3, 98, 64]
         """
         return _operated(self, _of_kind(transform, RandomMap), seed)
 
     def filter(self, transform: "Filter[T_co] | Callable[[T_co], object]") -> "IterDataset[T_co]":
-        """Returns the elements of which a function says that they stay."""
+        """Returns the elements of which a function says that they stay.
+
+        Args:
+            transform: the function of an element, or an instance of `Filter`: what is true, stays.
+
+        Raises:
+            TypeError: it is neither a function nor a `Filter`.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(6).to_iter_dataset().filter(lambda number: number % 2 == 0))
+            [0, 2, 4]
+        """
         return _operated(self, _of_kind(transform, Filter))
 
     def flat_map(
@@ -170,8 +223,17 @@ class IterDataset(Generic[T_co]):
         """Returns the elements, none or several, into which a function splits each one.
 
         Args:
-            transform: the function, or an instance of `FlatMap`.
-            max_fan_out: the most elements that one may become; a `FlatMap` knows it.
+            transform: the function of an element, or an instance of `FlatMap`.
+            max_fan_out: the most elements that one may become, at least 1; None for a `FlatMap`, which knows it.
+
+        Raises:
+            TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
+            ValueError: max_fan_out is below 1.
+
+        Examples:
+            >>> texts = millstream.MapDataset.source(["a b", "c"]).to_iter_dataset()
+            >>> list(texts.flat_map(str.split, max_fan_out=2))
+            ['a', 'b', 'c']
         """
         if not isinstance(transform, FlatMap):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
@@ -199,6 +261,11 @@ class IterDataset(Generic[T_co]):
             batch_size: how many elements make a batch, at least 1.
             drop_remainder: whether elements at the end that do not fill a batch are left out.
             batch_fn: makes a batch from the list of its elements; None stacks them leaf by leaf.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(5).to_iter_dataset()
+            >>> list(dataset.batch(2)), list(dataset.batch(2, drop_remainder=True, batch_fn=sum))
+            ([array([0, 1]), array([2, 3]), array([4])], [1, 5])
         """
         return _operated(self, Batch(batch_size, drop_remainder, batch_fn))  # type: ignore[arg-type]  # as an index
 
@@ -207,6 +274,14 @@ class IterDataset(Generic[T_co]):
 
         Args:
             seed: 0 … 2**64 - 1.
+
+        Raises:
+            ValueError: it is out of range.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(3).to_iter_dataset().seed(0)
+            >>> [int(number) for number in dataset.random_map(lambda number, rng: number + rng.integers(100))]
+            [3, 98, 64]
         """
         from millstream.dataset.stream_nodes import Seeded  # noqa: PLC0415  (a subclass of this class)
 
@@ -227,6 +302,14 @@ class IterDataset(Generic[T_co]):
                 none.
             worker_init_fn: refused: what a worker needs is made where it is first used.
             sequential_slice: accepted for Grain's sake, and without effect: the elements come in one order.
+
+        Raises:
+            TypeError, ValueError: options are of the wrong kind or out of range, or worker_init_fn is not None.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).to_iter_dataset().map(lambda number: number * 10)
+            >>> list(dataset.mp_prefetch(1))
+            [0, 10, 20, 30]
         """
         del sequential_slice
         if worker_init_fn is not None:
@@ -239,7 +322,20 @@ class IterDataset(Generic[T_co]):
     def prefetch(
         self, options: MultiprocessingOptions | ReadOptions | SupportsIndex | None = None
     ) -> "IterDataset[T_co]":
-        """Returns the same elements, made ahead by processes, as `mp_prefetch`; or with `ReadOptions` by threads."""
+        """Returns the same elements, made ahead by processes, as `mp_prefetch`; or with `ReadOptions` by threads.
+
+        Args:
+            options: the workers, or only how many, as for `mp_prefetch`: None for one for each core, 0 for none. Or
+                `ReadOptions`, the threads of this process.
+
+        Raises:
+            TypeError, ValueError: they are of the wrong kind or out of range.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).to_iter_dataset().map(lambda number: number * 10)
+            >>> list(dataset.prefetch(millstream.ReadOptions(num_threads=2, prefetch_buffer_size=8)))
+            [0, 10, 20, 30]
+        """
         if isinstance(options, ReadOptions):
             return _ahead(self, MultiprocessingOptions(), options)
         return self.mp_prefetch(options)
@@ -250,7 +346,19 @@ class IterDataset(Generic[T_co]):
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Out:
-        """Returns `function(self, *args, **kwargs)`."""
+        """Returns `function(self, *args, **kwargs)`.
+
+        Args:
+            function: a function of a dataset.
+            *args: what it takes after the dataset.
+            **kwargs: what it takes by name.
+
+        Examples:
+            >>> def scaled(dataset, factor):
+            ...     return dataset.map(lambda number: number * factor)
+            >>> list(millstream.MapDataset.range(3).to_iter_dataset().pipe(scaled, factor=10))
+            [0, 10, 20]
+        """
         return function(self, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:

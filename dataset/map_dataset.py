@@ -99,13 +99,30 @@ class MapDataset(Generic[T]):
 
         Raises:
             TypeError: it is not a source; the error says what to write instead.
+
+        Examples:
+            >>> list(millstream.MapDataset.source(["a", "b", "c"]))
+            ['a', 'b', 'c']
         """
         check_readable(source, "source")
         return dataset_of(Source(source))
 
     @staticmethod
     def range(start: SupportsIndex, stop: SupportsIndex | None = None, step: SupportsIndex = 1) -> "MapDataset[int]":
-        """Returns the integers of `range(start, stop, step)`; `range(stop)` begins at 0."""
+        """Returns the integers of `range(start, stop, step)`, as Python ints; `range(stop)` begins at 0.
+
+        Args:
+            start: the first integer; with no stop, it is the end, and the first is 0.
+            stop: the end, which is left out; None where start is the end.
+            step: the difference of neighbours; negative counts down.
+
+        Raises:
+            ValueError: the step is 0.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(3)), list(millstream.MapDataset.range(4, 10, 2))
+            ([0, 1, 2], [4, 6, 8])
+        """
         numbers = range(0, start, 1) if stop is None else range(start, stop, step)
         return dataset_of(Source(numbers))
 
@@ -113,8 +130,16 @@ class MapDataset(Generic[T]):
     def concatenate(datasets: "Sequence[MapDataset[Out]]") -> "MapDataset[Out]":
         """Returns datasets end to end. Epoch e of it is epoch e of each of them.
 
+        Args:
+            datasets: the parts in their order: at least one, each with an end.
+
         Raises:
             ValueError: there are none, or one has no end.
+
+        Examples:
+            >>> first, second = millstream.MapDataset.range(3), millstream.MapDataset.range(10, 12)
+            >>> list(millstream.MapDataset.concatenate([first, second]))
+            [0, 1, 2, 10, 11]
         """
         nodes = _nodes(datasets, "datasets")
         for number, node in enumerate(nodes):
@@ -137,12 +162,18 @@ class MapDataset(Generic[T]):
         own next epoch.
 
         Args:
-            datasets: a list, or a mapping by name.
+            datasets: a list, or a mapping by name; at least one.
             weights: numbers, one for each dataset, or a mapping by the same names; equal ones if None. Decimals are
                 taken as they are written.
 
         Raises:
             TypeError, ValueError: there are no datasets, one is empty, or the weights do not match them.
+
+        Examples:
+            >>> numbers, letters = millstream.MapDataset.range(6), millstream.MapDataset.source(["a", "b"])
+            >>> parts = {"numbers": numbers, "letters": letters}
+            >>> list(millstream.MapDataset.mix(parts, {"numbers": 0.75, "letters": 0.25}))
+            [0, 1, 2, 'a', 3, 4, 5, 'b']
         """
         names, parts = named_parts(datasets, "datasets")
         nodes = _nodes(parts, "datasets")
@@ -157,13 +188,18 @@ class MapDataset(Generic[T]):
         """Returns the elements that a selection map picks from datasets.
 
         Args:
-            datasets: what is picked from.
+            datasets: what is picked from, at least one.
             selection_map: `selection_map[position]` is a pair: the number of a dataset and a position in it;
                 `len(selection_map)` is the length. A list, a tuple or an array of shape (n, 2) holds the pairs of each
                 epoch. Anything else is asked for positions after its length, too.
 
         Raises:
             TypeError, ValueError: there are no datasets, or a pair in a list picks what is not there.
+
+        Examples:
+            >>> numbers, letters = millstream.MapDataset.range(6), millstream.MapDataset.source(["a", "b"])
+            >>> list(millstream.MapDataset.select_from_datasets([numbers, letters], [(0, 5), (1, 0), (0, 2)]))
+            [5, 'a', 2]
         """
         nodes = _nodes(datasets, "datasets")
         if not hasattr(selection_map, "__len__") or not hasattr(selection_map, "__getitem__"):
@@ -176,13 +212,35 @@ class MapDataset(Generic[T]):
         return dataset_of(selected, *datasets)
 
     def map(self, transform: "Map[T, Out] | Callable[[T], Out]") -> "MapDataset[Out]":
-        """Returns the dataset with each element as `transform` makes it; where it makes None, there is no element."""
+        """Returns the dataset with each element as `transform` makes it; where it makes None, there is no element.
+
+        Args:
+            transform: a function of an element, or a `Map`.
+
+        Raises:
+            TypeError: it is neither a function nor a `Map`.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(3).map(lambda number: number * 10))
+            [0, 10, 20]
+        """
         return self._with(Mapped(node_of(self), as_operation(transform, Map)))
 
     def map_with_index(self, transform: "MapWithIndex[T, Out] | Callable[[int, T], Out]") -> "MapDataset[Out]":
         """Returns the dataset with each element as `transform(position, element)` makes it.
 
         The position is that in this dataset, counted over all epochs.
+
+        Args:
+            transform: a function of a position and an element, or a `MapWithIndex`.
+
+        Raises:
+            TypeError: it is neither a function nor a `MapWithIndex`.
+
+        Examples:
+            >>> letters = millstream.MapDataset.source(["a", "b"])
+            >>> list(letters.map_with_index(lambda position, letter: (position, letter)))
+            [(0, 'a'), (1, 'b')]
         """
         return self._with(MappedWithIndex(node_of(self), as_operation(transform, MapWithIndex)))
 
@@ -198,11 +256,18 @@ class MapDataset(Generic[T]):
         seed. It is what a `RandomMap` of a `DataLoader` with this seed draws at the same position.
 
         Args:
-            transform: draws from the generator that it is given, and does not keep it.
+            transform: a function of an element and a generator, or a `RandomMap`. It draws from the generator that it
+                is given, and does not keep it.
             seed: 0 … 2**64 - 1; None for that of the nearest `.seed(...)` above.
 
         Raises:
             ValueError: there is no seed, or it is out of range.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(3).seed(0)
+            >>> drawn = dataset.random_map(lambda number, rng: number + rng.integers(100))
+            >>> [int(number) for number in drawn.repeat(2)]  # each epoch draws anew
+            [3, 98, 64, 19, 19, 51]
         """
         operation = as_operation(transform, RandomMap)
         node = node_of(self)
@@ -213,6 +278,17 @@ class MapDataset(Generic[T]):
         """Returns the dataset without the elements for which `transform` is false: these positions hold None.
 
         The length stays: which elements are left is found when they are read.
+
+        Args:
+            transform: a function of an element, or a `Filter`.
+
+        Raises:
+            TypeError: it is neither a function nor a `Filter`.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(6).filter(lambda number: number % 2 == 0)
+            >>> len(dataset), dataset[1], list(dataset)
+            (6, None, [0, 2, 4])
         """
         return self._with(Filtered(node_of(self), as_operation(transform, Filter)))
 
@@ -224,8 +300,17 @@ class MapDataset(Generic[T]):
         Element i has the positions from `i * max_fan_out` on; those for which there is no child hold None.
 
         Args:
-            transform: a `FlatMap`, or a function.
-            max_fan_out: the most children that one element may have; a `FlatMap` knows it.
+            transform: a `FlatMap`, or a function of an element.
+            max_fan_out: the most children that one element may have, at least 1; None for a `FlatMap`, which knows it.
+
+        Raises:
+            TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
+            ValueError: max_fan_out is below 1.
+
+        Examples:
+            >>> words = millstream.MapDataset.source(["a b", "c"]).flat_map(str.split, max_fan_out=2)
+            >>> len(words), words[3], list(words)
+            (4, None, ['a', 'b', 'c'])
         """
         if not isinstance(transform, (FlatMap, type)):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
@@ -249,13 +334,19 @@ class MapDataset(Generic[T]):
         No batch holds elements of two epochs: the last one of each is short. After `.repeat(n)`, there is one epoch.
 
         Args:
-            batch_size: how many elements make a batch.
+            batch_size: how many elements make a batch, at least 1.
             drop_remainder: whether a short batch is left out.
             batch_fn: makes the batch from the list of its elements. None stacks them: each leaf of the structure
                 becomes one array with a new axis in front.
 
         Raises:
             ValueError: elements may be absent, after a filter or flat_map.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(5).batch(2))
+            [array([0, 1]), array([2, 3]), array([4])]
+            >>> list(millstream.MapDataset.range(5).batch(2, drop_remainder=True, batch_fn=sum))
+            [1, 5]
         """
         return self._batched(Batch(batch_size, drop_remainder, batch_fn))
 
@@ -278,6 +369,10 @@ class MapDataset(Generic[T]):
 
         Raises:
             ValueError: there is no seed, or it is out of range.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(5).shuffle(seed=0).repeat(2))  # each epoch has its own order
+            [2, 4, 1, 3, 0, 0, 4, 2, 3, 1]
         """
         node = node_of(self)
         if seed is not None:
@@ -291,6 +386,18 @@ class MapDataset(Generic[T]):
 
         Its epoch e comes from epoch e of this dataset. So `dataset.shuffle(seed=0)[:n].repeat()` has other records in
         each epoch. For a fixed subset, slice before the shuffle, or write `.repeat(reseed_each_epoch=False)`.
+
+        Args:
+            rows: `slice(start, stop, step)`, as for a list of the elements of an epoch.
+
+        Raises:
+            TypeError: it is not a slice.
+            ValueError: its step is 0, or negative where the dataset has no end.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(10)
+            >>> list(dataset.slice(slice(2, 8, 3))), list(dataset[-2:])
+            ([2, 5], [8, 9])
         """
         if not isinstance(rows, slice):
             raise TypeError(f"slice takes a slice, such as slice(0, 10), got {rows!r}.")
@@ -309,6 +416,11 @@ class MapDataset(Generic[T]):
 
         Raises:
             ValueError: it is endless already.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).shuffle(seed=0)
+            >>> list(dataset.repeat(2)), list(dataset.repeat(2, reseed_each_epoch=False))
+            ([3, 1, 0, 2, 1, 0, 3, 2], [3, 1, 0, 2, 3, 1, 0, 2])
         """
         node = node_of(self)
         number = as_integer_or_none(num_epochs, "num_epochs")
@@ -317,13 +429,37 @@ class MapDataset(Generic[T]):
         return self._with(Repeat(node, number, as_flag(reseed_each_epoch, "reseed_each_epoch")))
 
     def seed(self, seed: SupportsIndex) -> "MapDataset[T]":
-        """Returns the same dataset; random operations after it that have no seed of their own draw from this one."""
+        """Returns the same dataset; random operations after it that have no seed of their own draw from this one.
+
+        Args:
+            seed: 0 … 2**64 - 1.
+
+        Raises:
+            ValueError: it is out of range.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(5).seed(0).shuffle())
+            [2, 4, 1, 3, 0]
+        """
         return self._with(Seed(node_of(self), as_seed(seed)))
 
     def apply(
         self, transformations: "Transformation | Callable[[Any], Any] | Sequence[Transformation | Callable[[Any], Any]]"
     ) -> "MapDataset[Any]":
-        """Returns the dataset after operations of `millstream.transforms`, one or several; a function is a `Map`."""
+        """Returns the dataset after operations of `millstream.transforms`, one or several; a function is a `Map`.
+
+        Args:
+            transformations: an operation or a function, or a list of them, in order.
+
+        Raises:
+            TypeError: one is neither an operation nor a function, or groups elements as they come: that is for
+                `to_iter_dataset().apply(...)`.
+            ValueError: a `Batch` where elements may be absent, or a `RandomMap` without a seed before it.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(4).apply([lambda number: number * 10, millstream.Batch(2)]))
+            [array([ 0, 10]), array([20, 30])]
+        """
         given = transformations if isinstance(transformations, Sequence) else [transformations]
         dataset: MapDataset[Any] = self
         for operation in map(as_transformation, given):
@@ -355,7 +491,19 @@ class MapDataset(Generic[T]):
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Out:
-        """Returns `function(dataset, *args, **kwargs)`, so that functions of datasets read in the order of a chain."""
+        """Returns `function(dataset, *args, **kwargs)`, so that functions of datasets read in the order of a chain.
+
+        Args:
+            function: a function of a dataset.
+            *args: what it takes after the dataset.
+            **kwargs: what it takes by name.
+
+        Examples:
+            >>> def scaled(dataset, factor):
+            ...     return dataset.map(lambda number: number * factor)
+            >>> list(millstream.MapDataset.range(3).pipe(scaled, factor=10))
+            [0, 10, 20]
+        """
         return function(self, *args, **kwargs)
 
     def to_iter_dataset(
@@ -364,8 +512,13 @@ class MapDataset(Generic[T]):
         """Returns the stream of the elements of an epoch, without those that are absent.
 
         Args:
-            read_options: the threads that read ahead.
+            read_options: the threads that read ahead; None for `ReadOptions()`.
             allow_nones: whether None comes where an element is absent.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(4).filter(lambda number: number % 2 == 0)
+            >>> list(dataset.to_iter_dataset()), list(dataset.to_iter_dataset(allow_nones=True))
+            ([0, 2], [0, None, 2, None])
         """
         from millstream.dataset.stream_nodes import ReadIterDataset  # noqa: PLC0415  (which needs this class)
 

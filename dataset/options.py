@@ -55,7 +55,10 @@ class DatasetOptions:
             each iterator; None for any.
         filter_raise_threshold_ratio: a share of dropped records that is a ValueError; None for any.
         execution_tracking_mode: accepted for Grain's sake, and without effect.
-        min_shm_size: accepted for Grain's sake, and without effect: large arrays always travel in shared memory.
+        min_shm_size: bytes; accepted for Grain's sake, and without effect: large arrays always travel in shared memory.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
 
     Examples:
         >>> dataset = millstream.MapDataset.range(2000).filter(lambda x: x < 10).to_iter_dataset()
@@ -99,7 +102,11 @@ class DatasetOptions:
         return FilterLimits(self.filter_warn_threshold_ratio, self.filter_raise_threshold_ratio)
 
     def merge(self, other: "DatasetOptions | None") -> "DatasetOptions":
-        """Returns these options, and where they were left at the default, those of another one."""
+        """Returns these options, and where they were left at the default, those of another one.
+
+        Args:
+            other: the other options; None for these alone.
+        """
         if other is None:
             return self
         given = {name: getattr(other, name) for name in other._given}  # noqa: SLF001  (of this class)

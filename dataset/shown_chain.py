@@ -21,11 +21,13 @@ class ShownIterator(DatasetIterator[Any]):
 
     _execution: Execution
 
-    def profile(self) -> Profile:  # noqa: D102  (as for any iterator)
+    def profile(self) -> Profile:
+        """Returns where the time of this iterator has gone so far: a dict of seconds by stage; printed, a table."""
         shown, seconds = shown_labels(self._execution.pipeline), self._execution.profiler.read()
         return Profile({label: spent for label, spent in seconds.items() if label in shown})
 
-    def summary(self) -> "Summary":  # noqa: D102  (as for any iterator)
+    def summary(self) -> "Summary":
+        """Returns a table of where the time has gone so far, and advice in sentences: printed, a page to read."""
         from millstream.loader.showing.summary import Summary  # noqa: PLC0415  (for those who look)
 
         return Summary(self._execution.facts())

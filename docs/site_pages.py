@@ -59,7 +59,7 @@ GIVEN = "The examples begin with `import millstream` and `import numpy as np`, a
 """What stands on each page of the reference."""
 
 OF_BASES = {"profile", "summary", "metrics", "trace", "preview", "report", "serve_top", "start_prefetch", "close"}
-OF_BASES |= {"length", "record_keys", "record_keys_at", "files", "locate"}
+OF_BASES |= {"length", "record_keys", "record_keys_at", "files", "locate", "unit_sizes"}
 """What classes have of a base that is not public itself, and users call."""
 
 FOR_THE_LIBRARY = {
@@ -72,7 +72,13 @@ FOR_THE_LIBRARY = {
     "states_are_bytes",
 }
 FOR_THE_LIBRARY |= {"noted_state", "place", "go", "takes_key_arrays"}
+FOR_THE_LIBRARY |= {"prepare", "begin", "arrange", "make", "unit", "keeps_remainder"}  # of operations that group
+FOR_THE_LIBRARY |= {"located", "located_pieces", "known_size", "copy_of", "stackable_columns", "default_values"}
+FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
 """What the library's own parts call of each other's public classes."""
+
+MADE_BY_THE_LIBRARY = {"DataLoaderIterator", "DeviceIterator", "StackError"}
+"""Classes of which users are given instances, and make none: their constructors are no part of the reference."""
 
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -170,7 +176,8 @@ def members_of(value: Any) -> str:
     bases = [base for base in value.__mro__[1:] if base.__module__.split(".")[0] == "millstream"]
     inherited = {name for base in bases if not is_public(base) for name in vars(base)} & OF_BASES - {*vars(value)}
     listed = f"      inherited_members: [{', '.join(sorted(inherited))}]\n" if inherited else ""
-    return f"      filters: ['!^_'{hidden}]\n{listed}"
+    unmade = "      merge_init_into_class: false\n" if value.__name__ in MADE_BY_THE_LIBRARY else ""
+    return f"      filters: ['!^_'{hidden}]\n{listed}{unmade}"
 
 
 def is_public(value: Any) -> bool:

@@ -46,12 +46,12 @@ class DataLoader(ShownLoader):
         operations: what to do with each record, in order; a bare function is a `Map`. Operations after a `Batch` see
             batches.
         worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
-        worker_buffer_size: how many finished batches each worker keeps ready.
-        shard_options: which part of every global batch to read; by default the sampler's, which is all of it.
-        read_options: the threads that read ahead, in this process or in each worker.
-        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes.
-        stall_timeout: how many seconds the consumer waits for a worker that is busy with one batch before that is an
-            error.
+        worker_buffer_size: how many finished batches each worker keeps ready, at least 1.
+        shard_options: which part of every global batch to read; None for the sampler's, which is by default all of it.
+        read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
+        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
+        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch before
+            that is an error; `math.inf` for however long that takes.
         enable_profiling: whether to keep who worked on which batch in the last seconds, for the timeline of `report`.
             What `profile()` and `summary()` say is always known.
         debug: whether to make everything in this thread, without workers and threads whatever `worker_count`,
@@ -202,6 +202,11 @@ class DataLoader(ShownLoader):
         Raises:
             IndexError: there is no such batch.
             TypeError: an operation decides while reading: a Filter or FlatMap, or one that groups as elements come.
+
+        Examples:
+            >>> loader = millstream.load(["a", "b", "c", "d"], shuffle=True, seed=0, batch_size=2)
+            >>> loader.record_keys(0), next(iter(loader))
+            (array([3, 1]), array(['d', 'b'], dtype='<U1'))
         """
         if not self._plan.one_to_one:
             raise TypeError(

@@ -159,21 +159,44 @@ class DeviceIterator(ResumableIterator):
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state, that of any iterator over the same stream, on a device or not.
 
-        The arguments and errors are those of `DataLoaderIterator.set_state`. Waits for the batch that is being made.
+        Waits for the batch that is being made.
+
+        Args:
+            state: what `get_state` returned, here or on a `DataLoaderIterator`.
+            allow: differences to accept on purpose, as in `DataLoaderIterator.set_state`.
+            strict: whether to refuse the state, too, if the code of the pipeline has changed.
+
+        Raises:
+            CheckpointError, ValueError: as `DataLoaderIterator.set_state`.
         """
         self._go(functools.partial(self._iterator.set_state, state, allow=allow, strict=strict))
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in the states of all shards that saved together.
 
-        The arguments and errors are those of `DataLoaderIterator.set_states`. Waits for the batch that is being made.
+        Waits for the batch that is being made.
+
+        Args:
+            states: what `get_state` returned on each of the shards, at the same step, in any order.
+            allow: as in `set_state`.
+            strict: as in `set_state`.
+
+        Raises:
+            CheckpointError, ValueError: as `DataLoaderIterator.set_states`.
         """
         self._go(functools.partial(self._iterator.set_states, list(states), allow=allow, strict=strict))
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches.
 
-        The argument and errors are those of `DataLoaderIterator.seek`. Waits for the batch that is being made.
+        Waits for the batch that is being made. The cost is that of `DataLoaderIterator.seek`.
+
+        Args:
+            step: 0 … the number of batches in the stream.
+
+        Raises:
+            IndexError: there are fewer batches.
+            ValueError: the iterator is closed.
         """
         self._go(functools.partial(self._iterator.seek, step))
 

@@ -36,7 +36,7 @@ def surviving_keys(
         data_source: the records; each is read once, in the source's order.
         operations: the pipeline up to the last Filter: Maps, Filters and functions.
         worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
-        read_options: the threads that read ahead.
+        read_options: the threads that read ahead; None for `ReadOptions()`.
 
     Raises:
         TypeError: an operation is of another kind. A FlatMap or Batch yields elements that are not one record each;

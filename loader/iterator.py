@@ -253,6 +253,18 @@ class DataLoaderIterator(ResumableIterator):
             CheckpointError: a state is missing, unreadable, of another step or of another stream, or two are of the
                 same shard. The iterator is as it was.
             ValueError: the iterator is closed, or `allow` has an unknown name.
+
+        Examples:
+            >>> def part(index, count):
+            ...     shard = millstream.ShardOptions(shard_index=index, shard_count=count)
+            ...     size = shard.local_batch_size(4)
+            ...     return iter(millstream.load(range(100), batch_size=size, shard_options=shard))
+            >>> with part(0, 2) as first, part(1, 2) as second, part(0, 1) as whole:
+            ...     print(next(first), next(second))
+            ...     whole.set_states([first.get_state(), second.get_state()])
+            ...     print(next(whole))
+            [0 1] [2 3]
+            [4 5 6 7]
         """
         self._check_open()
         from millstream.loader.checkpoints.combination import combined  # noqa: PLC0415  (for those who resume)
@@ -270,6 +282,12 @@ class DataLoaderIterator(ResumableIterator):
         Raises:
             IndexError: there are fewer batches.
             ValueError: the iterator is closed.
+
+        Examples:
+            >>> with iter(millstream.load(range(100), batch_size=4)) as batches:
+            ...     batches.seek(20)
+            ...     print(next(batches))
+            [80 81 82 83]
         """
         self._check_open()
         step, last = as_integer(step, "step"), self._plan.shards[0].block_limit

@@ -46,24 +46,25 @@ def load(
 
     Args:
         source: where records come from; with weights, a mapping from names to sources, the components of a mixture.
-        weights: how many records of each component come, in proportion, by name or in their order.
+        weights: how many records of each component come, in proportion, by name or in their order; None for one source.
         stop: where a mixture ends, see `MixtureSampler`.
         num_epochs: how often to go through the source, or through each source; None for endlessly.
         shuffle: whether to shuffle, anew in each epoch; needs a seed.
-        seed: of the order and of all random operations, 0 … 2**64 - 1. Component number k of a mixture has seed + k.
-        shard_options: which part of every global batch to read.
+        seed: of the order and of all random operations, 0 … 2**64 - 1; None for a pipeline without any randomness.
+            Component number k of a mixture has seed + k.
+        shard_options: which part of every global batch to read; None for all of it.
         transformations: what to do with each record, before the batch is made.
-        batch_size: elements in a batch, per shard; None for no batches.
+        batch_size: elements in a batch, per shard, at least 1; None for no batches.
         drop_remainder: whether a last, short batch is left out.
         batch_fn: makes a batch from the list of its elements; None stacks them.
         worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
-        worker_buffer_size: how many finished batches each worker keeps ready.
-        read_options: the threads that read ahead, in this process or in each worker.
-        stall_timeout: how many seconds the consumer waits for a worker that is busy with one batch before that is an
-            error.
+        worker_buffer_size: how many finished batches each worker keeps ready, at least 1.
+        read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
+        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch before
+            that is an error; `math.inf` for however long that takes.
         enable_profiling: whether to keep who worked on which batch, for the timeline of `report`.
         debug: whether to make everything in this thread, and to warn of what is wrong with operations.
-        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes.
+        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
 
     Raises:
         TypeError, ValueError: as `DataLoader`.

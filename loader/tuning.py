@@ -35,7 +35,7 @@ def tune(loader: DataLoader, seconds: float = 20, memory: int | str = "4GB") -> 
 
     Args:
         loader: what `DataLoader(...)` or `load(...)` gave. It is left as it is, and may be in use.
-        seconds: how long to measure, about: where a batch takes long, the last one is waited for.
+        seconds: how many seconds to measure, about: where a batch takes long, the last one is waited for.
         memory: how much memory the batches ahead and the worker processes may take: bytes, or a text such as "4GB"
             (10**9 bytes each) or "500MiB" (2**20 each).
 

@@ -34,11 +34,19 @@ class RaggedColumn(NamedTuple):
     lengths: NDArray[np.int64]
 
     def rows(self) -> list[NDArray[Any]]:
-        """Returns the values of each element: views of `values`."""
+        """Returns the values of each element: views of `values`, each of shape (its length,)."""
         return np.split(self.values, np.cumsum(self.lengths)[:-1])
 
     def padded(self, length: int, padding: Any = 0) -> NDArray[Any]:
-        """Returns an array of shape (n, length): longer rows are cut, shorter ones filled with `padding`."""
+        """Returns an array of shape (n, length), of the dtype of `values`: longer rows are cut, shorter ones filled up.
+
+        Args:
+            length: how many values a row has, from 0 on.
+            padding: what fills up a row.
+
+        Raises:
+            TypeError, ValueError: the length is not an integer of at least 0.
+        """
         length = as_integer(length, "length", minimum=0)
         table = np.full((len(self.lengths), length), padding, self.values.dtype)
         kept = np.minimum(self.lengths, length)
@@ -58,6 +66,9 @@ class FixedLengthFeature:
         dtype: `np.int64`, `np.float32` or `bytes`, as the Examples hold it. Bytes come as an array of objects.
         default: what an Example without the feature has: one value, or an array of that shape. With None, such an
             Example is an error.
+
+    Raises:
+        TypeError, ValueError: the dtype is another one, the shape is not one, or the default does not have it.
 
     Examples:
         >>> decode = millstream.decode_examples({"label": millstream.FixedLengthFeature((), np.int64, default=-1)})
@@ -98,6 +109,9 @@ class VariableLengthFeature:
 
     Attributes:
         dtype: `np.int64`, `np.float32` or `bytes`, as the Examples hold it. Bytes come as an array of objects.
+
+    Raises:
+        TypeError, ValueError: the dtype is another one.
 
     Examples:
         >>> decode = millstream.decode_examples({"tokens": millstream.VariableLengthFeature(np.int64)})

@@ -31,6 +31,10 @@ class ShardOptions:
             checkpoint can be resumed on every number of shards that divides it. It decides the stream: keep it for the
             whole run. A pipeline that makes one element of each record needs none, and nothing changes there.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or logical_shards is not a multiple of
+            shard_count.
+
     Examples:
         >>> def part(index):
         ...     shard = millstream.ShardOptions(shard_index=index, shard_count=2, drop_remainder=True)
@@ -71,6 +75,10 @@ class ShardOptions:
 
         Raises:
             ValueError: global_batch_size is not a positive multiple of shard_count.
+
+        Examples:
+            >>> millstream.ShardOptions(shard_index=0, shard_count=4).local_batch_size(256)
+            64
         """
         share, rest = divmod(as_integer(global_batch_size, "global_batch_size"), self.shard_count)
         if rest or share < 1:
@@ -103,7 +111,7 @@ class ShardByJaxProcess(ShardOptions):
 
     Args:
         drop_remainder: as in `ShardOptions`.
-        logical_shards: as in `ShardOptions`; a multiple of the number of processes.
+        logical_shards: as in `ShardOptions`: a multiple of the number of processes; None for as many as there are.
 
     Raises:
         RuntimeError: several processes were started, as their environment shows, but JAX was not told so.
@@ -127,7 +135,7 @@ def shard_by_jax_process(drop_remainder: bool = False, logical_shards: int | Non
 
     Args:
         drop_remainder: as in `ShardOptions`.
-        logical_shards: as in `ShardOptions`; a multiple of the number of processes.
+        logical_shards: as in `ShardOptions`: a multiple of the number of processes; None for as many as there are.
 
     Examples:
         >>> millstream.shard_by_jax_process(drop_remainder=True).shard_count

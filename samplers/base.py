@@ -89,11 +89,20 @@ class VectorisedSampler(Sampler, Protocol):
         ...
 
     def record_keys(self, start: int, stop: int, /) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop), shape (stop - start,)."""
+        """Returns the record keys of the positions [start, stop), shape (stop - start,).
+
+        Args:
+            start: the first position, from 0 on.
+            stop: the position after the last one.
+        """
         ...
 
     def record_keys_at(self, positions: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Returns the record keys of any positions, shape (m,), in their order. The array of positions is read-only."""
+        """Returns the record keys of any positions, shape (m,), in their order.
+
+        Args:
+            positions: any positions, from 0 on, shape (m,), in any order; they may repeat. The array is read-only.
+        """
         ...
 
 

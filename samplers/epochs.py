@@ -78,6 +78,10 @@ class EpochSampler(Pictured, abc.ABC):
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the record keys of the positions [start, stop), of one or of several epochs; shape (stop - start,).
 
+        Args:
+            start: the first position, from 0 on.
+            stop: the position after the last one.
+
         Raises:
             IndexError: start is negative or above stop, or stop is beyond the end.
         """
@@ -85,6 +89,9 @@ class EpochSampler(Pictured, abc.ABC):
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the record keys of any positions, shape (m,), in the order of positions.
+
+        Args:
+            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
 
         Raises:
             IndexError: a position is negative or beyond the end.

@@ -42,7 +42,7 @@ class HierarchicalSampler(EpochSampler):
         seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for the source's order, and a
             pipeline without randomness.
         num_epochs: how many epochs, at least 1; None for endlessly many.
-        shard_options: which shard of every global batch this process reads.
+        shard_options: which shard of every global batch this process reads; None for all of it.
 
     Attributes:
         unit_sizes: an int64 array of shape (units,).

@@ -45,6 +45,10 @@ class IndexSampler(EpochSampler):
             in each epoch. Kept as an int64 array of shape (num_records,), and not copied if it is one already, also in
             a file (`np.load(path, mmap_mode="r")`): do not change it.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, a shuffle has no seed, or there are
+            more or fewer keys than num_records.
+
     Examples:
         >>> sampler = millstream.IndexSampler(5, shuffle=True, seed=0)
         >>> [sampler[position].record_key for position in range(10)]  # two epochs
@@ -146,7 +150,18 @@ class IndexSampler(EpochSampler):
 class SequentialSampler(IndexSampler):
     """Every record exactly once, in the source's order: an `IndexSampler` of one epoch that is not shuffled.
 
-    It is built as `SequentialSampler(num_records, shard_options, seed, keys)`; the arguments mean what they mean there.
+    It is built without `shuffle`, which is False, and `num_epochs`, which is 1.
+
+    Attributes:
+        num_records: how many records there are, 1 … 2**63.
+        shard_options: which shard of every global batch this process reads.
+        seed: 0 … 2**64 - 1, selects all randomness of the pipeline; None for a pipeline without any.
+        keys: the keys of the records that take part, in their order, an int64 array of shape (num_records,), as in
+            `IndexSampler`; None for 0 … num_records - 1.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or there are more or fewer keys than
+            num_records.
 
     Examples:
         >>> sampler = millstream.SequentialSampler(3)

@@ -1,11 +1,25 @@
 """What the loader asks of samplers whose positions are more than records: of mixtures, and of rows."""
 
-from typing import Any, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+
+
+class Located(NamedTuple):
+    """Where positions of a mixture lead; int64 arrays of shape (m,).
+
+    Attributes:
+        components: the number of the component.
+        indices: the position in that component's own order; in the innermost, where a component is itself a mixture.
+        record_keys: the keys in the sources laid end to end.
+    """
+
+    components: NDArray[np.int64]
+    indices: NDArray[np.int64]
+    record_keys: NDArray[np.int64]
 
 
 class MixedSampler(VectorisedSampler, Protocol):
@@ -34,9 +48,7 @@ class MixedSampler(VectorisedSampler, Protocol):
         """Returns the number of the component, and the position in its own order, of any positions."""
         ...
 
-    def located(
-        self, positions: NDArray[np.int64], /
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def located(self, positions: NDArray[np.int64], /) -> Located:
         """Returns the number of the component, the position in the innermost order, and the record key."""
         ...
 

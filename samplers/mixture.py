@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,13 +13,9 @@ from millstream.pictured import Pictured
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range, largest_key
 from millstream.samplers.component_orders import ComponentOrders
-from millstream.samplers.components import (
-    checked_component,
-    checked_row_length,
-    checked_source_lengths,
-    named_parts,
-)
+from millstream.samplers.components import checked_component, checked_row_length, checked_source_lengths, named_parts
 from millstream.samplers.epochs import checked_shard_options, positions_between
+from millstream.samplers.kinds import Located
 from millstream.samplers.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
 from millstream.samplers.mixture_words import mixture_words, weight_words
 from millstream.samplers.pieces import Pieces
@@ -30,20 +26,6 @@ Weights = Sequence[Any] | Mapping[str, Any]
 
 _AT_ONCE = 1 << 13
 """So many positions are worked on at once: what is known of them stays in a processor's cache."""
-
-
-class Located(NamedTuple):
-    """Where positions of a mixture lead; int64 arrays of shape (m,).
-
-    Attributes:
-        components: the number of the component.
-        indices: the position in that component's own order; in the innermost, where a component is itself a mixture.
-        record_keys: the keys in the sources laid end to end.
-    """
-
-    components: NDArray[np.int64]
-    indices: NDArray[np.int64]
-    record_keys: NDArray[np.int64]
 
 
 @final
@@ -73,8 +55,8 @@ class MixtureSampler(Pictured):
             its sampler has them. "drop_exhausted": where none has a record left; one that is through drops out, and the
             others continue in their proportions, so that every record comes once. Where samplers are endless
             (num_epochs=None), the first looks at the others only; with the second and third, the order is endless.
-        shard_options: which shard of every global batch this process reads.
-        source_lengths: how many records each source has, in a list or by name. By default the samplers'
+        shard_options: which shard of every global batch this process reads; None for all of it.
+        source_lengths: how many records each source has, in a list or by name; None for the samplers'
             `num_records`; to be given where a sampler leaves records of its source out.
 
     Attributes:
@@ -209,6 +191,10 @@ class MixtureSampler(Pictured):
     def components(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the number of the component at each of the positions [start, stop), shape (stop - start,).
 
+        Args:
+            start: the first position, from 0 on.
+            stop: the position after the last one.
+
         Raises:
             IndexError: start is negative or above stop, or stop is beyond the end.
         """
@@ -228,7 +214,11 @@ class MixtureSampler(Pictured):
         return RecordMetadata(position, self._offsets[component] + metadata.record_key, metadata.rng)
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop), in the sources laid end to end; (stop - start,).
+        """Returns the record keys of the positions [start, stop), in sources laid end to end; shape (stop - start,).
+
+        Args:
+            start: the first position, from 0 on.
+            stop: the position after the last one.
 
         Raises:
             IndexError: start is negative or above stop, or stop is beyond the end.
@@ -238,6 +228,9 @@ class MixtureSampler(Pictured):
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the record keys of any positions, shape (m,), in their order.
 
+        Args:
+            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
+
         Raises:
             IndexError: a position is negative or beyond the end.
         """
@@ -245,6 +238,9 @@ class MixtureSampler(Pictured):
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the component at each position, and the position in the component's own order; both of shape (m,).
+
+        Args:
+            positions: any positions, from 0 on, an array of shape (m,), in any order; they may repeat.
 
         Raises:
             IndexError: a position is negative or beyond the end.
@@ -275,6 +271,9 @@ class MixtureSampler(Pictured):
     def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
         """Returns what the rows at any positions are made of, in their order; keys are in the sources laid end to end.
 
+        Args:
+            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
+
         Raises:
             IndexError: a position is negative or beyond the end.
             TypeError: the components' samplers make no rows.
@@ -294,7 +293,11 @@ class MixtureSampler(Pictured):
         return components, *self._orders.rows(components, indices)
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many tokens some documents have, shape (m,), where the components make rows of documents."""
+        """Returns how many tokens some documents have, shape (m,), where the components make rows of documents.
+
+        Args:
+            record_keys: the documents, shape (m,): keys in the sources laid end to end.
+        """
         return self._orders.lengths_at(record_keys)
 
     @functools.cached_property

@@ -36,7 +36,7 @@ class PackingSampler(EpochSampler):
     Args:
         lengths: how many tokens each document of the source has: integers from 0 on, by record key, as
             `millstream.lengths_of` finds them. Documents without tokens are in no row.
-        row_length: how many tokens a row takes.
+        row_length: how many tokens a row takes, at least 1.
         shuffle: whether each epoch has other rows in another order: documents trade places with others of their length,
             and the rows are permuted. It needs a seed. With "concat_then_split", rows begin at other documents, and are
             permuted; documents that are neighbours in the source are so in the rows, too.
@@ -48,7 +48,7 @@ class PackingSampler(EpochSampler):
         strategy: "best_fit" puts whole documents into rows, each where it leaves the least space. "concat_then_split"
             lays all documents end to end and cuts that into rows: none has padding but the last, and most documents at
             a row's end are cut. It takes documents of any length, and no overflow.
-        shard_options: which shard of every global batch this process reads.
+        shard_options: which shard of every global batch this process reads; None for all of it.
 
     Attributes:
         num_records: how many rows an epoch has.
@@ -129,6 +129,10 @@ class PackingSampler(EpochSampler):
     def pieces(self, start: int, stop: int) -> Pieces:
         """Returns what the rows at the positions [start, stop) are made of.
 
+        Args:
+            start: the first position, from 0 on.
+            stop: the position after the last one.
+
         Raises:
             IndexError: start is negative or above stop, or stop is beyond the end.
         """
@@ -137,13 +141,20 @@ class PackingSampler(EpochSampler):
     def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
         """Returns what the rows at any positions are made of, in their order.
 
+        Args:
+            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
+
         Raises:
             IndexError: a position is negative or beyond the end.
         """
         return self._pieces(self._checked(positions))
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many tokens some documents have, shape (m,)."""
+        """Returns how many tokens some documents have, shape (m,).
+
+        Args:
+            record_keys: the documents, shape (m,).
+        """
         lengths: NDArray[np.int64] = self.lengths[record_keys]
         return lengths
 

@@ -53,8 +53,8 @@ class ArrayRecordDataSource(FileRecords[bytes]):
             A `str` may be a URL of `gs://`, which the library itself reads; or, with a cache, of `s3://`, `http://` and
             `https://` too.
         reader_options: options of the library's reader, such as `{"footer_prefetch_bytes": "16M"}`; they take
-            precedence over the ones for random access that are set here.
-        cache: a `FileCache`, to copy whole files of stores to a local disk before they are read. Without one, each
+            precedence over the ones for random access that are set here. None for just these.
+        cache: a `FileCache`, to copy whole files of stores to a local disk before they are read. With None, each
             record of `gs://` is a request of its own.
 
     Raises:

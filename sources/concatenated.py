@@ -142,6 +142,9 @@ class ConcatenatedDataSource(Pictured, Closing):
 
         `source.names[number]` is the name. So `locate(loader.record_keys(step))` tells what a batch is made of.
 
+        Args:
+            record_keys: the records, shape (n,), in any order; they may repeat.
+
         Raises:
             IndexError: a key is negative, or beyond the last record.
         """

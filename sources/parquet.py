@@ -70,12 +70,14 @@ class ParquetDataSource(Files[ParquetFile]):
             `s3://`, `http://` or `https://`: of its row groups, only the wanted columns are fetched.
         columns: the names of the columns that are wanted, in the order of the dicts; None for all of them, in the order
             of the first file. Others are not read.
-        cache_bytes: how much memory decoded row groups may take in each process, besides those that are being read.
+        cache_bytes: how many bytes of memory decoded row groups may take in each process, besides those that are being
+            read; with 0, one row group is kept.
         cache: a `FileCache`, to copy whole files of URLs to a local disk before their row groups are read; None to
             fetch just what is wanted.
 
     Attributes:
-        unit_sizes: how many records there are in each row group, in the order of the records: an int64 array.
+        unit_sizes: how many records there are in each row group, in the order of the records: an int64 array of shape
+            (n,).
 
     Raises:
         ImportError: pyarrow is not installed: `pip install 'millstream[parquet]'`.
@@ -165,7 +167,7 @@ class ParquetDataSource(Files[ParquetFile]):
 
     @property
     def unit_sizes(self) -> NDArray[np.int64]:
-        """How many records there are in each row group, in the order of the records: an int64 array."""
+        """How many records there are in each row group, in the order of the records: an int64 array of shape (n,)."""
         return np.diff(self._unit_ends, prepend=0)
 
     def close(self) -> None:

@@ -95,7 +95,9 @@ what is itself made of datasets. All others run down."""
 MODULE_LINES = 300
 """How long a module may be; a tenth more is still `around`."""
 LONG_MODULES = {
+    "millstream.dataset.iter_dataset": "the methods of one class, each with all that a user has to know of it",
     "millstream.dataset.map_dataset": "the methods of one class, each with all that a user has to know of it",
+    "millstream.loader.device_iterator": "what one thread and the consumer share, to be read together",
     "millstream.loader.iterator": "what an interruption at any line may meet, to be read together",
     "millstream.loader.checkpoints.words": "one recursive walk over every kind of Python value",
     "millstream.loader.processes.pool": "the life of worker processes, whose races are explained in place",

@@ -1,12 +1,17 @@
 """The documentation as a site."""
 
 import importlib
+import inspect
 import os
+import pkgutil
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import Any
 
+import griffe
 import pytest
 
 import millstream
@@ -61,6 +66,55 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
             if callable(value := getattr(module, name)):
                 names.setdefault(id(value), set()).add(f"{module.__name__}.{name}")
     assert [some for some in names.values() if not some & headings] == []
+
+
+def described_parameters(value: Any) -> set[str]:
+    """Returns the parameters that a docstring describes, as the site finds them: under `Args` and `Attributes`."""
+    sections = griffe.Docstring(inspect.cleandoc(value.__doc__ or "")).parse("google", warnings=False)
+    return {
+        item.name.lstrip("*")
+        for section in sections
+        if section.kind.value in ("parameters", "attributes")
+        for item in section.value
+        if item.description
+    }
+
+
+def undescribed_parameters(value: Any) -> set[str]:
+    """Returns the parameters of a callable that its docstring says nothing of."""
+    given = inspect.signature(value).parameters
+    return {name for name in given if name != "self" and not name.startswith("_")} - described_parameters(value)
+
+
+def test_every_parameter_of_what_users_call_is_described(site: Path) -> None:
+    """Whatever the reference shows a signature of says of each of its parameters what it is."""
+    called: dict[str, Any] = {}
+    for page in site.glob("reference/*.html"):
+        parts = re.split(r'<h[23] id="(millstream\.[\w.]+)"', page.read_text())
+        for name, shown in zip(parts[1::2], parts[2::2], strict=True):
+            # What is shown without a signature is not called: protocols, errors, iterators that a loader makes.
+            value = pkgutil.resolve_name(name)
+            if "doc-signature" in shown and callable(value) and not isinstance(value, types.GenericAlias):
+                called[name] = value
+    missing = {name: undescribed_parameters(value) for name, value in called.items()}
+
+    assert {"millstream.loader.short_way.load", "millstream.samplers.index.IndexSampler.record_keys"} <= called.keys()
+    assert {name: names for name, names in missing.items() if names} == {}
+
+
+def test_a_parameter_that_is_not_described_is_found() -> None:
+    """One without a line, one with an empty line and one that is only mentioned are missing; others are not."""
+
+    def scaled(value: float, factor: float, offset: float, *rest: float, limit: float | None = None) -> None:  # noqa: D417
+        """Does something with a `value`, and with its `offset`.
+
+        Args:
+            factor: what it is multiplied by.
+            offset:
+            *rest: what is added.
+        """
+
+    assert undescribed_parameters(scaled) == {"value", "offset", "limit"}
 
 
 def test_what_users_call_is_in_the_reference_and_what_they_do_not_is_not(site: Path) -> None:

@@ -58,12 +58,12 @@ def lengths_of(
 
     Args:
         data_source: the records.
-        operations: what happens to a record before `Pack`: Maps and functions.
+        operations: what happens to a record before `Pack`, in order: Maps and functions; by default nothing.
         feature: which entry of the elements, which are dicts then, has the tokens; None where an element is the tokens
             themselves. Tokens are an array, whose first axis counts, or a list. One integer is itself the number of
             tokens, for records that say how long they are.
         worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
-        read_options: the threads that read ahead.
+        read_options: the threads that read ahead; None for `ReadOptions()`.
 
     Raises:
         TypeError: an operation is not a Map or a function, since what it gives is not one element for each record, or

@@ -87,6 +87,12 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
     no mutable state in `self`. Return a new object each time: a batch is stacked when all its elements are ready, so
     with one buffer that is filled again and again, all rows would be the last one.
 
+    Args:
+        function: what to call with each element; a subclass has a method `map(element)` in its place.
+
+    Raises:
+        TypeError: the function is not one.
+
     Examples:
         >>> class Scale(millstream.MapTransform):
         ...     def __init__(self, factor):
@@ -99,7 +105,11 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
     """
 
     def map(self, element: In, /) -> Out:
-        """Returns what `element` becomes."""
+        """Returns what an element becomes.
+
+        Args:
+            element: what the operations before have made of a record; after a `Batch`, a batch.
+        """
         raise _not_overridden(self, element)
 
 
@@ -110,6 +120,13 @@ class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[
     nothing else. It depends only on the seed, the epoch, the position and the operation, so the batches are the same
     with any number of workers and after any resume.
 
+    Args:
+        function: what to call with each element and a generator; a subclass has a method `random_map(element, rng)` in
+            its place.
+
+    Raises:
+        TypeError: the function is not one.
+
     Examples:
         >>> class Jitter(millstream.RandomMapTransform):
         ...     def random_map(self, element, rng):
@@ -119,7 +136,12 @@ class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[
     """
 
     def random_map(self, element: In, rng: "np.random.Generator", /) -> Out:
-        """Returns what `element` becomes, drawing from `rng`; do not keep the generator beyond the call."""
+        """Returns what an element becomes, drawing from `rng`.
+
+        Args:
+            element: what the operations before have made of a record; after a `Batch`, a batch.
+            rng: the generator of this operation and position, at its start. Do not keep it beyond the call.
+        """
         raise _not_overridden(self, element, rng)
 
 
@@ -129,6 +151,13 @@ class MapWithIndex(_Operation[Callable[[int, In], Out]], Generic[In, Out]):
     Subclass it and override `map_with_index`, or write `MapWithIndex(function)`. The index of a record is its position,
     counted over all epochs.
 
+    Args:
+        function: what to call with the index and each element; a subclass has a method
+            `map_with_index(index, element)` in its place.
+
+    Raises:
+        TypeError: the function is not one.
+
     Examples:
         >>> number = millstream.MapWithIndexTransform(lambda index, element: (index, element))
         >>> list(millstream.load(["a", "b"], num_epochs=1, transformations=[number]))
@@ -136,7 +165,12 @@ class MapWithIndex(_Operation[Callable[[int, In], Out]], Generic[In, Out]):
     """
 
     def map_with_index(self, index: int, element: In, /) -> Out:
-        """Returns what `element` at `index` becomes."""
+        """Returns what the element at an index becomes.
+
+        Args:
+            index: the position of the record, from 0 over all epochs; of a batch, that of its first element.
+            element: what the operations before have made of a record; after a `Batch`, a batch.
+        """
         raise _not_overridden(self, index, element)
 
 
@@ -144,6 +178,13 @@ class Filter(_Operation[Callable[[In], object]], Generic[In]):
     """Keeps some elements and drops the others.
 
     Subclass it and override `filter`, or write `Filter(function)`.
+
+    Args:
+        function: what to call with each element, which stays where the answer is true; a subclass has a method
+            `filter(element)` in its place.
+
+    Raises:
+        TypeError: the function is not one.
 
     Examples:
         >>> is_long = millstream.FilterTransform(lambda text: len(text) > 3)
@@ -154,7 +195,11 @@ class Filter(_Operation[Callable[[In], object]], Generic[In]):
     keeps_count = False
 
     def filter(self, element: In, /) -> bool:
-        """Returns whether `element` stays."""
+        """Returns whether an element stays.
+
+        Args:
+            element: what the operations before have made of a record; after a `Batch`, a batch.
+        """
         raise _not_overridden(self, element)
 
 
@@ -169,6 +214,9 @@ class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
 
     Attributes:
         max_fan_out: the most children that one element may have, at least 1; the loader raises ValueError on more.
+
+    Raises:
+        TypeError, ValueError: the function is not one, or max_fan_out is not an integer of at least 1.
 
     Examples:
         >>> words = millstream.FlatMapTransform(str.split, max_fan_out=8)
@@ -192,7 +240,11 @@ class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
         self.max_fan_out = _valid_max_fan_out("FlatMap", max_fan_out)
 
     def flat_map(self, element: In, /) -> Iterable[Out]:
-        """Returns the children of `element` in order, at most `max_fan_out` of them."""
+        """Returns the children of an element in order, at most `max_fan_out` of them.
+
+        Args:
+            element: what the operations before have made of a record; after a `Batch`, a batch.
+        """
         raise _not_overridden(self, element)
 
     def __repr__(self) -> str:

@@ -49,6 +49,10 @@ class Batch(Transformation, Grouping):
             All shards then yield equally many batches, even those without an element in the last one, and every
             element is in exactly one batch. Such a Batch is the only one of its pipeline.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together. While
+            reading, a StackError where elements of a batch differ in structure, shape or dtype.
+
     Examples:
         >>> records = [{"x": 1.0}, {"x": 2.0}, {"x": 3.0}]
         >>> list(millstream.load(records, num_epochs=1, transformations=[millstream.Batch(2)]))

@@ -55,7 +55,24 @@ class BestFitBins(Bins):
 class BestFitPack(BinPack):
     """Packs documents into rows as they come, each into the row in which it leaves the least space.
 
-    All else is as in `FirstFitPack`, arguments and errors too. Rows are fuller by some tenths of a percent.
+    All else is as in `FirstFitPack`, which says more of each argument. Rows are fuller by some tenths of a percent.
+
+    Args:
+        length_struct: how many tokens a row takes, for each feature; other features are left out.
+        num_packing_bins: how many rows are open at a time, at least 1.
+        seed: selects the order of the rows, 0 … 2**64 - 1.
+        shuffle_bins: whether rows that are given out together come in a random order.
+        meta_features: features that need no segment ids and positions of their own.
+        padding_struct: what fills up each feature; 0 for those that are not named.
+        max_sequences_per_bin: how many documents a row takes at most; None for any number.
+        overflow: what becomes of a document that is longer than a row: "error", "truncate", "split" or "drop".
+        pack_alignment_struct: documents begin at multiples of this many tokens, for each feature; of features that are
+            not named, they lie end to end.
+        shuffle_bins_group_by_feature: a feature by which rows that are given out together are sorted first; None for
+            no such order.
+
+    Raises:
+        TypeError, ValueError: as `FirstFitPack`.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]

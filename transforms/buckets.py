@@ -24,10 +24,11 @@ class BucketBatch(GroupingOperation):
     window, its last, is shorter. Nothing is left out.
 
     Args:
-        boundaries: how long the elements of each bucket are at most: integers from 1 on, ascending.
-        batch_sizes: how many elements a batch of each bucket has.
+        boundaries: how many tokens the elements of each bucket have at most: integers from 1 on, ascending.
+        batch_sizes: how many elements a batch of each bucket has, at least 1; as many as there are boundaries.
         feature: the name of the feature that is counted and padded, or of several; the longest of them counts.
-        window_size: how many elements a window has. They are in memory together; the more, the fewer short batches.
+        window_size: how many elements a window has, at least 1. They are in memory together; the more, the fewer
+            short batches.
         padding_struct: what fills up each feature; 0 for those that are not named.
 
     Raises:

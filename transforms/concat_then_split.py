@@ -54,15 +54,15 @@ class ConcatThenSplit(GroupingOperation):
     positions.
 
     Args:
-        length_struct: how long a row is, for each feature. Features are cut at the same token: so all lengths are the
-            same, and in each document all features have equally many tokens.
+        length_struct: how many tokens a row takes, for each feature. Features are cut at the same token: so all lengths
+            are the same, and in each document all features have equally many tokens.
         meta_features: features that need no segment ids and positions of their own.
         split_full_length_features: whether a document that is as long as a row is cut where a row ends, as any other;
             False makes it a row, which comes after the one that is being filled, or at once where none is.
         padding_struct: what fills up each feature in the last row; 0 for those that are not named.
         bos_handling: whether first tokens are replaced.
         bos_features: the features in which they are.
-        bos_token_id: what they are replaced by.
+        bos_token_id: what they are replaced by; None where none are.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind, or two do not fit together. While reading, a ValueError

@@ -75,9 +75,9 @@ class FirstFitPack(BinPack):
     positions. The rows that are given out at the end may be fewer.
 
     Args:
-        length_struct: how long a row is, for each feature.
-        num_packing_bins: how many rows are open at a time. More are fuller, and take more memory: 64 of 2,048 tokens
-            are 98 to 99 % full of usual texts.
+        length_struct: how many tokens a row takes, for each feature.
+        num_packing_bins: how many rows are open at a time, at least 1. More are fuller, and take more memory: 64 of
+            2,048 tokens are 98 to 99 % full of usual texts.
         seed: selects the order of the rows, 0 … 2**64 - 1.
         shuffle_bins: whether rows that are given out together come in a random order; else, the first ones have the
             earliest documents.

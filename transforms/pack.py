@@ -31,7 +31,7 @@ class Pack(Transformation):
     Where lengths are not known ahead, `FirstFitPack`, `BestFitPack` and `ConcatThenSplit` pack documents as they come.
 
     Args:
-        length_struct: how long a row is, for each feature: at least the sampler's row_length.
+        length_struct: how many tokens a row takes, for each feature: at least the sampler's row_length.
         meta_features: features that need no segment ids and positions of their own.
         padding_struct: what fills up each feature; 0 for those that are not named.
 

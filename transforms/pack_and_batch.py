@@ -22,7 +22,7 @@ class PackAndBatchOperation(GroupingOperation):
     without a document are all zeros. `FirstFitPack` and `Batch` give dicts, as newer code expects them.
 
     Args:
-        length_struct: how long a row is, for each feature; other features are left out.
+        length_struct: how many tokens a row takes, for each feature; other features are left out.
         batch_size: how many rows a batch has, at least 1.
         max_sequences_per_bin: how many documents a row takes at most; None for any number.
 

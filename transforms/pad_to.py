@@ -21,7 +21,7 @@ class PadTo(Map):
     them: `TokenBudgetBatch` and `BucketBatch`.
 
     Args:
-        length_struct: how long each feature becomes.
+        length_struct: how long each feature becomes: entries in its first axis, such as tokens.
         padding_struct: what fills up each feature; 0 for those that are not named.
 
     Raises:
@@ -42,7 +42,14 @@ class PadTo(Map):
         return f"PadTo({self.rows})"
 
     def map(self, element: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the element with its features padded."""
+        """Returns the element with its features padded: arrays of shape (length, …) and of their dtype.
+
+        Args:
+            element: a dict with the features named, each an array or a list; it stays as it is.
+
+        Raises:
+            ValueError: the element lacks a feature, or has a longer one.
+        """
         columns = self.rows.columns([dict(element)])
         arrays = {name: array for name, (array,) in zip(self.rows.length_struct, columns, strict=True)}
         for name, length in self.rows.length_struct.items():

@@ -23,6 +23,9 @@ class WindowShuffle(GroupingOperation):
         window_size: how many elements are a window, at least 1; they are in memory together.
         seed: selects the orders, 0 … 2**64 - 1. Each window has an order of its own.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> list(millstream.load(range(8), num_epochs=1, transformations=[millstream.WindowShuffle(4, seed=0)]))
         [2, 0, 3, 1, 4, 6, 5, 7]

@@ -111,8 +111,8 @@ class PerformanceConfig:
     """Settings for a dataset.
 
     Attributes:
-        multiprocessing_options: for `mp_prefetch`.
-        read_options: for `to_iter_dataset`.
+        multiprocessing_options: for `mp_prefetch`; None where nothing is advised.
+        read_options: for `to_iter_dataset`; None where nothing is advised.
 
     Examples:
         >>> settings = millstream.experimental.PerformanceConfig(millstream.MultiprocessingOptions(4))
@@ -138,10 +138,10 @@ def pick_performance_config(
 
     Args:
         ds: the dataset.
-        ram_budget_mb: how many megabytes of memory elements may take that are ready or in work.
-        max_workers: how many workers at most; None for one for each core that this process may use.
-        max_buffer_size: how many elements may be read ahead at most; None for 1,000.
-        samples_to_check: how many elements are made.
+        ram_budget_mb: how many megabytes (2**20 bytes) of memory elements may take that are ready or in work.
+        max_workers: how many workers at most, at least 1; None for one for each core that this process may use.
+        max_buffer_size: how many elements may be read ahead at most, at least 1; None for 1,000.
+        samples_to_check: how many elements are made, at least 1.
 
     Raises:
         ValueError: the budget is not above 0, or the dataset yields nothing.

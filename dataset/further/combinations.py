@@ -110,6 +110,9 @@ class LimitIterDataset(IterDataset[Any]):
         parent: the dataset.
         count: how many at most, at least 1.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> list(millstream.experimental.LimitIterDataset(millstream.MapDataset.range(100), 3))
         [0, 1, 2]
@@ -163,6 +166,9 @@ class RepeatIterDataset(IterDataset[Any]):
     Args:
         parent: the dataset.
         num_epochs: how many times, at least 1; None for no end.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
 
     Examples:
         >>> list(millstream.experimental.RepeatIterDataset(millstream.MapDataset.source(["a", "b"]), num_epochs=2))
@@ -227,6 +233,9 @@ class CacheIterDataset(IterDataset[Any]):
 
     Args:
         parent: the dataset; all of its elements must fit into memory.
+
+    Raises:
+        TypeError: the parent is not a dataset.
 
     Examples:
         >>> kept = millstream.experimental.CacheIterDataset(millstream.MapDataset.range(3).map(lambda x: x * 10))

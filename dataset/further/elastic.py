@@ -32,7 +32,7 @@ class ElasticIterator(EngineIterator):
         ds: the dataset; every position must have an element.
         global_batch_size: how many elements all shards have together in a step, a multiple of their number.
         shard_options: which shard this is.
-        read_options: the threads that read ahead; None for the default.
+        read_options: the threads that read ahead; None for `ReadOptions()`.
         multiprocessing_options: the worker processes; None for none.
 
     Raises:
@@ -94,6 +94,9 @@ class ElasticIterator(EngineIterator):
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to the position recorded in a state of any shard, of any number of shards and workers.
 
+        Args:
+            state: what `get_state` returned, also after JSON.
+
         Raises:
             CheckpointError: it is a state of something else, or does not lie between two batches of this size.
             ValueError: the iterator is closed.
@@ -128,6 +131,14 @@ class ElasticIterator(EngineIterator):
         return traced_chain(self._execution.pipeline, self._options, ELASTIC)
 
     def seek(self, step: int) -> None:
-        """Moves to the position after the first `step` batches, at no cost."""
+        """Moves to the position after the first `step` batches, at no cost.
+
+        Args:
+            step: 0 … the number of batches in the stream.
+
+        Raises:
+            IndexError: there are fewer batches.
+            ValueError: the iterator is closed.
+        """
         self._check_open()
         self._inner.seek(step)

@@ -56,16 +56,21 @@ class FirstFitPackIterDataset(_PackIterDataset):
 
     Args:
         parent: the dataset of documents: dicts of arrays.
-        length_struct: how long a row is, for each feature; other features are left out.
-        num_packing_bins: how many rows are open at a time.
+        length_struct: how many tokens a row takes, for each feature; other features are left out.
+        num_packing_bins: how many rows are open at a time, at least 1.
         seed: selects the order of the rows, 0 … 2**64 - 1.
         shuffle_bins: whether rows that are given out together come in a random order.
-        shuffle_bins_group_by_feature: a feature by which rows that are given out together are sorted first.
+        shuffle_bins_group_by_feature: a feature by which rows that are given out together are sorted first; None for
+            no such order.
         meta_features: features without segment ids and positions; of those not in length_struct, a row has a list.
-        pack_alignment_struct: multiples of how many tokens documents begin at, for each feature.
+        pack_alignment_struct: documents begin at multiples of this many tokens, for each feature; None for end to end.
         padding_struct: what fills up each feature; 0 for those that are not named.
         max_sequences_per_bin: how many documents a row takes at most; None for any number.
         overflow: what becomes of a document longer than a row: "error", "truncate", "split" or "drop".
+
+    Raises:
+        TypeError: the parent is not a dataset.
+        TypeError, ValueError: as `FirstFitPack`.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
@@ -85,7 +90,25 @@ class FirstFitPackIterDataset(_PackIterDataset):
 class BestFitPackIterDataset(_PackIterDataset):
     """Rows packed from documents as they come, each of which goes into the row in which it leaves the least space.
 
-    All else is as in `FirstFitPackIterDataset`, arguments too.
+    It is `parent.apply(BestFitPack(...))` with Grain's arguments; see `FirstFitPack` for rows and errors.
+
+    Args:
+        parent: the dataset of documents: dicts of arrays.
+        length_struct: how many tokens a row takes, for each feature; other features are left out.
+        num_packing_bins: how many rows are open at a time, at least 1.
+        seed: selects the order of the rows, 0 … 2**64 - 1.
+        shuffle_bins: whether rows that are given out together come in a random order.
+        shuffle_bins_group_by_feature: a feature by which rows that are given out together are sorted first; None for
+            no such order.
+        meta_features: features without segment ids and positions; of those not in length_struct, a row has a list.
+        pack_alignment_struct: documents begin at multiples of this many tokens, for each feature; None for end to end.
+        padding_struct: what fills up each feature; 0 for those that are not named.
+        max_sequences_per_bin: how many documents a row takes at most; None for any number.
+        overflow: what becomes of a document longer than a row: "error", "truncate", "split" or "drop".
+
+    Raises:
+        TypeError: the parent is not a dataset.
+        TypeError, ValueError: as `FirstFitPack`.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]
@@ -109,13 +132,17 @@ class ConcatThenSplitIterDataset(Operated):
 
     Args:
         parent: the dataset of documents: dicts of arrays.
-        length_struct: how long a row is, the same for all features; other features are left out.
+        length_struct: how many tokens a row takes, the same for all features; other features are left out.
         meta_features: features, of length_struct, without segment ids and positions.
         split_full_length_features: whether a document as long as a row is cut where rows end, too; False makes it a
             row, which comes after the one that is being filled.
         bos_handling: whether first tokens are replaced.
         bos_features: the features in which they are.
-        bos_token_id: what they are replaced by.
+        bos_token_id: what they are replaced by; None where none are.
+
+    Raises:
+        TypeError: the parent is not a dataset.
+        TypeError, ValueError: as `ConcatThenSplit`.
 
     Examples:
         >>> documents = millstream.MapDataset.source([{"tokens": np.full(length, length)} for length in (3, 5, 2)])
@@ -159,6 +186,9 @@ class WindowShuffleIterDataset(Operated):
         window_size: how many elements are shuffled together, at least 1.
         seed: 0 … 2**64 - 1.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> dataset = millstream.MapDataset.range(8)
         >>> list(millstream.experimental.WindowShuffleIterDataset(dataset, window_size=4, seed=0))
@@ -177,6 +207,9 @@ class RebatchIterDataset(Operated):
         batch_size: how many rows a batch has, at least 1.
         drop_remainder: whether rows at the end that do not fill a batch are left out.
 
+    Raises:
+        TypeError, ValueError: as `Rebatch`; the parent is not a dataset.
+
     Examples:
         >>> batches = millstream.MapDataset.source([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
         >>> list(millstream.experimental.RebatchIterDataset(batches, batch_size=2))
@@ -193,6 +226,9 @@ class FlatMapIterDataset(Operated):
     Args:
         parent: the dataset.
         transform: a `FlatMap`.
+
+    Raises:
+        TypeError: the parent is not a dataset, or the transform is not a `FlatMap`.
 
     Examples:
         >>> texts = millstream.MapDataset.source(["a b", "", "c"])

@@ -26,6 +26,9 @@ class InterleaveIterDataset(IterDataset[Any]):
         make_iter_buffer_size: see `num_make_iter_threads`.
         iter_buffer_size: see `num_make_iter_threads`.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> datasets = [millstream.MapDataset.source(list(text)) for text in ("aaa", "b", "cc")]
         >>> list(millstream.experimental.InterleaveIterDataset(datasets, cycle_length=2))

@@ -53,6 +53,9 @@ class WindowShuffleMapDataset(MapDataset[T]):
         window_size: how many elements are shuffled together, at least 1.
         seed: 0 … 2**64 - 1.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> dataset = millstream.MapDataset.range(8)
         >>> list(millstream.experimental.WindowShuffleMapDataset(dataset, window_size=4, seed=0))
@@ -71,6 +74,9 @@ class FlatMapMapDataset(MapDataset[Any]):
         parent: the dataset.
         transform: a `FlatMap`. Element i has the positions from `i * max_fan_out` on; those for which there is no child
             hold None.
+
+    Raises:
+        TypeError: the transform is not a `FlatMap`.
 
     Examples:
         >>> texts = millstream.MapDataset.source(["a b", "c"])

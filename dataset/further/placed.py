@@ -25,6 +25,9 @@ def device_put(
         cpu_buffer_size: how many elements are made ahead, where nothing is before; as in `ThreadPrefetchIterDataset`.
         device_buffer_size: how many elements may be on the device, or on their way, before they are asked for.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> import jax
         >>> dataset = millstream.MapDataset.range(8).to_iter_dataset().batch(4)

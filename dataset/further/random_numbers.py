@@ -17,6 +17,9 @@ class RngPool:
     Args:
         seed: 0 … 2**64 - 1.
 
+    Raises:
+        ValueError: the seed is out of range.
+
     Examples:
         >>> pool = millstream.experimental.RngPool(seed=0)
         >>> pool.acquire_rng(3).integers(100), pool.acquire_rng(3).integers(100)
@@ -32,11 +35,18 @@ class RngPool:
         Args:
             index: 0 … 2**64 - 1.
             op_seed: which of several random operations, from 0 on.
+
+        Raises:
+            ValueError: an argument is negative.
         """
         return generator(self.seed, 0, as_integer(index, "index", 0), as_integer(op_seed, "op_seed", 0))
 
     def release_rng(self, rng: "np.random.Generator") -> None:
-        """Does nothing: a generator is made for each call."""
+        """Does nothing: a generator is made for each call.
+
+        Args:
+            rng: a generator that `acquire_rng` gave.
+        """
 
 
 def index_shuffle(index: SupportsIndex, max_index: SupportsIndex, seed: SupportsIndex, rounds: SupportsIndex) -> int:

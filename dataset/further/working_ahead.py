@@ -23,6 +23,9 @@ class ThreadPrefetchIterDataset(Ahead):
         prefetch_buffer_size: how many elements may be ready or in work, rounded up as in `ReadOptions`; 0 for no
             thread.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> dataset = millstream.MapDataset.range(4).map(lambda x: x * 10)
         >>> list(millstream.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=2))
@@ -42,6 +45,9 @@ class WithOptionsIterDataset(Ahead):
     Args:
         parent: the dataset.
         options: the options.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
 
     Examples:
         >>> options = millstream.experimental.DatasetOptions(min_shm_size=1024)
@@ -66,6 +72,9 @@ def multithread_prefetch(
         num_threads: how many threads, 0 for none.
         buffer_size: how many elements each may have ready.
         sequential_slice: accepted for Grain's sake, and without effect: the elements come in one order.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
 
     Examples:
         >>> dataset = millstream.MapDataset.range(4).map(lambda x: x * 10)

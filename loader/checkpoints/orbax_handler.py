@@ -39,8 +39,11 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
 
         Args:
             directory: the folder that Orbax is making for this item.
-            item: the iterator, where the caller uses Orbax's older interface.
-            args: a `CheckpointSave`.
+            item: the iterator, where the caller uses Orbax's older interface; None where it is in args.
+            args: a `CheckpointSave`; None where there is an item.
+
+        Raises:
+            TypeError: what is to be saved is not an iterator.
         """
         state = encoded_state(_iterator(item, args))
 
@@ -50,14 +53,30 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="millstream_save")]
 
     def save(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> None:
-        """Writes the iterator's state into the folder, at once; the arguments are those of `async_save`."""
+        """Writes the iterator's state into the folder, at once.
+
+        Args:
+            directory: the folder of this item, which is there.
+            item: the iterator, as in `async_save`.
+            args: a `CheckpointSave`, as in `async_save`.
+
+        Raises:
+            TypeError: what is to be saved is not an iterator.
+            OSError: the state cannot be written.
+        """
         write_state(directory, encoded_state(_iterator(item, args)))
 
     def restore(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> Checkpointable:
         """Returns the iterator, set to the position that was saved and already reading ahead.
 
+        Args:
+            directory: the folder of this item.
+            item: the iterator, where the caller uses Orbax's older interface; None where it is in args.
+            args: a `CheckpointRestore`; None where there is an item, whose state is then taken as it is by default.
+
         Raises:
             CheckpointError: the state is missing, unreadable or of another stream. The iterator is as it was.
+            TypeError: what is to be set is not an iterator.
         """
         iterator = _iterator(item, args)
         if args is None:
@@ -68,11 +87,19 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         return iterator
 
     def metadata(self, directory: Any) -> None:
-        """Returns nothing: a position has no shapes."""
+        """Returns nothing: a position has no shapes.
+
+        Args:
+            directory: the folder of this item.
+        """
         del directory
 
     def finalize(self, directory: Any) -> None:
-        """Does nothing: `save` has written everything."""
+        """Does nothing: `save` has written everything.
+
+        Args:
+            directory: the folder of this item.
+        """
         del directory
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ class RayWorkers:
         num_workers: how many actors, at least 1. Those that the cluster has no room for start when it has.
         resources_per_worker: what the cluster sets aside for each, by Ray's names: "CPU", "GPU", "memory" (bytes), and
             those that its nodes were given. One CPU by default.
-        address: the cluster's, as `ray.init` takes it. By default, the connection that this process has; where it has
+        address: the cluster's, as `ray.init` takes it. With None, the connection that this process has; where it has
             none, what `ray.init()` finds, or starts.
 
     Raises:

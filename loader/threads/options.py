@@ -52,6 +52,9 @@ class ReadOptions:
             its data, make it as many batches as should be on their way. With 0, nothing is read ahead, as without
             threads.
 
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
     Examples:
         >>> reading = millstream.ReadOptions(num_threads=64, prefetch_buffer_size=2048)  # a store far away
         >>> loader = millstream.load(range(1000), batch_size=128, read_options=reading)
@@ -79,11 +82,15 @@ class MultiprocessingOptions:
 
     Attributes:
         num_workers: how many processes, 0 for none.
-        per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1.
-        stall_timeout: how many seconds the consumer waits for a worker that is busy with one block before that is an
-            error.
+        per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1; a
+            block is one batch.
+        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one block before
+            that is an error; `math.inf` for however long that takes.
         enable_profiling: accepted for Grain's sake, and without effect: `iterator.profile()` always knows what the
             workers do.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
 
     Examples:
         >>> workers = millstream.MultiprocessingOptions(num_workers=8, per_worker_buffer_size=2)

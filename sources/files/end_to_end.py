@@ -146,7 +146,14 @@ class Files(Pictured, Closing, Generic[FileT]):
         return OpenFiles(MAX_OPEN_FILES, self.descriptors_per_file + (self._cache is not None))
 
     def locate(self, record_key: SupportsIndex) -> tuple[str, int]:
-        """Returns the file that a record is in, and its number there, from 0."""
+        """Returns the file that a record is in, and its number there, from 0.
+
+        Args:
+            record_key: the record, 0 … len(source) - 1.
+
+        Raises:
+            IndexError: there is no such record.
+        """
         key = checked_record_key(record_key, self._num_records)
         part = bisect.bisect_right(self._ends, key)
         return self._parts[part].path, key + self._shifts[part]

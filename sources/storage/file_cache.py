@@ -54,8 +54,8 @@ class FileCache:
     with the same bound. Copies stay until others need their room.
 
     Args:
-        max_bytes: how large all copies may be together, at least as large as the largest file. To copy each file only
-            once an epoch, room for all files of two windows.
+        max_bytes: how many bytes all copies may have together, at least as large as the largest file. To copy each
+            file only once an epoch, room for all files of two windows.
         folder: where the copies are; None for the folder `files` in `$MILLSTREAM_CACHE`, else
             `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`.
 
