@@ -72,9 +72,11 @@ class MapDataset(Generic[T]):
     _blocks: Blocks | None = None
 
     def __init__(self, parents: "MapDataset[Any] | Sequence[MapDataset[Any]]" = ()) -> None:
-        self._parents = (parents,) if isinstance(parents, MapDataset) else tuple(parents)
-        for parent in self._parents:
+        if isinstance(parents, MapDataset) or not isinstance(parents, Sequence):
+            parents = (parents,)
+        for parent in parents:
             _check_dataset(parent, "A parent")
+        self._parents = tuple(parents)
 
     @property
     def parents(self) -> "tuple[MapDataset[Any], ...]":

@@ -1,6 +1,8 @@
 """The features of `tf.train.Example`: what to decode, and how those of variable length come out."""
 
+import contextlib
 import dataclasses
+import reprlib
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -85,7 +87,13 @@ class FixedLengthFeature:
         object.__setattr__(self, "shape", tuple(as_integer(size, "A size in shape", minimum=0) for size in sizes))
         object.__setattr__(self, "dtype", _kind(self.dtype))
         if self.default is not None:
-            self.default_values()
+            try:
+                self.default_values()
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"default must be one value, or values of the shape {self.shape}, of the dtype {self.dtype}, got "
+                    f"{reprlib.repr(self.default)}."
+                ) from error
 
     def default_values(self) -> NDArray[Any]:
         """Returns the default as an array of the feature's shape."""
@@ -127,7 +135,9 @@ class VariableLengthFeature:
 
 def _kind(dtype: Any) -> str:
     """Returns the name of a dtype that Examples can hold."""
-    name = "bytes" if dtype in (bytes, "bytes") else np.dtype(dtype).name
+    name = None
+    with contextlib.suppress(TypeError):
+        name = "bytes" if dtype in (bytes, "bytes") else np.dtype(dtype).name
     if name not in KINDS:
         raise ValueError(f"dtype must be np.int64, np.float32 or bytes, as Examples hold them, got {dtype!r}.")
     return name

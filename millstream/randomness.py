@@ -28,11 +28,11 @@ SEED_LIMIT = 1 << 64
 """Seeds, epochs and indices are below this: each is one word of Philox's key or counter."""
 
 
-def as_seed(value: object) -> int:
-    """Returns a seed as a plain int; refuses anything else."""
-    seed = as_integer(value, "seed")
+def as_seed(value: object, name: str = "seed") -> int:
+    """Returns a seed, or another part of what a stream is keyed by, as a plain int; refuses anything else."""
+    seed = as_integer(value, name)
     if not 0 <= seed < SEED_LIMIT:
-        raise ValueError(f"seed must be between 0 and 2**64 - 1, got {seed}.")
+        raise ValueError(f"{name} must be between 0 and 2**64 - 1, got {seed}.")
     return seed
 
 

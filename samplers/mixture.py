@@ -287,8 +287,7 @@ class MixtureSampler(Pictured):
             IndexError: a position is negative or beyond the end.
             TypeError: the components' samplers make no rows.
         """
-        if self.row_length is None:
-            raise TypeError("This mixture makes no rows: its components' samplers must be PackingSamplers.")
+        self._check_rows()
         components, indices = self.locate(positions)
         return components, *self._orders.rows(components, indices)
 
@@ -297,8 +296,16 @@ class MixtureSampler(Pictured):
 
         Args:
             record_keys: the documents, shape (m,): keys in the sources laid end to end.
+
+        Raises:
+            TypeError: the components' samplers make no rows.
         """
+        self._check_rows()
         return self._orders.lengths_at(record_keys)
+
+    def _check_rows(self) -> None:
+        if self.row_length is None:
+            raise TypeError("This mixture makes no rows: its components' samplers must be PackingSamplers.")
 
     @functools.cached_property
     def _schedule(self) -> MixingSchedule:

@@ -10,6 +10,8 @@ from millstream import tree
 from millstream.checks import as_integer, as_integer_or_none
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.streams import as_stream, opened_below
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 
@@ -204,9 +206,14 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
         ds: a MapDataset or an IterDataset.
         transformations: an operation, or a list of them.
 
+    Raises:
+        TypeError: it is not a dataset.
+
     Examples:
         >>> dataset = millstream.MapDataset.range(4)
         >>> list(millstream.experimental.apply_transformations(dataset, [lambda x: x * 10, millstream.Batch(2)]))
         [array([ 0, 10]), array([20, 30])]
     """
+    if not isinstance(ds, MapDataset | IterDataset):
+        raise TypeError(f"ds must be a MapDataset or an IterDataset, got {type(ds).__name__}.")
     return ds.apply(transformations)

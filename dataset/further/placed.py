@@ -34,7 +34,8 @@ def device_put(
         >>> next(iter(millstream.experimental.device_put(dataset, jax.devices()[0])))
         Array([0, 1, 2, 3], dtype=int32)
     """
-    ahead = ThreadPrefetchIterDataset(as_stream(ds, "ds"), prefetch_buffer_size=cpu_buffer_size)
+    buffer_size = as_integer(cpu_buffer_size, "cpu_buffer_size", 0)
+    ahead = ThreadPrefetchIterDataset(as_stream(ds, "ds"), prefetch_buffer_size=buffer_size)
     return _PlacedIterDataset(ahead, Placement(device), as_integer(device_buffer_size, "device_buffer_size", 0))
 
 

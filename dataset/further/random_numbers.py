@@ -37,9 +37,9 @@ class RngPool:
             op_seed: which of several random operations, from 0 on.
 
         Raises:
-            ValueError: an argument is negative.
+            ValueError: an argument is out of range.
         """
-        return generator(self.seed, 0, as_integer(index, "index", 0), as_integer(op_seed, "op_seed", 0))
+        return generator(self.seed, 0, as_seed(index, "index"), as_seed(op_seed, "op_seed"))
 
     def release_rng(self, rng: "np.random.Generator") -> None:
         """Does nothing: a generator is made for each call.

@@ -251,7 +251,13 @@ def test_an_absent_feature_without_default_is_an_error() -> None:
         (lambda: decode_examples({"x": np.int64}), TypeError, "FixedLengthFeature or VariableLength"),  # type: ignore[dict-item]
         (lambda: FixedLengthFeature((), np.int32), ValueError, r"must be np\.int64, np\.float32 or bytes"),
         (lambda: FixedLengthFeature((-1,), np.int64), ValueError, "at least 0, got -1"),
-        (lambda: FixedLengthFeature((2,), np.int64, default=[1, 2, 3]), ValueError, "shape"),
+        (
+            lambda: FixedLengthFeature((2,), np.int64, default=[1, 2, 3]),
+            ValueError,
+            r"the shape \(2,\), .* got \[1, 2, 3\]",
+        ),
+        (lambda: FixedLengthFeature((), np.int64, default="x"), ValueError, "of the dtype int64, got 'x'"),
+        (lambda: VariableLengthFeature(3), ValueError, r"must be np\.int64, np\.float32 or bytes, .* got 3"),
         (lambda: decode_examples(ALL).map(WHOLE), TypeError, "put it after Batch"),
     ],
 )

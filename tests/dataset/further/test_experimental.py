@@ -355,6 +355,26 @@ def cut(**options: Any) -> Any:
             "a share above 0 and up to 1",
         ),
         (lambda: grain.experimental.WithOptionsIterDataset(documents(), None), TypeError, "DatasetOptions"),  # type: ignore[arg-type]
+        (
+            lambda: grain.experimental.device_put(documents(), None, cpu_buffer_size=-1),
+            ValueError,
+            "^cpu_buffer_size must",
+        ),
+        (
+            lambda: grain.experimental.RngPool(0).acquire_rng(1 << 64),
+            ValueError,
+            r"index must be between 0 and 2\*\*64 - 1",
+        ),
+        (
+            lambda: grain.experimental.apply_transformations(3, []),
+            TypeError,
+            "must be a MapDataset or an IterDataset, got int",
+        ),
+        (
+            lambda: grain.experimental.WindowShuffleMapDataset(3, window_size=2, seed=0),  # type: ignore[arg-type]
+            TypeError,
+            "must be a MapDataset, got int",
+        ),
         (lambda: grain.experimental.index_shuffle(1, 3, 0, rounds=5), ValueError, "even"),
         (lambda: grain.experimental.index_shuffle(4, 3, 0, rounds=4), ValueError, "at most max_index"),
         (lambda: grain.experimental.batch_and_pad([], batch_size=2), ValueError, "got 0"),
