@@ -125,7 +125,7 @@ class MixedIterator(DrawnIterator):
         return known if len(known) == len(counts) and not self._ended else None
 
     def state_after(self, position: int, drawn: Sequence[int]) -> dict[str, Any]:
-        """Returns the state at a position at which so many elements of each stream have come, all read at random."""
+        """Returns the state at a position at which this many elements of each stream have come, all read at random."""
         readers = [parent for parent in self._parents if isinstance(parent, ReadIterator)]
         states = [reader.state_after(count) for reader, count in zip(readers, drawn, strict=True)]
         return self._state(states, position, ended=False)

@@ -17,7 +17,7 @@ from millstream.samplers.many_orders import ManyOrders, can_join
 from millstream.samplers.pieces import Pieces, put_together
 
 _WORTH_A_CALL = 1 << 12
-"""From so many positions a component on, each answers sooner by itself: one epoch of one order needs the least work."""
+"""From this many positions a component on, each answers sooner by itself: one epoch of one order takes least work."""
 
 Answers = Iterator[tuple[int, NDArray[np.intp], tuple[NDArray[np.int64], Any]]]
 
@@ -42,7 +42,7 @@ class ComponentOrders:
         self._apart_from = _WORTH_A_CALL * len(samplers) if are_large else sys.maxsize
 
     def are_joined(self, count: int) -> bool:
-        """Returns whether all components are asked together for so many positions of the mixture."""
+        """Returns whether all components are asked together for this many positions of the mixture."""
         return bool(self._joined_at(count).all())
 
     def records(
@@ -92,7 +92,7 @@ class ComponentOrders:
         return lengths
 
     def _joined_at(self, count: int) -> NDArray[np.bool_]:
-        """Returns which components are asked together for so many positions of the mixture."""
+        """Returns which components are asked together for this many positions of the mixture."""
         return self._is_joined if count < self._apart_from else np.zeros_like(self._is_joined)
 
     def _ask(

@@ -25,7 +25,7 @@ from millstream.sharding import NoSharding, ShardOptions
 Weights = Sequence[Any] | Mapping[str, Any]
 
 _AT_ONCE = 1 << 13
-"""So many positions are worked on at once: what is known of them stays in a processor's cache."""
+"""This many positions are worked on at once: what is known of them stays in a processor's cache."""
 
 
 @final
@@ -256,8 +256,7 @@ class MixtureSampler(Pictured):
         """Returns the component, the index and the record key of any positions.
 
         Raises:
-            IndexError: a position is negative or beyond the end.
-            Exception: whatever the sampler of a component raises, with a note that names the component.
+            Exception: as `locate`, or whatever a component's sampler raises, with a note that names the component.
         """
         if len(positions) <= _AT_ONCE or not self._orders.are_joined(len(positions)):
             components, indices = self.locate(positions)
@@ -281,12 +280,7 @@ class MixtureSampler(Pictured):
         return self.located_pieces(np.asarray(positions, dtype=np.int64))[2]
 
     def located_pieces(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Pieces]:
-        """Returns the component, the index and the pieces of the rows at any positions.
-
-        Raises:
-            IndexError: a position is negative or beyond the end.
-            TypeError: the components' samplers make no rows.
-        """
+        """Returns the component, the index and the pieces of the rows at any positions; raises as `pieces_at` does."""
         self._check_rows()
         components, indices = self.locate(positions)
         return components, *self._orders.rows(components, indices)

@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
 
 def best_fit(histogram: list[int], row_length: int) -> list[Kind]:
-    """Returns the kinds of rows that take, for each length 1 … row_length, so many pieces as the histogram says."""
+    """Returns the kinds of rows that take, for each length 1 … row_length, as many pieces as the histogram says."""
     open_rows: defaultdict[int, list[Kind]] = defaultdict(list)
     spaces: list[int] = []
     kinds: list[Kind] = []

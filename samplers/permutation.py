@@ -45,7 +45,7 @@ from millstream.samplers.rounds import (
 )
 
 NARROW_LIMIT = 1 << 32
-"""Up to so many records, all arithmetic is done in words of 32 bits."""
+"""Up to this many records, all arithmetic is done in words of 32 bits."""
 
 _MOST_LEFT_BITS = 20
 
@@ -53,7 +53,7 @@ _MOST_TABLE_ENTRIES = 1 << 16
 """Larger tables do not stay in a processor's cache, and are no quicker than computing what stands in them."""
 
 _OFFSETS_WORTH_AN_EPOCH = 512
-"""From so many offsets an epoch on, one permutation after the other is quicker than one with keys for each offset."""
+"""From this many offsets an epoch on, one permutation after the other is quicker than one with keys for each offset."""
 
 
 def permute(offsets: Wide, num_records: int, seed: int, epoch: int | Wide) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ the cache folder: `$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `
 
 Guarantees:
     - A file appears under its name whole. Nobody maps it, so a later one may take its place at any time.
-    - What lies at its name and is not an array of so many lengths is as good as absent.
+    - What lies at its name and is not an array of this many lengths is as good as absent.
 """
 
 import contextlib

@@ -44,7 +44,7 @@ def chains(*, from_files: bool = False) -> tuple[Contender, ...]:
 
 
 def chain_goals(times_grain: float | None = None) -> tuple[Goal, ...]:
-    """Returns what a chain is to reach: the speed of the loader, and so many times that of Grain's chains."""
+    """Returns what a chain is to reach: the speed of the loader, and this many times that of Grain's chains."""
     whole, chain = "as a chain, 0.9 of the DataLoader", "chain"
     grain = f"as a chain, {times_grain:g} times Grain's" if times_grain else ""
     return (
