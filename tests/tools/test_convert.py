@@ -223,9 +223,13 @@ def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
     with subprocess.Popen([*COMMAND, *command], cwd=tmp_path, stderr=subprocess.PIPE) as process:
         while len(shards_of(tmp_path)) < 2:
             assert process.poll() is None
+        # Stopped, it cannot end before the second one has looked.
+        process.send_signal(signal.SIGSTOP)
+        was_whole = len(shards_of(tmp_path)) == 50
         _, reported = run(*command, folder=tmp_path, status=1)
-        assert "Another process is writing" in reported or process.poll() is not None
+        assert "Another process is writing" in reported or was_whole
         process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
         assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
     # A machine may be so slow that all was written before the signal came.
