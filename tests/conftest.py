@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         deadline = time.monotonic() + 2 * LEAK_SECONDS
         while our_actors() and time.monotonic() < deadline:
             psutil.wait_procs(our_actors(), timeout=0.1)
-    assert (our_actors() if has_cluster else psutil.Process().children(recursive=True)) == []
+    assert (our_actors() if has_cluster else processes_below()) == []
     assert shared_segments() - segments == set()
     assert keeps_own or len(open_descriptors()) <= len(descriptors), sorted(open_descriptors() - descriptors)
     # What is left, JAX and its like above all, need not be collected after the next test: it would take half of the
@@ -65,15 +66,23 @@ def our_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
 
 
+def processes_below() -> list[psutil.Process]:
+    """Returns the processes below this one; without Python's own tracker, which tqdm starts from Python 3.14 on."""
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    if sys.hexversion < 0x30E0000:
+        return found
+    return [process for process in found if not is_named(process, "multiprocessing.resource_tracker")]
+
+
 def our_actors() -> list[psutil.Process]:
     """Returns the processes of the library's actors in Ray clusters that tests have started."""
-    return [process for process in psutil.Process().children(recursive=True) if is_our_actor(process)]
+    return [process for process in psutil.Process().children(recursive=True) if is_named(process, "PipelineActor")]
 
 
-def is_our_actor(process: psutil.Process) -> bool:
-    """Returns whether a process has the name that Ray gives one which is an actor of ours."""
+def is_named(process: psutil.Process, name: str) -> bool:
+    """Returns whether a process has a name in its command."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return any("PipelineActor" in word for word in process.cmdline())
+        return any(name in word for word in process.cmdline())
     return False
 
 
