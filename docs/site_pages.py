@@ -77,6 +77,20 @@ FOR_THE_LIBRARY |= {"located", "located_pieces", "known_size", "copy_of", "stack
 FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
 """What the library's own parts call of each other's public classes."""
 
+RETURNED = {
+    "loader": [
+        "profile.Profile",
+        "showing.summary.Summary",
+        "showing.advice.Advice",
+        "tracing.Trace",
+        "showing.preview.Preview",
+        "showing.tuned.Tuning",
+        "showing.tuned.Measurement",
+        "showing.tuned.Settings",
+    ]
+}
+"""Classes without a public name, of which public functions return instances: they stand at the end of a part's page."""
+
 MADE_BY_THE_LIBRARY = {"DataLoaderIterator", "DeviceIterator", "StackError"}
 """Classes of which users are given instances, and make none: their constructors are no part of the reference."""
 
@@ -165,6 +179,8 @@ def reference_page(part: str, about: str) -> str:
         path = f"{value.__module__}.{value.__qualname__}" if is_ours else name
         label = name.rsplit(".", 1)[-1]
         blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {label}\n{members_of(value)}")
+    options = "      merge_init_into_class: false\n"
+    blocks += [f"::: millstream.{part}.{path}\n    options:\n{options}" for path in RETURNED.get(part, ())]
     return "\n".join(blocks)
 
 

@@ -1,7 +1,7 @@
 """Who does the work, and where: the DataLoader, its iterator, and the executors beneath them.
 
-Read `plan` for what the batches are, `schedule` for their order, `executors` for who makes them, `state` for what a
-checkpoint holds. README.md beside this file has the picture.
+Read `pipeline.plan` for what the batches are, `pipeline.schedule` for their order, `pipeline.executor` for who makes
+them, `checkpoints.state` for what a checkpoint holds. README.md beside this file has the picture.
 """
 
 from typing import TYPE_CHECKING

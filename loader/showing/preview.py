@@ -62,7 +62,11 @@ class Preview:
         return figure(*self._tables(), style=STYLE)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the picture as a page that needs nothing else, and returns where."""
+        """Writes the picture as a page that needs nothing else, and returns where.
+
+        Args:
+            path: the file to write; what is there is replaced.
+        """
         path = Path(path)
         path.write_text(document("millstream: preview", self._repr_html_()), encoding="utf-8")
         return path
