@@ -41,7 +41,9 @@ def ray_cluster(workers: int) -> None:
     """Starts a Ray cluster of one node that has room for some workers."""
     import ray  # noqa: PLC0415  (only where it is measured)
 
-    ray.init(num_cpus=workers + _SPARE_CORES, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    # One of its own, whichever else runs on this machine.
+    cores = workers + _SPARE_CORES
+    ray.init("local", num_cpus=cores, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 
 
 @functools.cache
