@@ -350,7 +350,8 @@ def test_an_interrupt_while_waiting_loses_nothing() -> None:
             step = iterator.step
             goes_on.set()
             assert [batch.tolist() for batch in iterator] == EXPECTED[step:]
-        assert step == 4
+        # It may come before the batch that was ready has been taken.
+        assert step in {3, 4}
     finally:
         signal.signal(signal.SIGINT, handler)
 
