@@ -87,10 +87,13 @@ def test_a_stall_is_a_warning_and_then_an_error(
     logged = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     (warning,) = [text for text in logged if "has been busy for" in text and records in text]
     assert f"worker process {stalled} " in warning
-    assert told[0] in warning
+    # In C code that keeps the interpreter's lock: threads that wait for it wake up again and again, to look for it.
+    state = "(waiting|running), with " if fault is faults.hang_in_c else re.escape(told[0])
+    assert re.search(f"[Ii]t is {state}", warning)
+    assert re.search(f"[Ii]t is {state}", str(caught.value))
+    assert told[1] in str(caught.value)
     assert "After 0.4 s this becomes an error (stall_timeout)." in warning
     assert re.search(r"has made no progress for \d\.\d s \(stall_timeout\), with " + records, str(caught.value))
-    assert all(text in str(caught.value) for text in told)
 
 
 @pytest.mark.parametrize(
