@@ -17,8 +17,10 @@ from faults import WAIT_SECONDS
 from worker_pools import at_most
 
 import millstream
+from millstream.loader.live import server, socket_folder
 from millstream.loader.live.client import NotServed, asked, served_processes
 from millstream.loader.live.socket_folder import connected, is_own_user, private_folder, socket_name
+from millstream.loader.processes import crash_log
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -32,6 +34,10 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for this user's sockets, of this test alone."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("MILLSTREAM_TOP", raising=False)
+    # However busy the machine is.
+    monkeypatch.setattr(server, "START_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr(crash_log, "STACKS_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr(socket_folder, "CONNECT_SECONDS", 2 * WAIT_SECONDS)
     return tmp_path
 
 

@@ -67,7 +67,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
 ) -> None:
     """Row 8: log and error say which process, in which state, with which records; the error has its stack."""
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01 if fault is faults.stop else faults.WAIT_SECONDS)
-    monkeypatch.setattr(crash_log, "STEADY_LOOKS", 20)
+    monkeypatch.setattr(crash_log, "STEADY_LOOKS", 8)
     reading = millstream.ReadOptions(threads)
     with (
         Pipe(tmp_path / "there") as there,
