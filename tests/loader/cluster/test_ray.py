@@ -97,8 +97,9 @@ def nodes() -> Iterator[Nodes]:
 
 
 def on_ray(num_workers: int = 2, **options: Any) -> dict[str, Any]:
-    """Returns the arguments that make a loader work with actors."""
-    return {"worker_count": 0, "workers": millstream.RayWorkers(num_workers, **options)}
+    """Returns the arguments that make a loader work with actors, each of which is an interpreter that has to start."""
+    workers = millstream.RayWorkers(num_workers, **options)
+    return {"worker_count": 0, "workers": workers, "stall_timeout": 5 * faults.WAIT_SECONDS}
 
 
 def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
@@ -390,7 +391,7 @@ def test_a_stall_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
             next(iterator)
     assert any("has been busy for" in record.getMessage() for record in caplog.records)
 
-    loader = loader_of(stall_timeout=0.5, **on_ray(1, resources_per_worker={"of no node": 1}))
+    loader = loader_of(**on_ray(1, resources_per_worker={"of no node": 1}) | {"stall_timeout": 0.5})
     with iter(loader) as iterator, pytest.raises(WorkerStalledError, match=r"for \{'of no node': 1\}"):
         next(iterator)
 

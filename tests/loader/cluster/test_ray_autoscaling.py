@@ -73,7 +73,7 @@ def cluster() -> Iterator[Autoscaled]:
     try:
         deadline = time.monotonic() + 2 * WAIT_SECONDS
         while b"Ray runtime started" not in (folder / "out").read_bytes():
-            assert process.poll() is None
+            assert process.poll() is None, (folder / "out").read_text()
             assert time.monotonic() < deadline
         ray.init(address, logging_level="ERROR", log_to_driver=False)
         yield Autoscaled()
@@ -138,10 +138,12 @@ def test_an_autoscaler_grows_and_shrinks_the_cluster(cluster: Autoscaled) -> Non
     There is room for fewer actors than were asked for: those that wait keep nobody waiting.
     """
     assert cluster.num_nodes() == 0
-    loader = loader_of(worker_count=0, workers=millstream.RayWorkers(MOST_NODES + 1))
+    patience = 5 * WAIT_SECONDS
+    loader = loader_of(worker_count=0, workers=millstream.RayWorkers(MOST_NODES + 1), stall_timeout=patience)
     assert batches(loader) == EXPECTED
     cluster.wait_for(MOST_NODES)
     loader.close()
     cluster.wait_for(0)
-    assert batches(loader_of(worker_count=0, workers=millstream.RayWorkers(1))) == EXPECTED
+    again = loader_of(worker_count=0, workers=millstream.RayWorkers(1), stall_timeout=patience)
+    assert batches(again) == EXPECTED
     assert cluster.num_nodes() > 0
