@@ -283,13 +283,16 @@ def demo(output: Path, steps: int) -> None:
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=output) as folder:
 
         def run(title: str, process_count: int, checkpoints: str, kill_at: int | None = None) -> Steps:
-            with socket.create_server(("127.0.0.1", 0)) as server:
-                address = f"127.0.0.1:{server.getsockname()[1]}"
-            common = [f"--checkpoints={folder}/{checkpoints}", f"--address={address}"]
-            common.append(f"--process_count={process_count}")
-            group = [[*common, f"--process={process}"] for process in range(process_count)]
-            devices = f"--xla_force_host_platform_device_count={DEVICE_COUNT // process_count}"
-            return watch(title, group, steps, kill_at, devices)[0]
+            with socket.socket() as held:
+                # JAX's server may share the port; nobody else is given it before the run is over.
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                held.bind(("127.0.0.1", 0))
+                address = f"127.0.0.1:{held.getsockname()[1]}"
+                common = [f"--checkpoints={folder}/{checkpoints}", f"--address={address}"]
+                common.append(f"--process_count={process_count}")
+                group = [[*common, f"--process={process}"] for process in range(process_count)]
+                devices = f"--xla_force_host_platform_device_count={DEVICE_COUNT // process_count}"
+                return watch(title, group, steps, kill_at, devices)[0]
 
         whole = run("A  2 processes, undisturbed ", 2, "undisturbed")
         killed = run("B  2 processes, to be killed", 2, "killed", kill_at)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faults import WAIT_SECONDS
+from held_ports import held_port
 
 import millstream
 from millstream.sharding import NoSharding, ShardOptions
@@ -151,21 +152,20 @@ def test_two_jax_processes_are_warned_or_sharded(tmp_path: Path) -> None:
 
     `NoSharding()` says that it is intended: no warning.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    command = [sys.executable, "-c", JAX_PROCESS, address]
-    processes = [
-        subprocess.Popen(
-            [*command, str(index)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for index in range(2)
-    ]
-    try:
-        printed = [process.communicate(timeout=60)[0].splitlines() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    with held_port() as port:
+        command = [sys.executable, "-c", JAX_PROCESS, f"127.0.0.1:{port}"]
+        processes = [
+            subprocess.Popen(
+                [*command, str(index)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            for index in range(2)
+        ]
+        try:
+            printed = [process.communicate(timeout=2 * WAIT_SECONDS)[0].splitlines() for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
 
     everything = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     shares = [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]

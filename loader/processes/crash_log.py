@@ -9,10 +9,14 @@ import os
 import struct
 import time
 
+from millstream.loader.processes.process_control import looks
 from millstream.loader.transport.arena import create_arena_file
 
 STACKS_SECONDS = 0.5
 """How long to wait for a worker's stacks."""
+
+STEADY_LOOKS = 3
+"""This many looks must find no more of them: who writes may wait for a core in the middle."""
 
 _CALL = struct.Struct("<q")
 _NO_CALL = -1
@@ -51,10 +55,12 @@ def clear_stacks(file: int) -> None:
 
 def wait_for_stacks(file: int) -> str:
     """Returns the stacks that a worker has just been asked to write, empty if it does not within STACKS_SECONDS."""
-    deadline = time.monotonic() + STACKS_SECONDS
-    before, stacks = "", read_stacks(file)
+    steady, stacks = 0, read_stacks(file)
     # They come line by line, without an end.
-    while (not stacks or stacks != before) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    for seconds in looks(STACKS_SECONDS):
+        if stacks and steady >= STEADY_LOOKS:
+            break
+        time.sleep(seconds)
         before, stacks = stacks, read_stacks(file)
+        steady = steady + 1 if stacks == before else 0
     return stacks

@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-import time
 from typing import Any, NoReturn, final
 
 from millstream.loader.processes.channel import Channel, close_all
@@ -28,6 +27,7 @@ from millstream.loader.processes.process_control import (
     children,
     die_with_parent,
     kill_group,
+    looks,
     name_process,
     open_handle,
 )
@@ -207,7 +207,8 @@ class ForkServer:
         """Takes note of workers that die, until all have, for at most so long."""
         waiter = select.poll()
         waiter.register(self._wakeup.fileno(), select.POLLIN)
-        deadline = time.monotonic() + seconds
-        while (self._workers or children()) and (left := deadline - time.monotonic()) > 0:
-            waiter.poll(left * 1000)
+        for look in looks(seconds):
+            if not self._workers and not children():
+                break
+            waiter.poll(look * 1000)
             self._reap()

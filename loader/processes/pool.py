@@ -52,7 +52,7 @@ from millstream.loader.processes.messages import (
     Result,
     Task,
 )
-from millstream.loader.processes.process_control import kill_session
+from millstream.loader.processes.process_control import kill_session, looks
 from millstream.loader.threads.memory_budget import memory_budget
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.thread_settings import in_fresh_thread
@@ -64,9 +64,6 @@ CLOSE_SECONDS = 2.0
 
 EXIT_SECONDS = 2.0
 """How long to wait for the fork server to tell how a worker ended."""
-
-_LOOK_SECONDS = 0.05
-"""How long whoever waits for the fork server's end looks at nothing else."""
 
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -327,11 +324,12 @@ class Pool:
 
     def _wait_for_exit(self, worker: Worker) -> None:
         """Waits until the fork server has said how a worker ended, for at most EXIT_SECONDS."""
-        deadline = time.monotonic() + EXIT_SECONDS
-        while worker.exited is None and self._control.is_open and (left := deadline - time.monotonic()) > 0:
+        for seconds in looks(EXIT_SECONDS):
+            if worker.exited is not None or not self._control.is_open:
+                break
             poll = select.poll()
             poll.register(self._control.fileno(), select.POLLIN)
-            poll.poll(left * 1000)
+            poll.poll(seconds * 1000)
             self._listen_to_fork_server()
 
     def _answers(self, worker: Worker, messages: Iterator[Any]) -> Iterator[tuple[Worker, Event]]:
@@ -477,16 +475,21 @@ def _end_fork_server(fork_server: subprocess.Popen[bytes], workers: list[int], i
 
     Where somebody puts something into `is_urgent`, it waits no longer.
     """
-    deadline = time.monotonic() + CLOSE_SECONDS / 2
-    status = None
-    while status is None and not is_urgent and time.monotonic() < deadline:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = fork_server.wait(_LOOK_SECONDS)
+    status = _status_of(fork_server, is_urgent)
     if status is None:
         # It is stopped, perhaps.
         fork_server.kill()
     if status != 0:
         # The kernel kills the workers with it, on Linux, and nobody what they have started.
         kill_session(fork_server.pid, workers)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        fork_server.wait(CLOSE_SECONDS / 2)
+    _status_of(fork_server, [])
+
+
+def _status_of(fork_server: subprocess.Popen[bytes], is_urgent: list[bool]) -> int | None:
+    """Returns how the fork server has ended, having waited for it; None where it has not."""
+    for seconds in looks(CLOSE_SECONDS / 2):
+        if is_urgent:
+            break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return fork_server.wait(seconds)
+    return None

@@ -5,11 +5,26 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+
+LOOK_SECONDS = 0.05
+"""How long whoever waits for the end of processes looks at nothing else."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+def looks(seconds: float) -> Iterator[float]:
+    """Yields how long to wait, a look at a time, until this many seconds have been waited for.
+
+    A look that takes longer than it was to take counts for no more: the system had suspended all of us.
+    """
+    while seconds > 0:
+        look, begin = min(seconds, LOOK_SECONDS), time.monotonic()
+        yield look
+        seconds -= min(look, time.monotonic() - begin)
 
 
 def open_handle(pid: int) -> int | None:

@@ -104,7 +104,7 @@ def test_the_command_line_measures_reports_and_says_who_is_absent(tmp_path: Path
         env={**os.environ, "PYTHONPATH": str(broken.parent)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -94,7 +94,7 @@ def test_reading_ahead_may_be_switched_off() -> None:
     other = iter(numbers(9).to_iter_dataset(grain.ReadOptions(4, 8)))
     other.get_state()
 
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
 
 
 class Named:

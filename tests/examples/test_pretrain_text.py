@@ -28,7 +28,7 @@ def test_two_processes_killed_and_resumed_as_one_are_two_undisturbed(example: Mo
     steps = 16
     command = [sys.executable, str(EXAMPLES / "pretrain_text.py"), f"--output={tmp_path}"]
     done = subprocess.run(
-        [*command, f"--steps={steps}", "--checkpoint_every=4"], capture_output=True, text=True, timeout=280, check=False
+        [*command, f"--steps={steps}", "--checkpoint_every=4"], capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All 16 steps of B and C are those of A: the same segments, tokens" in done.stdout

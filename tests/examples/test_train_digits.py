@@ -18,7 +18,7 @@ def test_the_demonstration_succeeds_and_leaves_only_its_records_and_a_plot(tmp_p
     """B, killed in mid-epoch, and C, resumed from B's checkpoint, are A; checkpoints are cleared away."""
     command = [sys.executable, str(EXAMPLE), f"--output={tmp_path}"]
     flags = ["--steps=400", "--checkpoint_every=10", "--kill_at=75"]
-    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "All 400 steps of B and C are those of A" in done.stdout
     assert "<- C resumes from the checkpoint" in done.stdout

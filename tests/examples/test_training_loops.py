@@ -18,23 +18,44 @@ from PIL import Image
 pytestmark = pytest.mark.third_party
 
 
-def start(command: list[str]) -> subprocess.Popen[str]:
-    """Starts an example, whose lines can be read as soon as they are printed."""
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs an example to its end."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"} | variables
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
-def run_until(command: list[str], beginning: str) -> list[str]:
-    """Runs an example, kills it when it prints a line with this beginning, and returns all lines that it printed."""
-    lines: list[str] = []
-    with start(command) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if line.startswith(beginning):
-                process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL, lines
-    return lines
+CUSTOMS = """
+import os, signal, sys
+
+class Deadly:
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, text):
+        self._stream.write(text)
+        if text.startswith({beginning!r}):
+            self._stream.write("\\n")
+            self._stream.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.stdout = Deadly(sys.stdout)
+"""
+"""Python runs this first, in every interpreter that is started with its folder on the path."""
+
+
+def run_until(command: list[str], beginning: str, folder: Path) -> list[str]:
+    """Runs an example that is killed when it has printed a line with this beginning, and returns all lines.
+
+    Who kills it on reading the line may come too late.
+    """
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(CUSTOMS.format(beginning=beginning))
+    done = run(command, PYTHONPATH=str(folder))
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+    return done.stdout.splitlines(keepends=True)
 
 
 @pytest.mark.parametrize(
@@ -51,17 +72,16 @@ def test_a_killed_run_goes_on_with_the_losses_that_would_have_come(
     command = [sys.executable, str(EXAMPLES / script), f"--output={tmp_path}"]
     command += ["--steps=80", "--checkpoint_every=20", report_flag]
     # By then the checkpoint of step 20 is whole, since that of step 40 has waited for it.
-    killed = run_until(command, "step 50:")
+    killed = run_until(command, "step 50:", tmp_path / "customs")
 
-    with start(command) as process:
-        output, errors = process.communicate()
-    assert process.returncode == 0, output + errors
-    assert errors == ""
-    first, *lines = output.splitlines(keepends=True)
+    done = run(command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    first, *lines = done.stdout.splitlines(keepends=True)
     assert re.fullmatch(r"Resumes from the checkpoint of step (20|40)\.\n", first)
     (step_50,) = (line for line in lines if line.startswith("step 50:"))
     assert step_50 in killed
-    assert re.search(learned, output)
+    assert re.search(learned, done.stdout)
 
     losses = json.loads((tmp_path / "checkpoints" / "80" / "losses" / "metadata").read_text())
     assert len(losses) == 80

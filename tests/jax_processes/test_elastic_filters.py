@@ -15,7 +15,7 @@ from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
 
-pytestmark = [pytest.mark.third_party, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.third_party
 
 LIVES = [2, 4, 2, 1]
 """How many processes each group has; it resumes where the one before has saved."""

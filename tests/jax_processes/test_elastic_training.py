@@ -17,7 +17,7 @@ from streams import equal_streams
 from millstream.samplers import IndexSampler
 from millstream.transforms import Batch
 
-pytestmark = [pytest.mark.third_party, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.third_party
 
 STEPS_PER_LIFE = 5
 STEPS_TOO_FAR = 2

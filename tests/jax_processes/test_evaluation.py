@@ -15,7 +15,7 @@ import millstream
 from millstream.samplers import IndexSampler
 from millstream.transforms import Batch
 
-pytestmark = [pytest.mark.third_party, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.third_party
 
 
 @functools.cache

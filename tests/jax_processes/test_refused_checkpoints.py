@@ -17,7 +17,7 @@ from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Transformation
 
-pytestmark = [pytest.mark.third_party, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.third_party
 
 STEP = 4
 PROCESSES = 3

@@ -14,8 +14,6 @@ from oracle import oracle
 from resumed_trainer import PIPELINES, SAMPLER, SIZE, text_of
 from worker_pools import still_there
 
-pytestmark = pytest.mark.timeout(180)
-
 KILLS = 5
 
 

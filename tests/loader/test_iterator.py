@@ -20,7 +20,7 @@ from millstream.loader.threads import thread_executor, threaded_calls
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 """How long a test waits for what must happen; it does at once, so that only a failing test waits."""
 
 

@@ -16,7 +16,7 @@ def soaked(*arguments: str) -> tuple[int, str]:
         stdout=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=2 * WAIT_SECONDS,
+        timeout=4 * WAIT_SECONDS,
     )
     return done.returncode, done.stdout
 

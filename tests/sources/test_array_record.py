@@ -171,7 +171,7 @@ def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path) -> None
     secret.chmod(0)
     try:
         ran = subprocess.run(
-            [sys.executable, "-c", FORBIDDEN, str(secret)], check=True, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", FORBIDDEN, str(secret)], check=True, capture_output=True, text=True, timeout=300
         )
     finally:
         secret.chmod(0o755)

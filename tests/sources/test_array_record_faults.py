@@ -263,7 +263,7 @@ def test_few_file_descriptors(tmp_path: Path, spare: int, answer: str) -> None:
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     if answer == "enough":
         assert ran.stdout == f"{' '.join(str([b'%d' % n])[1:-1] for n in range(100))}\n" * 2
@@ -291,7 +291,7 @@ def test_half_of_the_descriptors_are_left(tmp_path: Path) -> None:
     for number in range(100):
         write(tmp_path / f"file-{number:02}", [b"%d" % number])
     ran = subprocess.run(
-        [sys.executable, "-c", SHARING, str(tmp_path)], check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SHARING, str(tmp_path)], check=True, capture_output=True, text=True, timeout=300
     )
     counts = list(map(int, ran.stdout.split()))
     assert len(counts) == 7
@@ -335,6 +335,6 @@ def test_threads_of_a_forked_process_get_an_error_not_a_crash(healthy: Path, par
         check=True,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert re.fullmatch(rf"[^\n]*{answer}\n300\nstatus 0\n", ran.stdout), ran.stdout + ran.stderr

@@ -92,6 +92,6 @@ def test_constructing_a_source_starts_no_threads(tmp_path: Path) -> None:
         "[name for name in sys.modules if name.startswith('array_record')])"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", program, path], check=True, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program, path], check=True, capture_output=True, text=True, timeout=300
     )
     assert answer.stdout == "3 1 True []\n"

@@ -30,7 +30,7 @@ def bucket(store: ObjectServer, tmp_path: Path) -> dict[str, str]:
 def run(code: str, environment: dict[str, str], folder: Path) -> str:
     """Returns what a process prints."""
     words = [sys.executable, "-c", f"import millstream\n{code}"]
-    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -361,7 +361,7 @@ def test_a_file_that_may_not_be_read_is_an_error(form: Format, path: Path) -> No
         form.write(place)
         words = [form.source.__name__, str(place), *map(str, files_of(form, place))]
         ran = subprocess.run(
-            [sys.executable, "-c", FORBIDDEN, *words], check=True, capture_output=True, text=True, timeout=120
+            [sys.executable, "-c", FORBIDDEN, *words], check=True, capture_output=True, text=True, timeout=300
         )
     read, constructed = ran.stdout.splitlines()
     assert read.startswith("DataSourceError Cannot read record 7 ")

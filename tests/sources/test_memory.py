@@ -293,7 +293,7 @@ def test_fingerprints_are_the_same_in_every_process() -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert answer.stdout.split("\n")[:-1] == fingerprints()
 

@@ -4,7 +4,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from object_server import ObjectServer, Request
 from record_files import every_record, tfrecord_bytes, write_tar
+from worker_pools import at_most
 
 import millstream
 from millstream.errors import DataSourceError
@@ -122,10 +122,10 @@ def test_a_batch_is_asked_for_at_once(store: ObjectServer, scheme: str) -> None:
         store.objects[f"bucket/{number}"] = tfrecord_bytes(SPREAD[number * 100 : number * 100 + 100])
     with TFRecordDataSource([f"{location(store, scheme)}/{number}" for number in range(3)]) as source:
         store.forget()
-        store.latency = 0.4
+        store.gathering = 65
         keys = np.random.default_rng(0).permutation(150) * 2
         assert source.__getitems__(keys) == [SPREAD[key] for key in keys]
-    assert 64 <= store.most_at_once <= object_stores.REQUESTS_AT_ONCE
+    assert 64 < store.most_at_once <= object_stores.REQUESTS_AT_ONCE
     assert len(store.requests) == 150
 
 
@@ -238,18 +238,19 @@ def test_a_server_without_versions_is_trusted(store: ObjectServer, etag: str | N
 
 
 def test_a_request_that_is_not_answered_is_made_again(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once; then it is an error. No wait is without end."""
+    """Then it is an error. No wait is without end."""
     monkeypatch.setattr(object_stores, "STALL_SECONDS", 1.0)
+    # On a busy machine, the answer to the second request may be late as well.
+    monkeypatch.setattr(object_stores, "STALLS", 20)
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     with TFRecordDataSource(f"{store.url}/bucket/a") as source:
         store.forget()
         store.failure = lambda request: "hang" if request.number == 0 else None
         assert source[7] == RECORDS[7]
+        monkeypatch.setattr(object_stores, "STALLS", 2)
         store.failure = lambda _: "hang"
-        before = time.monotonic()
-        with pytest.raises(DataSourceError, match=r"record 8 of .*not answered 2 times within 1 seconds"):
+        with at_most(2.0), pytest.raises(DataSourceError, match=r"record 8 .*not answered 2 times within 1 seconds"):
             source[8]
-        assert time.monotonic() - before < 30
 
 
 def test_connections_that_died_do_not_keep_others_waiting(store: ObjectServer, tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ print(len(millstream.TFRecordDataSource(sys.argv[1]).__getitems__(range(0, 60, 2
 """
     environment = {**os.environ, "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "1"}
     words = [sys.executable, "-c", code, f"{store.url}/bucket/a"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=True)
     assert done.stdout == "30\n"
     assert len(seen) == 30
 

@@ -16,7 +16,7 @@ def run(*arguments: Any, folder: Path, status: int = 0, **options: Any) -> tuple
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
         **options,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr

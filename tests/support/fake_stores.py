@@ -22,12 +22,11 @@ os._exit(0)
 """
 
 _GCS = """
-import os, socket, sys
+import os, sys
 from gcp_storage_emulator.server import create_server
-with socket.create_server(("127.0.0.1", 0)) as free:
-    port = free.getsockname()[1]
-create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket").start()
-print("http://127.0.0.1:%d" % port, flush=True)
+server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
+server.start()
+print("http://127.0.0.1:%d" % server._api._httpd.server_address[1], flush=True)
 sys.stdin.read()
 os._exit(0)
 """

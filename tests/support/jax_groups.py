@@ -4,7 +4,6 @@ import contextlib
 import os
 import pickle
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import jax_programs
 import psutil
 from faults import WAIT_SECONDS
+from held_ports import held_port
 from worker_pools import environment, still_there
 
 
@@ -34,7 +34,7 @@ def run_group(program: str, count: int, log: Path, *, devices: int = 1, **task: 
     with contextlib.ExitStack() as stack:
         mark = f"{log}:{os.urandom(8).hex()}"
         stack.callback(_assert_gone, mark)
-        address = f"127.0.0.1:{_free_port()}"
+        address = f"127.0.0.1:{stack.enter_context(held_port())}"
         settings = {
             **environment(),
             "JAX_PLATFORMS": "cpu",
@@ -105,12 +105,6 @@ def _results(pipes: list[int]) -> list[Any]:
         if not ready or not all(said[pipe] for pipe in pipes if pipe not in speaking):
             return [None] * len(pipes)
     return [pickle.loads(text) for text in said.values()]
-
-
-def _free_port() -> int:
-    """Returns the number of a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def _assert_gone(mark: str) -> None:

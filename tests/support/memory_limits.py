@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from faults import WAIT_SECONDS
+
 
 class MemoryLimit:
     """A control group with a limit; without one, where this user may make none, it limits nothing."""
@@ -43,7 +45,7 @@ def memory_limit(num_bytes: int) -> Iterator[MemoryLimit]:
     limit = MemoryLimit(num_bytes)
     yield limit
     if limit.group is not None:
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + WAIT_SECONDS
         while (limit.group / "cgroup.procs").read_text():
             assert time.monotonic() < deadline
         limit.group.rmdir()

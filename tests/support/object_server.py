@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from xml.sax.saxutils import escape
 
+from faults import WAIT_SECONDS
+
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 Failure = Callable[["Request"], str | int | None]
@@ -50,6 +52,7 @@ class ObjectServer:
         objects: what is served: bytes by `bucket/name`.
         etags: an object's ETag header, where it is not that of its content; None for no header.
         latency: how many seconds every answer takes.
+        gathering: no request is answered before this many of them were there at one time.
         failure: which requests fail, and how.
         moved: where a request with a status between 301 and 308 is sent to: `bucket/name`.
         requests: those that came.
@@ -63,6 +66,7 @@ class ObjectServer:
         self.objects: dict[str, bytes] = {}
         self.etags: dict[str, str | None] = {}
         self.latency = 0.0
+        self.gathering = 0
         self.failure: Failure = lambda _: None
         self.moved: Callable[[str], str] = lambda key: key
         self.requests: list[Request] = []
@@ -71,7 +75,7 @@ class ObjectServer:
         self.tells_sizes = True
         self.released = threading.Event()
         self._at_once = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._server = _Server(("127.0.0.1", 0), self)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="object-server")
@@ -83,11 +87,14 @@ class ObjectServer:
         return f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
-        """Ends it, and all connections."""
+        """Ends it, and all connections: their descriptors are closed when it returns."""
         self.released.set()
+        with self._lock:
+            self.gathering = 0
+            self._lock.notify_all()
         self._server.shutdown()
-        self._server.server_close()
         self._server.close_connections()
+        self._server.server_close()
         self._thread.join()
 
     def forget(self) -> None:
@@ -112,6 +119,9 @@ class ObjectServer:
             self.requests.append(request)
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
+            self._lock.notify_all()
+            # In vain where they do not come together: then the test finds how many were there.
+            self._lock.wait_for(lambda: self.most_at_once >= self.gathering, WAIT_SECONDS)
         try:
             yield request
         finally:
@@ -127,7 +137,8 @@ def _digest(content: bytes) -> bytes:
 class _Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     """One thread a connection."""
 
-    daemon_threads = True
+    # `server_close` waits for all of them.
+    daemon_threads = False
     block_on_close = True
     request_queue_size = 512
 

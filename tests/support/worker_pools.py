@@ -3,6 +3,8 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
+import math
 import os
 import select
 import subprocess
@@ -12,19 +14,24 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from awake_time import stopwatch
 from faults import WAIT_SECONDS
 
 import millstream
 from millstream.loader.processes.pool import Pool, Worker
 from millstream.loader.processes.pool_executor import PoolExecutor
+from millstream.loader.processes.process_control import looks
+from millstream.loader.processes.process_report import describe_process
 
 SUPPORT = Path(__file__).parent
 
-LATE_SECONDS = 1.0
-"""How much later anything may be because processes were suspended for a moment, by whatever else runs on the machine.
+LATE_SECONDS = 5.0
+"""How much later anything may be because one process was suspended for a moment, or waited for a disk or a core.
 
 What bounds rule out are waits for what never comes, or comes at the end of a timeout of a minute.
 """
+ATTEMPTS = 12
+"""How often what must be quick may be late before it counts as slow."""
 BATCH = 4
 SIZE = 48
 
@@ -77,10 +84,21 @@ def pids_of(iterator: millstream.DataLoaderIterator) -> list[int]:
 
 
 def expect_stalls(iterator: millstream.DataLoaderIterator, seconds: float) -> None:
-    """Shortens the stall timeout, once the workers are there: how long they take to start depends on the machine."""
-    workers_of(iterator)
+    """Shortens the stall timeout, once the workers are there: how long they take to start depends on the machine.
+
+    What the consumer has waited for them so far does not count.
+    """
+    for worker in workers_of(iterator):
+        worker.waited = 0.0
     executor = executor_of(iterator)
     executor._options = dataclasses.replace(executor._options, stall_timeout=seconds)
+
+
+def wait_until(pid: int, state: str) -> None:
+    """Waits until what a process is doing, as a report says it, begins with some words."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not describe_process(pid).startswith(state):
+        assert time.monotonic() < deadline, describe_process(pid)
 
 
 def fork_server_of(iterator: millstream.DataLoaderIterator) -> int:
@@ -104,25 +122,24 @@ def still_there(pids: Iterable[int], seconds: float = 2.0) -> list[int]:
 
     They have more time where the machine is busy with other things.
     """
-    deadline = time.monotonic() + seconds + (LATE_SECONDS if seconds else 0.0)
-    left = [pid for pid in pids if not has_ended(pid, deadline)]
+    waits = looks(seconds + LATE_SECONDS if seconds else 0.0)
+    left = [pid for pid in pids if not has_ended(pid, waits)]
     if left and (factor := slowness()) > 1:
-        deadline = time.monotonic() + seconds * factor
-        left = [pid for pid in left if not has_ended(pid, deadline)]
+        waits = looks(seconds * factor)
+        left = [pid for pid in left if not has_ended(pid, waits)]
     return left
 
 
-def has_ended(pid: int, deadline: float) -> bool:
-    """Says whether a process has ended, having waited for it until a moment of `time.monotonic`."""
+def has_ended(pid: int, waits: Iterator[float]) -> bool:
+    """Says whether a process has ended, having waited for it as long as there are waits left."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        ready, _, _ = select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+        return any(select.select([handle], [], [], wait)[0] for wait in itertools.chain(waits, [0.0]))
     finally:
         os.close(handle)
-    return bool(ready)
 
 
 def slowness() -> float:
@@ -138,10 +155,13 @@ def slowness() -> float:
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Fails if what is done within takes longer than this would be on an idle machine, and not only by chance."""
-    start = time.monotonic()
-    yield
-    taken = time.monotonic() - start
-    assert taken <= seconds + LATE_SECONDS or taken <= seconds * slowness(), f"took {taken:.2f} s"
+    with stopwatch() as seconds_so_far:
+        try:
+            yield
+        finally:
+            # Of what raises an error as well.
+            taken = seconds_so_far()
+            assert taken <= seconds + LATE_SECONDS or taken <= seconds * slowness(), f"took {taken:.2f} s"
 
 
 def assert_quickest(seconds: float, attempt: Callable[[], float]) -> None:
@@ -153,8 +173,12 @@ def assert_quickest(seconds: float, attempt: Callable[[], float]) -> None:
         seconds: how long.
         attempt: does it, and returns how long it took.
     """
-    taken = min(attempt() for _ in range(4))
-    assert taken <= seconds or taken <= seconds * slowness(), f"took {taken:.2f} s"
+    quickest = math.inf
+    for _ in range(ATTEMPTS):
+        quickest = min(quickest, attempt())
+        if quickest <= seconds:
+            return
+    assert quickest <= seconds * slowness(), f"took {quickest:.2f} s"
 
 
 def closing_seconds(iterator: millstream.DataLoaderIterator, processes: Iterable[int]) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from commands import COMMAND, run
+from faults import WAIT_SECONDS
 from top_trainers import top_trainer
 
 from millstream.tools.top_lines import lines_of, plain
@@ -33,20 +34,25 @@ def test_a_look_at_a_trainer_with_workers(tmp_path: Path) -> None:
     """The trainer whose environment says so is listed, and a look shows rates, stages, workers, and where all are."""
     with top_trainer(tmp_path, 2, MILLSTREAM_TOP="1") as trainer:
         listed, _ = top(tmp_path, "--list")
-        # Long enough for batches to come, whatever keeps the trainer from its work for a moment.
-        shown, _ = top(tmp_path, trainer.pid, "--once", "--interval=2")
+        # A trainer that something keeps from its work all the while between two looks makes no batch.
+        pictures = (top(tmp_path, trainer.pid, "--once", "--interval=1")[0] for _ in range(5))
+        shown = next(text for text in pictures if all(rate > 0 for rate in rates_in(text)))
         # Python may crash where a thread changes its stack meanwhile (cpython#131580): the worker is replaced then.
         looks = (top(tmp_path, "--stacks", QUICK)[0] for _ in range(5))
         stacks = next(text for text in looks if len(re.findall(r"Stacks of worker process \d+", text)) == 2)
 
     assert re.findall(r"^ *(\d+)  ", listed, re.MULTILINE) == [str(trainer.pid)]
     assert shown.startswith(f"Process {trainer.pid}  ")
-    (rates,) = re.findall(r"([\d,.]+) batches/s, ([\d,.]+) records/s", shown)
-    assert all(float(rate.replace(",", "")) > 0 for rate in rates)
     assert "operations[0], Map(slowly_doubled)" in shown
     assert len(re.findall(r"worker \d +pid \d+  [a-z].*, .* of a core, \d calls?", shown)) == 2
     assert f"Stacks of process {trainer.pid}" in stacks
     assert "MainThread" in stacks
+
+
+def rates_in(text: str) -> list[float]:
+    """Returns how many batches and records a second a picture shows."""
+    (rates,) = re.findall(r"([\d,.]+) batches/s, ([\d,.]+) records/s", text)
+    return [float(rate.replace(",", "")) for rate in rates]
 
 
 def test_a_trainer_asks_to_be_looked_at(tmp_path: Path) -> None:
@@ -77,7 +83,7 @@ def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
                 terminal.write(b"s")
                 read_until(terminal.fileno(), f"Stacks of process {trainer.pid}")
                 terminal.write(b"q")
-                assert looker.wait(30) == 0
+                assert looker.wait(WAIT_SECONDS) == 0
             finally:
                 looker.kill()
 
@@ -86,10 +92,10 @@ def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
 
 
 def read_until(descriptor: int, wanted: str) -> str:
-    """Returns what a terminal shows until some text is there, for which it has 30 seconds."""
+    """Returns what a terminal shows until some text is there, for which it has a minute."""
     shown = b""
     while wanted.encode() not in shown:
-        ready, _, _ = select.select([descriptor], [], [], 30)
+        ready, _, _ = select.select([descriptor], [], [], WAIT_SECONDS)
         assert ready, shown.decode(errors="replace")[-2000:]
         shown += os.read(descriptor, 1 << 16)
     return shown.decode(errors="replace")
@@ -117,7 +123,7 @@ def test_what_a_killed_trainer_leaves_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "millstream"
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
         trainer.send_signal(signal.SIGINT)
-        trainer.wait(30)
+        trainer.wait(WAIT_SECONDS)
         assert list(folder.iterdir()) == []
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
         pass

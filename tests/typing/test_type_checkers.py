@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("typed_program.py")
 def check(*command: str) -> str:
     """Returns what a checker says, run where the installed package is what it finds."""
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=sys.prefix, capture_output=True, text=True, check=False, timeout=240
+        [sys.executable, "-m", *command], cwd=sys.prefix, capture_output=True, text=True, check=False, timeout=500
     )
     return f"{done.stdout.strip().splitlines()[-1]}\n{done.stdout if done.returncode else ''}".strip()
 

@@ -410,7 +410,7 @@ def test_a_restored_iterator_reads_ahead(interface: Interface, tmp_path: Path) -
     was_read.clear()
     with iter(loader(source=Watched(was_read), threads=2)) as restored:
         interface.restore(tmp_path, restored)
-        assert was_read.wait(timeout=30)
+        assert was_read.wait(timeout=60)
         assert equal_streams(list(restored), list(loader())[SAVED_STEP:])
 
 

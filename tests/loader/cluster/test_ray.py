@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,12 +89,17 @@ def nodes() -> Iterator[Nodes]:
     finally:
         ray.shutdown()
         cluster.shutdown()
-    assert psutil.Process().children(recursive=True) == []
+    deadline = time.monotonic() + faults.WAIT_SECONDS
+    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        # Those that were killed are gone in a moment.
+        psutil.wait_procs(left, timeout=0.1)
+    assert left == []
 
 
 def on_ray(num_workers: int = 2, **options: Any) -> dict[str, Any]:
-    """Returns the arguments that make a loader work with actors."""
-    return {"worker_count": 0, "workers": millstream.RayWorkers(num_workers, **options)}
+    """Returns the arguments that make a loader work with actors, each of which is an interpreter that has to start."""
+    workers = millstream.RayWorkers(num_workers, **options)
+    return {"worker_count": 0, "workers": workers, "stall_timeout": 5 * faults.WAIT_SECONDS}
 
 
 def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
@@ -377,12 +383,15 @@ def test_a_stall_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         executor = iterator._executor
         assert isinstance(executor, RayExecutor)
+        for actor in pool_of(iterator).workers:
+            # While another one made what came before, perhaps.
+            actor.waited = 0.0
         executor._options = dataclasses.replace(executor._options, stall_timeout=0.5)
         with pytest.raises(WorkerStalledError, match=r"has made no progress for 0\.5 s"):
             next(iterator)
     assert any("has been busy for" in record.getMessage() for record in caplog.records)
 
-    loader = loader_of(stall_timeout=0.5, **on_ray(1, resources_per_worker={"of no node": 1}))
+    loader = loader_of(**on_ray(1, resources_per_worker={"of no node": 1}) | {"stall_timeout": 0.5})
     with iter(loader) as iterator, pytest.raises(WorkerStalledError, match=r"for \{'of no node': 1\}"):
         next(iterator)
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import psutil
 import pytest
 import ray
 from faults import WAIT_SECONDS
+from held_ports import unassigned_port
 from worker_pools import EXPECTED, batches, loader_of
 
 import millstream
@@ -52,9 +52,8 @@ class Autoscaled:
 def cluster() -> Iterator[Autoscaled]:
     """Ray's own autoscaler, whose machines are processes here. The head has no room for actors."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # Paths of sockets must be short.
-    with socket.socket() as free:
-        free.bind(("", 0))
-        address = f"{ray.util.get_node_ip_address()}:{free.getsockname()[1]}"
+    host = ray.util.get_node_ip_address()
+    address = f"{host}:{unassigned_port(host)}"
     (folder / "autoscaling.yaml").write_text(json.dumps(autoscaling(address)))
     command = [
         *[sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus=0"],
@@ -66,26 +65,35 @@ def cluster() -> Iterator[Autoscaled]:
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_FAKE_CLUSTER": "1",
         "RAY_AUTH_MODE": "disabled",
+        # All that it starts inherits this.
+        "CLUSTER": str(folder),
     }
     with (folder / "out").open("wb") as out:
         process = subprocess.Popen(command, env=surroundings, stdout=out, stderr=out)
     try:
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + 2 * WAIT_SECONDS
         while b"Ray runtime started" not in (folder / "out").read_bytes():
-            assert process.poll() is None
+            assert process.poll() is None, (folder / "out").read_text()
             assert time.monotonic() < deadline
         ray.init(address, logging_level="ERROR", log_to_driver=False)
         yield Autoscaled()
     finally:
         ray.shutdown()
-        head = psutil.Process(process.pid)
-        started = [head, *head.children(recursive=True)]
-        for one in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        psutil.wait_procs(started)
+        process.kill()
         process.wait()
+        # Until then, it may have started more.
+        while left := processes_of(folder):
+            for one in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
+            psutil.wait_procs(left, timeout=1)
         shutil.rmtree(folder)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Returns the processes of the cluster that has a folder."""
+    found = psutil.process_iter(["environ"])
+    return [process for process in found if (process.info["environ"] or {}).get("CLUSTER") == str(folder)]
 
 
 def autoscaling(address: str) -> dict[str, Any]:
@@ -130,10 +138,12 @@ def test_an_autoscaler_grows_and_shrinks_the_cluster(cluster: Autoscaled) -> Non
     There is room for fewer actors than were asked for: those that wait keep nobody waiting.
     """
     assert cluster.num_nodes() == 0
-    loader = loader_of(worker_count=0, workers=millstream.RayWorkers(MOST_NODES + 1))
+    patience = 5 * WAIT_SECONDS
+    loader = loader_of(worker_count=0, workers=millstream.RayWorkers(MOST_NODES + 1), stall_timeout=patience)
     assert batches(loader) == EXPECTED
     cluster.wait_for(MOST_NODES)
     loader.close()
     cluster.wait_for(0)
-    assert batches(loader_of(worker_count=0, workers=millstream.RayWorkers(1))) == EXPECTED
+    again = loader_of(worker_count=0, workers=millstream.RayWorkers(1), stall_timeout=patience)
+    assert batches(again) == EXPECTED
     assert cluster.num_nodes() > 0

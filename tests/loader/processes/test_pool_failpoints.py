@@ -27,8 +27,6 @@ from millstream.errors import WorkerStalledError
 from millstream.loader.processes import crash_log
 from millstream.transforms import Batch, Filter, FlatMap
 
-pytestmark = pytest.mark.timeout(120)
-
 # Workers need not import pytest to have the operations below.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -301,7 +301,7 @@ def test_an_interrupt_at_the_beginning_of_closing() -> None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         iterator.close()
         assert still_there(processes) == []
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_an_interrupt_within_the_library_that_waits_for_a_process() -> None:

@@ -340,7 +340,7 @@ def test_classes_of_main_are_the_consumers_own(how: str, tmp_path: Path) -> None
         input=program if how == "standard input" else "",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

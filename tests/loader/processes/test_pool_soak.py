@@ -40,7 +40,7 @@ LEAK_BYTES = 2_000
 NOISE_BYTES = 8 << 20
 """How much the memory of a process that leaks nothing may differ between two moments."""
 
-pytestmark = pytest.mark.timeout(60 + KILLS)
+pytestmark = pytest.mark.timeout(600 + KILLS)
 
 
 class Noisy(RandomMap):

@@ -20,7 +20,7 @@ from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.transforms import Batch, Filter, Map
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 """How long a test waits for what must happen; it does at once, so that only a failing test waits."""
 
 
