@@ -133,7 +133,7 @@ class Schedule:
             while pending and (outputs := pending[0].outputs) is not None:
                 made = pending.popleft()
                 # What ends in an error has not let nothing through; what ends with the source may have.
-                if self._empty_epochs is not None and isinstance(outputs.error, SourceEnded | None):
+                if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
                     self._empty_epochs.note(stage, made.num_blocks, len(outputs.values))
                 if self._windows is not None and isinstance(made, BlockCall):
                     self._windows.check(outputs, made.stop)
@@ -154,12 +154,12 @@ class Schedule:
 
     def _forward(self, stage: int, outputs: Outputs) -> None:
         """Passes outputs on to the next stage, or out."""
-        ends = isinstance(outputs.error, SourceEnded)
-        if outputs.error is not None:
+        error = outputs.error
+        if error is not None:
             # Nothing after an error is ever wanted.
-            self._failed, self._has_ended = True, ends
-            if isinstance(outputs.error, SourceEnded):
-                self._plan.tell_once("end", text_of(outputs.error))
+            self._failed, self._has_ended = True, isinstance(error, SourceEnded)
+            if isinstance(error, SourceEnded):
+                self._plan.tell_once("end", text_of(error))
             self._pending[stage].clear()
             self._untaken[stage].clear()
         if stage + 1 == len(self._pending):
@@ -167,10 +167,10 @@ class Schedule:
             return
         for group in self._regroupings[stage].add(outputs):
             self._enqueue(stage + 1, group)
-        if outputs.error is not None and not ends:
+        if error is not None and not self._has_ended:
             for group in self._regroupings[stage].cut():
                 self._enqueue(stage + 1, group)
-            self._pending[stage + 1].append(failed_call(self._shard.number, stage + 1, outputs.error))
+            self._pending[stage + 1].append(failed_call(self._shard.number, stage + 1, error))
 
     def _enqueue(self, stage: int, group: FormedGroup) -> None:
         grouping, skip = self._stages[stage].grouping, self._take_skip(stage)

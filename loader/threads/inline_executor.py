@@ -56,8 +56,9 @@ class InlineExecutor(Executor):
         self._thread.close()
 
     def _begin(self) -> None:
-        self._thread.check_process()
         self._may_work_here = self._settings.are_neutral()
+        if not self._may_work_here:
+            self._thread.check_process()
 
     def _advance(self) -> None:
         stage = self._schedule.next_stage

@@ -72,7 +72,8 @@ class Profiler:
             try:
                 return function(*arguments)
             finally:
-                self.add(stage, time.perf_counter() - start)
+                seconds = time.perf_counter() - start
+                self._seconds[stage] += seconds
 
         recorder = self._recorder
         if recorder is None:
@@ -91,7 +92,7 @@ class Profiler:
     def returned(self, left_at: float | None, now: float) -> None:
         """Takes note that the consumer asks for outputs, having been away since it left."""
         if left_at is not None:
-            self.add(CONSUMER, now - left_at)
+            self._seconds[CONSUMER] += now - left_at
         if self._recorder is not None:
             self._recorder.will_work()
             if left_at is not None:
@@ -106,7 +107,7 @@ class Profiler:
             outputs: what it got; None at the end, and for an error.
             is_first: whether nothing was begun when it came.
         """
-        self.add(NEXT, stop - start)
+        self._seconds[NEXT] += stop - start
         if self._recorder is not None:
             self._recorder.note_trainer(WAITS, start, stop)
         if is_first:
