@@ -271,7 +271,7 @@ _KNOWN: dict[type, _Stacker] = {**dict(_STACKERS), np.ndarray: _stack_arrays, di
 def _packed(column: list[Any], code: str, dtype: np.dtype[Any], allocate: Allocate) -> Array:
     """Returns Python's numbers as an array, in half of np.array's time; `code` is what struct calls the dtype."""
     batch = allocate((len(column),), dtype)
-    struct.pack_into(f"{len(column)}{code}", batch, 0, *column)
+    struct.pack_into(f"{len(column)}{code}", batch.data, 0, *column)
     return batch
 
 
