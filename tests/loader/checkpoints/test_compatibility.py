@@ -93,7 +93,7 @@ def test_a_difference_in_words_is_named_and_can_be_allowed(
 
 def test_equal_streams_are_compatible_wherever_they_stand() -> None:
     """Step, position and what is skipped say where the stream is, not which stream it is."""
-    assert resumption(STATE, dataclasses.replace(at(STATE, position=0), step=0)) == Resumption(((5, (0,), False),), ())
+    assert resumption(STATE, at(STATE, position=0)._replace(step=0)) == Resumption(((5, (0,), False),), ())
     begun = at(FILTERED, position=0, skip=(0, 0))
     assert resumption(FILTERED, begun) == Resumption(((5, (3, 0), False),), ())
 
