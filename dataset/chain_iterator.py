@@ -178,7 +178,7 @@ class ReadIterator(EngineIterator):
         self._check_open()
         saved = decoded(state)
         found = resumption(saved, self._state(), allow, strict=strict)
-        saved = dataclasses.replace(saved, stream=self._stream)
+        saved = saved._replace(stream=self._stream)
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse()
         self._move(saved)
@@ -241,7 +241,7 @@ class ReadIterator(EngineIterator):
         """Returns a state as one of another stream; between blocks of the dense plan there is nothing to skip."""
         (place,) = state.places
         place = place._replace(skip=(0,) * num_stages) if self._is_dense else place
-        return dataclasses.replace(state, places=(place,), stream=stream)
+        return state._replace(places=(place,), stream=stream)
 
     def _use_sparse(self) -> None:
         self._inner.close()

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.loader.checkpoints.state import Stream
-from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.execution import Execution
 from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
 from millstream.loader.iterator import DataLoaderIterator
@@ -22,7 +21,6 @@ from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import Profiler
-from millstream.loader.threads.recorder import Recorder
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
@@ -31,6 +29,9 @@ from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from millstream.loader.cluster.options import RayWorkers
+    from millstream.loader.threads.recorder import Recorder
 
 
 @final
@@ -86,7 +87,7 @@ class DataLoader(ShownLoader):
         stall_timeout: float = 600.0,
         enable_profiling: bool = False,
         debug: bool = False,
-        workers: RayWorkers | None = None,
+        workers: "RayWorkers | None" = None,
     ) -> None:
         self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options)
         if read_options is not None:
@@ -100,6 +101,8 @@ class DataLoader(ShownLoader):
         self._records_timeline = as_flag(enable_profiling, "enable_profiling")
         self._ray_workers = workers
         if workers is not None:
+            from millstream.loader.cluster.options import RayWorkers  # noqa: PLC0415  (for those who have a cluster)
+
             check_kind(workers, "workers", RayWorkers)
             if num_workers:
                 raise ValueError(
@@ -141,7 +144,7 @@ class DataLoader(ShownLoader):
         return self._workers
 
     @property
-    def workers(self) -> RayWorkers | None:
+    def workers(self) -> "RayWorkers | None":
         """The actors that work instead of worker processes; None without, and in debug mode."""
         return self._ray_workers
 
@@ -250,7 +253,7 @@ class DataLoader(ShownLoader):
         """Makes what is of this process, and does not go to another with a pickled loader."""
         self._closed = False
         self._structures: Mapping[str, tuple[str, ...]] = {}
-        self._recorder = Recorder() if self._records_timeline else None
+        self._recorder = self._new_recorder() if self._records_timeline else None
         self._profiler = Profiler(self._pipeline.labels, self._recorder)
         self._execution = Execution(
             self._pipeline,
@@ -269,6 +272,12 @@ class DataLoader(ShownLoader):
         if self._ray_workers is None:
             return self._workers
         return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
+
+    @staticmethod
+    def _new_recorder() -> "Recorder":
+        from millstream.loader.threads.recorder import Recorder  # noqa: PLC0415  (for those who ask for it)
+
+        return Recorder()
 
     def _watch(self) -> Watch:
         """Returns what looks at each part of the work."""

@@ -3,26 +3,24 @@
 import functools
 import os
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.loader.checkpoints.state import Stream
-from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Watch
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import LOADER, Front
-from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import Profiler
-from millstream.loader.threads.thread_executor import ThreadExecutor
 
 if TYPE_CHECKING:
+    from millstream.loader.cluster.options import RayWorkers
+    from millstream.loader.pipeline.feed import Feed
     from millstream.loader.showing.facts import LoaderFacts
     from millstream.loader.workers.crew import Crew
     from millstream.loader.workers.warm_pools import WarmPools
@@ -58,11 +56,11 @@ class Execution:
         pipeline: Pipeline,
         workers: MultiprocessingOptions,
         reading: ReadOptions,
-        feed: Feed | None = None,
+        feed: "Feed | None" = None,
         *,
         profiler: Profiler | None = None,
         watch: Watch | None = None,
-        ray_workers: RayWorkers | None = None,
+        ray_workers: "RayWorkers | None" = None,
         front: Front = LOADER,
         crew: "Crew | None" = None,
         name: Hashable = None,
@@ -75,7 +73,10 @@ class Execution:
         self._feed = feed
         self._crew = crew
         self._number = 0 if crew is None else crew.enlist(name, pipeline)
+        # What an iterator needs is imported now: a trainer that changes its folder must not import what lies there.
         self.pools = self._pools_of(pipeline, reading) if self._workers.num_workers else None
+        if self.pools is None:
+            _executor_here(reading)
         self.profiler = profiler or Profiler(pipeline.labels)
         self.plan = Plan(pipeline, watch or self.profiler.timed)
         self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
@@ -118,7 +119,6 @@ class Execution:
             self.pools.close()
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
-        # Now, not when they are needed: a trainer that changes its folder must not import what lies there.
         from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415  (these take long to import)
         from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
@@ -155,7 +155,7 @@ class Execution:
                 feed=self._feed,
             )
         if self.pools is not None:
-            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (takes its time)
+            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (as above)
 
             return PoolExecutor(
                 self.plan,
@@ -173,6 +173,15 @@ class Execution:
             return PartExecutor(
                 self.plan, position, profiler=self.profiler, crew=self._crew, pipeline=self._number, feed=self._feed
             )
-        if not self._reading.reads_ahead:
-            return InlineExecutor(self.plan, position, self._feed)
-        return ThreadExecutor(self.plan, position, self._reading, self._feed)
+        return _executor_here(self._reading)(self.plan, position, feed=self._feed)
+
+
+def _executor_here(reading: ReadOptions) -> Callable[..., Executor]:
+    """Returns what makes the executor of a plan where this process does all the work."""
+    if reading.reads_ahead:
+        from millstream.loader.threads.thread_executor import ThreadExecutor  # noqa: PLC0415  (nobody needs both)
+
+        return functools.partial(ThreadExecutor, options=reading)
+    from millstream.loader.threads.inline_executor import InlineExecutor  # noqa: PLC0415
+
+    return InlineExecutor

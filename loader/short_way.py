@@ -1,11 +1,10 @@
 """The short way to a DataLoader."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from millstream import samplers, sources
 from millstream.checks import as_integer, named_arguments
-from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.habits import LOAD_HABITS, LOAD_NEEDS_NAMES
 from millstream.loader.pipeline.arguments import Operations, check_list
@@ -16,6 +15,9 @@ from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.lookalikes import check_source
 from millstream.transforms import Batch
+
+if TYPE_CHECKING:
+    from millstream.loader.cluster.options import RayWorkers
 
 
 @named_arguments(LOAD_HABITS, LOAD_NEEDS_NAMES)
@@ -38,7 +40,7 @@ def load(
     stall_timeout: float = 600.0,
     enable_profiling: bool = False,
     debug: bool = False,
-    workers: RayWorkers | None = None,
+    workers: "RayWorkers | None" = None,
 ) -> DataLoader:
     """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
 

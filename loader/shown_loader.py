@@ -11,7 +11,6 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.profile import Profile
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import Profiler
-from millstream.loader.threads.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from millstream.loader.showing.facts import LoaderFacts
     from millstream.loader.showing.preview import Preview
     from millstream.loader.showing.summary import Summary
+    from millstream.loader.threads.recorder import Recorder
     from millstream.loader.tracing import Trace
 
 
@@ -31,7 +31,7 @@ class ShownLoader(Closing, abc.ABC):
     _profiler: Profiler
     _workers: MultiprocessingOptions
     _read_options: ReadOptions
-    _recorder: Recorder | None
+    _recorder: "Recorder | None"
     _structures: Mapping[str, tuple[str, ...]]
 
     def profile(self) -> Profile:

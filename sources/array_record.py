@@ -13,15 +13,17 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.array_record_file import ArrayRecordFile, Reader, open_array_record
 from millstream.sources.array_record_footer import count_records
 from millstream.sources.files.file_records import FileRecords
-from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.urls import Url, is_url
+
+if TYPE_CHECKING:
+    from millstream.sources.storage.file_cache import FileCache
 
 _forked = threading.Event()
 """Set in processes that were forked after the library had been used.
@@ -80,7 +82,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
     kind: ClassVar[str] = "ArrayRecord"
 
     def __init__(
-        self, paths: Any, reader_options: Mapping[str, str] | None = None, *, cache: FileCache | None = None
+        self, paths: Any, reader_options: Mapping[str, str] | None = None, *, cache: "FileCache | None" = None
     ) -> None:
         self._reader_options = dict(reader_options or {})
         self._group_sizes: dict[str, int] = {}

@@ -6,14 +6,13 @@ Guarantees:
     - Every record returned is, byte for byte, one that was written, or there is an error with its file and number.
 """
 
-import dataclasses
 import errno
 import itertools
 import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.storage.paths import FileIdentity
@@ -57,8 +56,7 @@ class Reader(Protocol):
 
 
 @final
-@dataclasses.dataclass(frozen=True, slots=True)
-class ArrayRecordFile:
+class ArrayRecordFile(NamedTuple):
     """A file with its reader, and what it looked like when it was opened.
 
     Attributes:

@@ -251,3 +251,17 @@ print(*{name.split(".")[0] for name in set(sys.modules) - before})
     }
     large |= {"selectors", "shutil", "subprocess", "tempfile", "unittest", "urllib", "uuid", "xml", "zipfile"}
     assert large.isdisjoint(run_python(code, tmp_path).split())
+
+
+def test_a_first_batch_imports_what_makes_it_and_no_more(tmp_path: Path) -> None:
+    """Workers, a cluster, stores, filters and timelines are imported by those who have them."""
+    code = """
+import sys, millstream
+with iter(millstream.load([1, 2], batch_size=2, read_options=millstream.ReadOptions(num_threads=0))) as batches:
+    next(batches)
+print(*sys.modules)
+"""
+    others = {"cluster.options", "pipeline.empty_epochs", "pipeline.fed_schedule", "pipeline.joined_schedule"}
+    others |= {"pipeline.regrouping", "processes.pool", "threads.recorder", "threads.thread_executor"}
+    others = {f"millstream.loader.{name}" for name in others} | {"millstream.sources.storage.object_stores"}
+    assert others.isdisjoint(run_python(code, tmp_path).split())

@@ -37,6 +37,11 @@ from millstream.transforms.flipped import any_flipped, copy_image
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
+_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
+
+_INTEGERS = (("q", np.dtype(np.int64)), ("Q", np.dtype(np.uint64)))
+"""Ints become the first of these that all fit."""
+
 _WIDE = 8
 """Of dicts with this many keys, all values are taken at once; with fewer, key by key is as fast."""
 
@@ -80,8 +85,8 @@ def _stack(column: list[Any], path: str, allocate: Allocate) -> Any:
 
 def _stacker(kind: type) -> _Stacker:
     """Returns what stacks values of one type."""
-    if kind is np.ndarray:
-        return _stack_arrays
+    if (known := _KNOWN.get(kind)) is not None:
+        return known
     for base, stacker in _STACKERS:
         if issubclass(kind, base):
             return stacker
@@ -157,13 +162,13 @@ def _stack_numpy_scalars(column: list[Any], path: str, allocate: Allocate) -> Ar
 
 
 def _stack_bools(column: list[bool], _: str, allocate: Allocate) -> Array:
-    return _placed(_packed(column, "?", np.bool_), allocate)
+    return _packed(column, "?", _BOOL, allocate)
 
 
 def _stack_ints(column: list[int], path: str, allocate: Allocate) -> Array:
-    for code, dtype in (("q", np.int64), ("Q", np.uint64)):
+    for code, dtype in _INTEGERS:
         try:
-            return _placed(_packed(column, code, dtype), allocate)
+            return _packed(column, code, dtype, allocate)
         except struct.error:
             continue
     smallest, largest = min(column), max(column)
@@ -176,7 +181,7 @@ def _stack_ints(column: list[int], path: str, allocate: Allocate) -> Array:
 
 
 def _stack_floats(column: list[float], _: str, allocate: Allocate) -> Array:
-    return _placed(_packed(column, "d", np.float64), allocate)
+    return _packed(column, "d", _FLOAT, allocate)
 
 
 def _stack_complexes(column: list[complex], _: str, allocate: Allocate) -> Array:
@@ -259,10 +264,15 @@ _STACKERS: tuple[tuple[type, _Stacker], ...] = (
     (Mapping, _stack_mappings),
 )
 
+_KNOWN: dict[type, _Stacker] = {**dict(_STACKERS), np.ndarray: _stack_arrays, dict: _stack_mappings}
+"""What stacks values of exactly these types, as nearly all are: it is found at once, and a subclass one by one."""
 
-def _packed(column: list[Any], code: str, kind: type[np.generic]) -> Array:
+
+def _packed(column: list[Any], code: str, dtype: np.dtype[Any], allocate: Allocate) -> Array:
     """Returns Python's numbers as an array, in half of np.array's time; `code` is what struct calls the dtype."""
-    return np.frombuffer(struct.pack(f"{len(column)}{code}", *column), kind)
+    batch = allocate((len(column),), dtype)
+    struct.pack_into(f"{len(column)}{code}", batch.data, 0, *column)
+    return batch
 
 
 def _memory(shape: tuple[int, ...], dtype: np.dtype[Any], allocate: Allocate) -> Array:
@@ -271,7 +281,7 @@ def _memory(shape: tuple[int, ...], dtype: np.dtype[Any], allocate: Allocate) ->
 
 
 def _placed(values: Array, allocate: Allocate) -> Array:
-    """Returns a few bytes per element, copied to the allocator's memory once they are known to be valid."""
+    """Returns a few bytes per element, copied to the allocator's memory."""
     batch = _memory(values.shape, values.dtype, allocate)
     batch[...] = values
     return batch

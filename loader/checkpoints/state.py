@@ -86,8 +86,7 @@ class Place(NamedTuple):
 
 
 @final
-@dataclasses.dataclass(frozen=True)
-class LoaderState:
+class LoaderState(NamedTuple):
     """Where a stream stands for one shard, between two batches.
 
     Attributes:

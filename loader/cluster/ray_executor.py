@@ -9,7 +9,7 @@ Guarantees, beside those of all workers:
 import functools
 import logging
 import time
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor_pool import ActorPool
@@ -17,7 +17,6 @@ from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Ev
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions
@@ -25,6 +24,9 @@ from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.transport.payload import unpack_failure
 from millstream.loader.workers.warm_pools import WarmPools
 from millstream.loader.workers.workers_executor import WorkersExecutor
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.feed import Feed
 
 GUILT_OF_LOST = 0.25
 """How far a call is to blame for the end of its actor's node, or for the loss of its outputs."""
@@ -54,7 +56,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         pools: WarmPools[ActorPool],
         options: MultiprocessingOptions,
         ray_workers: RayWorkers,
-        feed: Feed | None = None,
+        feed: "Feed | None" = None,
     ) -> None:
         super().__init__(plan, position, profiler=profiler, pools=pools, options=options, feed=feed)
         self._unpack = profiler.timed(HAND_OVER, self._pool.memory.unpack)

@@ -3,13 +3,12 @@
 import abc
 from typing import TYPE_CHECKING
 
-from millstream.loader.pipeline.fed_schedule import FedSchedule
-from millstream.loader.pipeline.feed import Feed
-from millstream.loader.pipeline.joined_schedule import schedule_from
 from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.schedules import schedule_from
 
 if TYPE_CHECKING:
+    from millstream.loader.pipeline.feed import Feed
     from millstream.loader.pipeline.load import Load
 
 
@@ -22,9 +21,9 @@ class Executor(abc.ABC):
         feed: where the elements of stage 0 come from; None where they are read.
     """
 
-    def __init__(self, plan: Plan, position: Position, feed: Feed | None = None) -> None:
+    def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
         self._plan = plan
-        self._schedule = schedule_from(plan, position) if feed is None else FedSchedule(plan, position[0], feed)
+        self._schedule = schedule_from(plan, position, feed)
 
     def next_outputs(self) -> Outputs | None:
         """Returns the next outputs in order, None at the end.

@@ -41,6 +41,7 @@ class FirstLook:
 
     Attributes:
         left: the operations whose elements are still to be looked at, by number; None stands for the records.
+        left_at_batches: the looks at outputs that are still to be taken.
     """
 
     def __init__(self, read: Callable[[int], Any] | None, labels: Sequence[str], makers: Collection[int]) -> None:
@@ -48,7 +49,7 @@ class FirstLook:
         self._labels = labels
         # Each look is taken once. To pop is one step: several threads may come at the same time.
         self.left: dict[int | None, bool] = dict.fromkeys(makers if read is None else [None, *makers], True)
-        self._at_batches = [True]
+        self.left_at_batches = [True]
 
     def at_records(self, run: Elements) -> "WatchedRecords | None":
         """Returns what watches the records just read, or None where that is not needed."""
@@ -79,7 +80,7 @@ class FirstLook:
 
     def at_batches(self, run: Elements, last: int) -> None:
         """Looks at the first outputs of a block, which operation number `last` made."""
-        if not self._at_batches or not run.values or not _taken(self._at_batches):
+        if not run.values or not _taken(self.left_at_batches):
             return
         if last >= 0 and all(value is None for value in run.values):
             _log("millstream: %s, returned None for the first batch: did you forget `return`?", self._labels[last])

@@ -13,7 +13,7 @@ at most, however different the numbers of their elements are.
 """
 
 from collections import deque
-from typing import TypeAlias, final
+from typing import final
 
 from millstream.loader.pipeline.calls import BlockCall, Call, JoinedCall, failed_call
 from millstream.loader.pipeline.elements import Elements
@@ -265,15 +265,3 @@ class _Lane:
             self.has_ended = True
             if self.error is None:
                 self.shares.extend(self._regrouping.finish())
-
-
-AnySchedule: TypeAlias = Schedule | JoinedSchedule
-"""The calls of one pass over what a shard reads."""
-
-
-def schedule_from(plan: Plan, position: Position) -> AnySchedule:
-    """Returns the calls of one pass over the stream of a plan, from a position on."""
-    if plan.share is None:
-        (cursor,) = position
-        return Schedule(plan, cursor)
-    return JoinedSchedule(plan, plan.share, position)

@@ -3,10 +3,9 @@
 A shard runs one of them, or several whose elements its batches hold end to end; each advances at its own pace.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Self, final
+from typing import NamedTuple, Self, final
 
 from millstream.loader.pipeline.arguments import first_deciding
 from millstream.loader.pipeline.locator import Locator, Watch
@@ -17,8 +16,7 @@ from millstream.transforms import Batch, Transformation
 
 
 @final
-@dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class LogicalShard:
+class LogicalShard(NamedTuple):
     """What a plan knows of one logical shard.
 
     Attributes:

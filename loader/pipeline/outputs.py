@@ -48,7 +48,7 @@ class Outputs(abc.ABC):
 
     def __init__(self, elements: Elements, first: int, num_records: int) -> None:
         values = elements.values
-        self.values = values if isinstance(values, Rows) else list(values)
+        self.values = values if type(values) is Rows else list(values)
         self.origins = elements.origins
         self.error = elements.error
         self.first = min(first, len(elements.values))

@@ -80,6 +80,7 @@ class Plan:
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
         stage = self.stages[0]
         self._record_steps = stage.steps[: stage.num_record_steps]
+        self._block_steps = stage.steps[stage.num_record_steps :]
         self._first_look = FirstLook(
             None if self.source_is_stream else source.__getitem__,
             pipeline.labels,
@@ -166,9 +167,9 @@ class Plan:
 
     def finish(self, run: Elements, allocate: Allocate) -> Elements:
         """Returns the outputs of stage 0, given the prepared elements of whole blocks."""
-        stage = self.stages[0]
-        run = isolated(run_steps, stage.steps[stage.num_record_steps :], run, allocate)
-        self._first_look.at_batches(run, last=len(stage.steps) - 1)
+        run = isolated(run_steps, self._block_steps, run, allocate)
+        if self._first_look.left_at_batches:
+            self._first_look.at_batches(run, last=len(self.stages[0].steps) - 1)
         return run
 
     def tell_once(self, topic: str, text: str) -> None:

@@ -6,15 +6,18 @@ thread at a time.
 """
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall, failed_call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.empty_epochs import EmptyEpochs
-from millstream.loader.pipeline.filter_windows import FilterWindows
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
 from millstream.loader.pipeline.source_end import SourceEnded, text_of
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.empty_epochs import EmptyEpochs
+    from millstream.loader.pipeline.filter_windows import FilterWindows
+    from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
 
 
 class Schedule:
@@ -39,16 +42,32 @@ class Schedule:
         self._pending: list[deque[Call]] = [deque() for _ in self._stages]
         self._untaken: list[deque[Call]] = [deque() for _ in self._stages]
         self._outputs: deque[Outputs] = deque()
-        self._regroupings = []
+        self._regroupings: list[Regrouping] = []
+        if len(self._stages) > 1:
+            self._regroup(cursor)
+        self._empty_epochs: EmptyEpochs | None = None
+        self._windows: FilterWindows | None = None
+        if any(stage.filters for stage in self._stages):
+            self._watch_filters(cursor.block)
+        self._end_stages()
+
+    # Most pipelines do without what these import.
+    def _regroup(self, cursor: Cursor) -> None:
+        from millstream.loader.pipeline.regrouping import Regrouping  # noqa: PLC0415
+
         for number, stage in enumerate(self._stages):
             if stage.grouping is not None:
                 used = 0 if stage.grouping.unit is None else self._take_skip(number)
                 start = Cursor(cursor.block, cursor.skip[:number])
                 self._regroupings.append(Regrouping(stage.grouping, start, used))
-        self._empty_epochs = EmptyEpochs(plan) if any(stage.filters for stage in self._stages) else None
-        is_limited = any(limit is not None for limit in plan.pipeline.filter_limits) and self._stages[0].filters
-        self._windows = FilterWindows(plan, cursor.block) if is_limited else None
-        self._end_stages()
+
+    def _watch_filters(self, block: int) -> None:
+        from millstream.loader.pipeline.empty_epochs import EmptyEpochs  # noqa: PLC0415
+        from millstream.loader.pipeline.filter_windows import FilterWindows  # noqa: PLC0415
+
+        self._empty_epochs = EmptyEpochs(self._plan)
+        if any(limit is not None for limit in self._plan.pipeline.filter_limits) and self._stages[0].filters:
+            self._windows = FilterWindows(self._plan, block)
 
     @property
     def exhausted(self) -> bool:
@@ -133,7 +152,7 @@ class Schedule:
             while pending and (outputs := pending[0].outputs) is not None:
                 made = pending.popleft()
                 # What ends in an error has not let nothing through; what ends with the source may have.
-                if self._empty_epochs is not None and isinstance(outputs.error, SourceEnded | None):
+                if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
                     self._empty_epochs.note(stage, made.num_blocks, len(outputs.values))
                 if self._windows is not None and isinstance(made, BlockCall):
                     self._windows.check(outputs, made.stop)
@@ -154,12 +173,12 @@ class Schedule:
 
     def _forward(self, stage: int, outputs: Outputs) -> None:
         """Passes outputs on to the next stage, or out."""
-        ends = isinstance(outputs.error, SourceEnded)
-        if outputs.error is not None:
+        error = outputs.error
+        if error is not None:
             # Nothing after an error is ever wanted.
-            self._failed, self._has_ended = True, ends
-            if isinstance(outputs.error, SourceEnded):
-                self._plan.tell_once("end", text_of(outputs.error))
+            self._failed, self._has_ended = True, isinstance(error, SourceEnded)
+            if isinstance(error, SourceEnded):
+                self._plan.tell_once("end", text_of(error))
             self._pending[stage].clear()
             self._untaken[stage].clear()
         if stage + 1 == len(self._pending):
@@ -167,12 +186,12 @@ class Schedule:
             return
         for group in self._regroupings[stage].add(outputs):
             self._enqueue(stage + 1, group)
-        if outputs.error is not None and not ends:
+        if error is not None and not self._has_ended:
             for group in self._regroupings[stage].cut():
                 self._enqueue(stage + 1, group)
-            self._pending[stage + 1].append(failed_call(self._shard.number, stage + 1, outputs.error))
+            self._pending[stage + 1].append(failed_call(self._shard.number, stage + 1, error))
 
-    def _enqueue(self, stage: int, group: FormedGroup) -> None:
+    def _enqueue(self, stage: int, group: "FormedGroup") -> None:
         grouping, skip = self._stages[stage].grouping, self._take_skip(stage)
         unit = None if grouping is None else grouping.unit
         span = group.start, group.end

@@ -122,6 +122,8 @@ def _map_step(results: Results, where: str, maker: str | None) -> Step:
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
         values, error = collect(results(run), run.origins, where, len(run.values))
+        if error is None:
+            return Elements(values, run.origins, run.error)
         _explain_none(error, run.values, len(values), maker)
         return _cut(run, values, error)
 
@@ -148,8 +150,9 @@ def _filter_step(operation: Filter, where: str, maker: str | None, component: in
         values = list(run.values)
         run = Elements(values, run.origins, run.error)
         keep, error = collect(verdicts(run), run.origins, where, len(run.values))
-        _explain_none(error, values, len(keep), maker)
-        if error is None and all(keep):
+        if error is not None:
+            _explain_none(error, values, len(keep), maker)
+        elif all(keep):
             return run
         mask = np.zeros(len(run.values), dtype=np.bool_)
         mask[: len(keep)] = keep
@@ -178,7 +181,8 @@ def _flat_map_step(operation: FlatMap, where: str, maker: str | None, component:
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
         families, error = collect(split_each(run), run.origins, where, len(run.values))
-        _explain_none(error, run.values, len(families), maker)
+        if error is not None:
+            _explain_none(error, run.values, len(families), maker)
         parents = run.origins.take(slice(len(families)))
         return Elements(
             list(itertools.chain.from_iterable(families)),
@@ -203,12 +207,13 @@ def _batch_step(operation: Batch, where: str, maker: str | None, is_template: Ca
         # A group that the error cuts short is not a batch: the error comes instead of it.
         ends = run.error is None or isinstance(run.error, SourceEnded)
         short_is_whole = ends and not operation.drop_remainder
-        starts = range(0, len(run.values) if short_is_whole else len(run.values) - size + 1, size)
-        firsts = run.origins.take(slice(0, None, size))
+        count = len(run.values)
+        starts = range(0, count if short_is_whole else max(0, count - size + 1), size)
+        firsts = run.origins.take(slice(0, starts.stop, size))
         batches, error = collect((make(run, start, allocate) for start in starts), firsts, where, len(starts))
-        if error is not None or len(batches) < len(firsts):
-            firsts = firsts.take(slice(len(batches)))
-        return Elements(batches, firsts, run.error if error is None else error)
+        if error is None:
+            return Elements(batches, firsts, run.error)
+        return Elements(batches, firsts.take(slice(len(batches))), error)
 
     return step
 
@@ -263,9 +268,9 @@ def collect(
     return values, None
 
 
-def _explain_none(error: BaseException | None, inputs: Sequence[Any], row: int, maker: str | None) -> None:
+def _explain_none(error: BaseException, inputs: Sequence[Any], row: int, maker: str | None) -> None:
     """Notes on the error of an operation that the element it got is None, which a forgotten `return` makes of it."""
-    if error is not None and maker is not None and row < len(inputs) and inputs[row] is None:
+    if maker is not None and row < len(inputs) and inputs[row] is None:
         with contextlib.suppress(Exception):
             error.add_note(
                 f"millstream: the element that it got is None: did {maker}, or one before it, forget `return`?"
@@ -288,8 +293,6 @@ def annotated(error: BaseException, where: str, *, may_end: bool = False) -> Bas
     return error
 
 
-def _cut(run: Elements, values: list[Any], error: BaseException | None) -> Elements:
-    """Returns the results of a 1:1 step, the origins cut to those that there are."""
-    if error is None:
-        return Elements(values, run.origins, run.error)
+def _cut(run: Elements, values: list[Any], error: BaseException) -> Elements:
+    """Returns the results of a 1:1 step up to its error, the origins cut to those that there are."""
     return Elements(values, run.origins.take(slice(len(values))), error)

@@ -2,12 +2,11 @@
 
 import contextlib
 import logging
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.crash_log import read_call, read_stacks, wait_for_stacks
@@ -22,6 +21,9 @@ from millstream.loader.transport.payload import release, unpack, unpack_failure
 from millstream.loader.workers.crew import Crew
 from millstream.loader.workers.warm_pools import WarmPools
 from millstream.loader.workers.workers_executor import WorkersExecutor
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.feed import Feed
 
 MOST_DEATHS_OF_FORK_SERVER = 2
 """A pool is given up when its fork server has died this often, with nothing made."""
@@ -44,7 +46,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         profiler: Profiler,
         pools: WarmPools[Pool],
         options: MultiprocessingOptions,
-        feed: Feed | None = None,
+        feed: "Feed | None" = None,
         crew: Crew | None = None,
         pipeline: int = 0,
     ) -> None:

@@ -10,7 +10,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from millstream.loader.threads.recorder import TRAINER, Event, Sample, Span
+from millstream.loader.threads.profiler import Event
+from millstream.loader.threads.recorder import TRAINER, Sample, Span
 
 TROUBLE = "deaths and stalls"
 """The track of what went wrong with workers."""

@@ -10,7 +10,8 @@ from millstream.loader.showing.phrases import trainer_text, who_works
 from millstream.loader.showing.picture import STYLE, advice_list, loader_parts
 from millstream.loader.showing.timeline import STYLE as TIMELINE_STYLE
 from millstream.loader.showing.timeline import memory_drawing, timeline
-from millstream.loader.threads.recorder import Event, Sample, Span
+from millstream.loader.threads.profiler import Event
+from millstream.loader.threads.recorder import Sample, Span
 from millstream.pictures import document, escaped, figure
 
 

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from millstream.loader.showing.amounts import bytes_text, seconds_text
 from millstream.loader.showing.chrome_trace import batches_text, lanes_of
-from millstream.loader.threads.recorder import TRAINER, TRAINS, WAITS, Event, Sample, Span
+from millstream.loader.threads.profiler import Event
+from millstream.loader.threads.recorder import TRAINER, TRAINS, WAITS, Sample, Span
 from millstream.pictures import escaped
 
 SECONDS_SHOWN = 10.0

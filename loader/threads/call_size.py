@@ -35,5 +35,5 @@ class CallSize:
 
     def note(self, call: Call, seconds: float) -> None:
         """Takes note of how long a call took."""
-        if seconds * 2 < CALL_SECONDS and call.num_blocks == self.blocks:
+        if self.blocks < self._most and seconds * 2 < CALL_SECONDS and call.num_blocks == self.blocks:
             self.blocks = min(self.blocks * 2, self._most)

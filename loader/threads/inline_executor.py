@@ -7,14 +7,12 @@ Guarantees:
 """
 
 import time
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from millstream.columnar import Allocate
 from millstream.interruptions import is_from_signal_handler
-from millstream.loader.pipeline.assignments import Wanting
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
@@ -22,8 +20,12 @@ from millstream.loader.threads.call_size import CallSize
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.assignments import Wanting
+    from millstream.loader.pipeline.feed import Feed
 
-def run_here(plan: Plan, schedule: Wanting, call: Call, allocate: Allocate) -> float:
+
+def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) -> float:
     """Runs a call in this thread, completes it and returns the seconds it took.
 
     Raises:
@@ -43,7 +45,7 @@ def run_here(plan: Plan, schedule: Wanting, call: Call, allocate: Allocate) -> f
 class InlineExecutor(Executor):
     """Everything happens when the consumer asks: in its thread, or in one other where its settings would be seen."""
 
-    def __init__(self, plan: Plan, position: Position, feed: Feed | None = None) -> None:
+    def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
         super().__init__(plan, position, feed)
         self._memory = RecycledMemory()
         self._size = CallSize(plan)
@@ -56,8 +58,9 @@ class InlineExecutor(Executor):
         self._thread.close()
 
     def _begin(self) -> None:
-        self._thread.check_process()
         self._may_work_here = self._settings.are_neutral()
+        if not self._may_work_here:
+            self._thread.check_process()
 
     def _advance(self) -> None:
         stage = self._schedule.next_stage

@@ -10,8 +10,9 @@ Guarantees:
 
 import functools
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -20,7 +21,9 @@ from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.outputs import Outputs
 from millstream.loader.pipeline.plan import KEYS, READ
 from millstream.loader.pipeline.requests import Blocks
-from millstream.loader.threads.recorder import TRAINS, WAITS, Recorder, event, new_events
+
+if TYPE_CHECKING:
+    from millstream.loader.threads.recorder import Recorder
 
 Result = TypeVar("Result")
 Times: TypeAlias = Sequence[float]
@@ -29,6 +32,16 @@ Times: TypeAlias = Sequence[float]
 HAND_OVER = "hand-over"
 NEXT = "next"
 CONSUMER = "consumer"
+
+MOST_EVENTS = 200
+"""How many deaths and stalls are kept."""
+
+
+class Event(NamedTuple):
+    """Something that went wrong: when, and what, as a sentence."""
+
+    at: float
+    text: str
 
 
 @final
@@ -48,7 +61,7 @@ class Profiler:
         events: the last of these.
     """
 
-    def __init__(self, operations: Sequence[str], recorder: Recorder | None = None) -> None:
+    def __init__(self, operations: Sequence[str], recorder: "Recorder | None" = None) -> None:
         self._names = (KEYS, READ, *operations, HAND_OVER, NEXT, CONSUMER)
         self._seconds = dict.fromkeys(self._names, 0.0)
         self.outputs = 0
@@ -56,7 +69,7 @@ class Profiler:
         self.output_bytes: int | None = None
         self.deaths = 0
         self.stalls = 0
-        self.events = new_events()
+        self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._recorder = recorder
 
     def add(self, stage: str, seconds: float) -> None:
@@ -72,7 +85,8 @@ class Profiler:
             try:
                 return function(*arguments)
             finally:
-                self.add(stage, time.perf_counter() - start)
+                seconds = time.perf_counter() - start
+                self._seconds[stage] += seconds
 
         recorder = self._recorder
         if recorder is None:
@@ -91,11 +105,11 @@ class Profiler:
     def returned(self, left_at: float | None, now: float) -> None:
         """Takes note that the consumer asks for outputs, having been away since it left."""
         if left_at is not None:
-            self.add(CONSUMER, now - left_at)
+            self._seconds[CONSUMER] += now - left_at
         if self._recorder is not None:
             self._recorder.will_work()
             if left_at is not None:
-                self._recorder.note_trainer(TRAINS, left_at, now)
+                self._recorder.note_training(left_at, now)
 
     def waited(self, start: float, stop: float, outputs: Outputs | None, *, is_first: bool) -> None:
         """Takes note of what the consumer got, and for how long it waited.
@@ -106,9 +120,9 @@ class Profiler:
             outputs: what it got; None at the end, and for an error.
             is_first: whether nothing was begun when it came.
         """
-        self.add(NEXT, stop - start)
+        self._seconds[NEXT] += stop - start
         if self._recorder is not None:
-            self._recorder.note_trainer(WAITS, start, stop)
+            self._recorder.note_wait(start, stop)
         if is_first:
             self.first_seconds += stop - start
         if outputs is None:
@@ -146,12 +160,15 @@ class Profiler:
     def died(self, text: str) -> None:
         """Counts a worker that died, and keeps what is said about it."""
         self.deaths += 1
-        self.events.append(event(text))
+        self._note(text)
 
     def stalled(self, text: str, *, is_known: bool = False) -> None:
         """Counts a worker that makes no progress, unless it is known, and keeps what is said about it."""
         self.stalls += not is_known
-        self.events.append(event(text))
+        self._note(text)
+
+    def _note(self, text: str) -> None:
+        self.events.append(Event(time.perf_counter(), text))
 
     def read(self) -> dict[str, float]:
         """Returns the seconds of all stages."""

@@ -9,7 +9,6 @@ Guarantees:
 import contextlib
 import os
 import threading
-import time
 from collections import deque
 from typing import Any, NamedTuple, final
 
@@ -17,9 +16,6 @@ from millstream.loader.pipeline.elements import Elements, Origins
 
 MOST_SPANS = 20_000
 """How many pieces of work are kept: some megabytes."""
-
-MOST_EVENTS = 200
-"""How many deaths and stalls are kept."""
 
 SAMPLE_SECONDS = 0.25
 """How often memory is looked at, at most."""
@@ -57,13 +53,6 @@ class Span(NamedTuple):
     stop: float
     blocks: tuple[int, int] | None = None
     stages: tuple[tuple[str, float], ...] = ()
-
-
-class Event(NamedTuple):
-    """Something that went wrong: when, and what, as a sentence."""
-
-    at: float
-    text: str
 
 
 class Sample(NamedTuple):
@@ -115,8 +104,16 @@ class Recorder:
         who = f"worker {process}" if actor is None else actor
         self.spans.append(Span(who, process, "call", start, start + seconds, blocks, spent))
 
-    def note_trainer(self, what: str, start: float, stop: float) -> None:
-        """Notes that the trainer waited, or did something else; a good moment to look at the memory."""
+    def note_wait(self, start: float, stop: float) -> None:
+        """Notes that the trainer waited."""
+        self._note_trainer(WAITS, start, stop)
+
+    def note_training(self, start: float, stop: float) -> None:
+        """Notes that the trainer did something else."""
+        self._note_trainer(TRAINS, start, stop)
+
+    def _note_trainer(self, what: str, start: float, stop: float) -> None:
+        """Notes what the trainer did; a good moment to look at the memory."""
         self._trainer = threading.get_ident()
         self.spans.append(Span(TRAINER, None, what, start, stop))
         if stop - self._sampled_at >= SAMPLE_SECONDS:
@@ -137,16 +134,6 @@ class Recorder:
                 self.memory.append(Sample(now, who, pages * os.sysconf("SC_PAGE_SIZE")))
                 continue
             self._workers.pop(process, None)
-
-
-def new_events() -> deque[Event]:
-    """Returns where deaths and stalls are noted, a bounded number of them."""
-    return deque(maxlen=MOST_EVENTS)
-
-
-def event(text: str) -> Event:
-    """Returns something that happened now."""
-    return Event(time.perf_counter(), text)
 
 
 def _blocks_of(arguments: tuple[Any, ...]) -> tuple[int, int] | None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, final
 
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
@@ -28,6 +27,7 @@ from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 
 if TYPE_CHECKING:
+    from millstream.loader.pipeline.feed import Feed
     from millstream.loader.pipeline.load import Load
 
 HAND_OVER_SECONDS = 0.001
@@ -47,7 +47,7 @@ LEAST_AHEAD = 2
 class ThreadExecutor(Executor):
     """Threads run the calls to come while the consumer works."""
 
-    def __init__(self, plan: Plan, position: Position, options: ReadOptions, feed: Feed | None = None) -> None:
+    def __init__(self, plan: Plan, position: Position, options: ReadOptions, feed: "Feed | None" = None) -> None:
         super().__init__(plan, position, feed)
         self._options = options
         self._memory = RecycledMemory()

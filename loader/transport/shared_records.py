@@ -39,6 +39,9 @@ LARGE_ARRAY_BYTES = 1 << 16
 _SAMPLE = 64
 """How many records, evenly spread, tell how large they are."""
 
+_NUMBERS = frozenset(map(id, (bool, int, float, complex, type(None))))
+"""Records of these types are small. By identity: a metaclass may define equality as it likes."""
+
 _COMMON_BYTES = 256
 """What a record may have in common with others, names above all, and be pickled on its own."""
 
@@ -149,21 +152,30 @@ def share(records: Any) -> Any:
     Raises:
         Exception: a record cannot be pickled.
     """
-    if type(records) not in {list, tuple} or len(set(map(id, records))) * 2 < len(records):
+    if type(records) not in {list, tuple} or not records:
         return records
-    # By identity: a metaclass may define equality as it likes.
+    # Without a look at each, which takes two seconds for ten million.
+    if _NUMBERS.issuperset(map(id, map(type, _sample_of(records)))):
+        return records
+    if len(set(map(id, records))) * 2 < len(records):
+        return records
+    # By identity, too.
     kinds = set(map(id, map(type, records)))
     for kind in (bytes, str):
         if kinds == {id(kind)}:
             return _share_text(records, kind) if sum(map(len, records)) >= SMALLEST_BYTES else records
     if kinds == {id(np.ndarray)} and _are_alike(records):
         return _share_arrays(records) if sum(record.nbytes for record in records) >= SMALLEST_BYTES else records
-    return _share_pickles(records) if records and _is_worth_it(records) else records
+    return _share_pickles(records) if _is_worth_it(records) else records
+
+
+def _sample_of(records: Sequence[Any]) -> Sequence[Any]:
+    return records[:: max(1, len(records) // _SAMPLE)]
 
 
 def _is_worth_it(records: Sequence[Any]) -> bool:
     """Returns whether records are many and large enough, and independent enough, to be pickled one by one."""
-    sample = records[:: max(1, len(records) // _SAMPLE)]
+    sample = _sample_of(records)
     pickler = _RecordPickler()
     one_by_one = sum(map(pickler.num_bytes, sample)) / len(sample)
     together = pickler.num_bytes(sample) / len(sample)

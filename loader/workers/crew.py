@@ -5,7 +5,6 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
@@ -13,6 +12,7 @@ from millstream.loader.threads.profiler import Profiler
 from millstream.loader.workers.parts import Part
 
 if TYPE_CHECKING:
+    from millstream.loader.pipeline.feed import Feed
     from millstream.loader.workers.workers_executor import WorkersExecutor
 
 
@@ -71,7 +71,7 @@ class PartExecutor(Executor):
     """
 
     def __init__(
-        self, plan: Plan, position: Position, *, profiler: Profiler, crew: Crew, pipeline: int, feed: Feed | None
+        self, plan: Plan, position: Position, *, profiler: Profiler, crew: Crew, pipeline: int, feed: "Feed | None"
     ) -> None:
         super().__init__(plan, position, feed)
         self._part = Part(plan, self._schedule, profiler, pipeline, is_fed=feed is not None)

@@ -17,8 +17,8 @@ from typing import final
 from millstream.loader.pipeline.assignments import NO_LONGER_WANTED
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.joined_schedule import AnySchedule
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.schedules import AnySchedule
 from millstream.loader.threads.call_size import CallSize
 from millstream.loader.threads.profiler import Profiler
 

@@ -24,7 +24,6 @@ from millstream.loader.pipeline.assignments import Assignments
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
@@ -38,6 +37,7 @@ from millstream.loader.workers.warm_pools import WarmPools, give_back
 from millstream.loader.workers.workers_pool import WorkersPool, WorkerT
 
 if TYPE_CHECKING:
+    from millstream.loader.pipeline.feed import Feed
     from millstream.loader.pipeline.load import Load
 
 STALL_WARNING_SECONDS = 30.0
@@ -80,7 +80,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         profiler: Profiler,
         pools: WarmPools[Any],
         options: MultiprocessingOptions,
-        feed: Feed | None = None,
+        feed: "Feed | None" = None,
         crew: Crew | None = None,
         pipeline: int = 0,
     ) -> None:

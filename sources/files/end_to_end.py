@@ -26,7 +26,6 @@ from millstream.errors import DataSourceError
 from millstream.pictured import Pictured
 from millstream.sources.base import checked_record_key
 from millstream.sources.files.record_file import OpenFile
-from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.open_files import OpenFiles, descriptor_share
 from millstream.sources.storage.paths import (
     RECORD_LIMIT,
@@ -35,11 +34,12 @@ from millstream.sources.storage.paths import (
     names_within_common_folder,
     resolve_paths,
 )
-from millstream.sources.storage.stored_files import identify
 from millstream.sources.storage.urls import is_url
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from millstream.sources.storage.file_cache import FileCache
 
 MAX_OPEN_FILES = 512
 """How many files a source keeps open, if the process may have that many descriptors."""
@@ -80,9 +80,9 @@ class Files(Pictured, Closing, Generic[FileT]):
     descriptors_per_file: ClassVar[int] = 1
     """How many descriptors an open file takes."""
 
-    def __init__(self, paths: Any, cache: FileCache | None = None) -> None:
-        if not isinstance(cache, FileCache | None):
-            raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")
+    def __init__(self, paths: Any, cache: "FileCache | None" = None) -> None:
+        if cache is not None:
+            _check_cache(cache)
         self._cache = cache
         self._parts = self._resolved(paths)
         self._paths = list(dict.fromkeys(part.path for part in self._parts))
@@ -195,8 +195,12 @@ class Files(Pictured, Closing, Generic[FileT]):
 
     def _identify(self, path: str) -> FileIdentity:
         """Returns which file is at a path. Called by many threads at once."""
+        if not is_url(path):
+            return FileIdentity.of_regular_file(path, self.kind)
+        from millstream.sources.storage.stored_files import identify  # noqa: PLC0415  (for those who read from stores)
+
         identity = identify(path, self.kind, self._known_size)
-        if self._cache is not None and is_url(path) and identity.size > self._cache.max_bytes:
+        if self._cache is not None and identity.size > self._cache.max_bytes:
             raise ValueError(
                 f"max_bytes of the cache must be at least the size of the largest file, but {path!r} has "
                 f"{identity.size:,} bytes, got {self._cache.max_bytes:,}."
@@ -297,6 +301,13 @@ class Files(Pictured, Closing, Generic[FileT]):
         asked = max((part.stop or 0 for part in self._parts if part.path == path), default=0)
         if asked > num_records:
             raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
+
+
+def _check_cache(cache: object) -> None:
+    from millstream.sources.storage.file_cache import FileCache  # noqa: PLC0415  (for those who have one)
+
+    if not isinstance(cache, FileCache):
+        raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")
 
 
 def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:

@@ -4,16 +4,14 @@ import contextlib
 import dataclasses
 import datetime as dt
 import errno
-import glob
 import operator
 import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from millstream.errors import DataSourceError
-from millstream.sources.storage import object_stores
 from millstream.sources.storage.urls import SignedUrl, Url, is_url, matching, without_query
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
@@ -60,8 +58,7 @@ class FilePart:
             )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FileIdentity:
+class FileIdentity(NamedTuple):
     """Which file it is, and in which state: while none of these change, neither does the content.
 
     Attributes:
@@ -202,7 +199,9 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
             "that is part of a name is `%2A`.)"
         )
     root = f"{url.scheme}://{url.root}/"
-    keys = object_stores.keys_within(dataclasses.replace(url, key=_MAGIC.split(url.key)[0]))
+    from millstream.sources.storage.object_stores import keys_within  # noqa: PLC0415  (for those who read from stores)
+
+    keys = keys_within(url._replace(key=_MAGIC.split(url.key)[0]))
     if url.key in keys:
         return [FilePart(path, start, stop)]
     matches = matching(keys, url.key)
@@ -221,6 +220,8 @@ def _absolute(name: str) -> str:
 
 def _matches(pattern: str, kind: str) -> list[str]:
     """Returns the files that match, sorted; an error if there are none, or if a folder may not be read."""
+    import glob  # noqa: PLC0415  (for those who have patterns)
+
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not matches:
         folder = os.path.dirname(_MAGIC.split(pattern)[0])  # noqa: PTH120

@@ -3,9 +3,8 @@
 The name of an object in a bucket is taken as it is, as `gsutil` and `aws s3` take it; a path of HTTP has its `%20`.
 """
 
-import dataclasses
-import fnmatch
 import re
+from typing import NamedTuple
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
@@ -13,8 +12,7 @@ _LISTED = {"gs", "s3"}
 _SCHEMES = {"gs", "s3", "http", "https"}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Url:
+class Url(NamedTuple):
     """The name of one object.
 
     Attributes:
@@ -95,4 +93,6 @@ def matching(keys: list[str], pattern: str) -> list[str]:
 
 def _character_class(part: str) -> str:
     """Returns the expression for `[…]` as `fnmatch` reads it."""
+    import fnmatch  # noqa: PLC0415  (for those who have patterns)
+
     return fnmatch.translate(part).removeprefix("(?s:").rpartition(")")[0]

@@ -40,7 +40,7 @@ def move(states: Path) -> None:
     file = states / "process_2-of-3.json"
     state = LoaderState.decode(file.read_bytes())
     further = state.places[0]._replace(position=state.places[0].position + GLOBAL_BATCH)
-    moved = dataclasses.replace(state, step=state.step + 1, places=(further,))
+    moved = state._replace(step=state.step + 1, places=(further,))
     file.write_bytes(moved.encode())
 
 

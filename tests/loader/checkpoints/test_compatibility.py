@@ -37,12 +37,12 @@ WORDS = {
 
 def at(state: LoaderState, **changes: Any) -> LoaderState:
     """Returns a state of another place."""
-    return dataclasses.replace(state, places=(state.places[0]._replace(**changes),))
+    return state._replace(places=(state.places[0]._replace(**changes),))
 
 
 def with_stream(state: LoaderState, **changes: Any) -> LoaderState:
     """Returns a state of another stream."""
-    return dataclasses.replace(state, stream=dataclasses.replace(state.stream, **changes))
+    return state._replace(stream=dataclasses.replace(state.stream, **changes))
 
 
 def with_words(changes: dict[str, str | None], **others: Any) -> LoaderState:
@@ -93,7 +93,7 @@ def test_a_difference_in_words_is_named_and_can_be_allowed(
 
 def test_equal_streams_are_compatible_wherever_they_stand() -> None:
     """Step, position and what is skipped say where the stream is, not which stream it is."""
-    assert resumption(STATE, dataclasses.replace(at(STATE, position=0), step=0)) == Resumption(((5, (0,), False),), ())
+    assert resumption(STATE, at(STATE, position=0)._replace(step=0)) == Resumption(((5, (0,), False),), ())
     begun = at(FILTERED, position=0, skip=(0, 0))
     assert resumption(FILTERED, begun) == Resumption(((5, (3, 0), False),), ())
 
@@ -179,7 +179,7 @@ def test_a_shard_resumes_from_the_places_of_its_logical_shards(count: int) -> No
 
 def one_to_one(index: int, step: int = 5) -> LoaderState:
     """Returns the state of one of two shards of a 1:1 pipeline."""
-    return dataclasses.replace(with_stream(at(STATE, position=32 * step), shard_index=index), step=step)
+    return with_stream(at(STATE, position=32 * step), shard_index=index)._replace(step=step)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def one_to_one(index: int, step: int = 5) -> LoaderState:
         ([with_stream(FILTERED, shard_index=5, shard_count=8)], "shards 0, 1, 2, 3, 4, 6, 7 are missing"),
         (SAVED_BY_TWO[:1] * 2, "Two of the 2 states are of shard 0 of 2"),
         ([*SAVED_BY_TWO, with_stream(FILTERED, shard_count=4)], "of 2 and of 4 shards"),
-        ([SAVED_BY_TWO[0], dataclasses.replace(SAVED_BY_TWO[1], step=6)], "shard 0 at step 5, shard 1 at step 6"),
+        ([SAVED_BY_TWO[0], SAVED_BY_TWO[1]._replace(step=6)], "shard 0 at step 5, shard 1 at step 6"),
         ([one_to_one(1), one_to_one(0, 6)], "shard 0 at step 6, position 192, shard 1 at step 5, position 160"),
         ([one_to_one(0), with_stream(one_to_one(1), global_batch=16)], "shard 0 and of shard 1 are of different"),
         ([with_stream(one_to_one(0), logical_shards=4), one_to_one(1)], "shard 0 and of shard 1 are of different"),

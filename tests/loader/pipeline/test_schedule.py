@@ -14,10 +14,10 @@ from streams import comparable, drain
 import millstream
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.joined_schedule import AnySchedule, schedule_from
 from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.schedule import Schedule
+from millstream.loader.pipeline.schedules import AnySchedule, schedule_from
 from millstream.transforms import Batch, Filter, Map
 
 

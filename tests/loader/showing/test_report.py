@@ -19,7 +19,8 @@ from millstream.loader.processes.pool import Pool
 from millstream.loader.showing.chrome_trace import chrome_trace
 from millstream.loader.showing.timeline import WIDTH, memory_drawing, timeline
 from millstream.loader.threads import recorder
-from millstream.loader.threads.recorder import TRAINER, TRAINS, WAITS, Event, Sample, Span
+from millstream.loader.threads.profiler import Event
+from millstream.loader.threads.recorder import TRAINER, TRAINS, WAITS, Sample, Span
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -174,7 +175,7 @@ def test_a_recording_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_are_told_apart() -> None:
     """Work in the trainer's thread is the trainer's; that of another has the thread's name."""
     recording = recorder.Recorder()
-    recording.note_trainer(TRAINS, 0.0, 1.0)
+    recording.note_training(0.0, 1.0)
     recording.note_stage("read", 1.0, 2.0, (3, 5))
     thread = threading.Thread(target=recording.note_stage, args=("read", 1.0, 2.0, (None,)), name="other")
     thread.start()
