@@ -29,7 +29,8 @@ def dump_request(request: Group | Fed, classes: ClassTable) -> bytes:
 def load_request(data: bytes, classes: ClassTable) -> Group | Fed:
     """Returns the request of a pickle from `dump_request`."""
     request: Group | Fed = classes.loads(data)
-    return _with_values(request, to_elements(request.elements.values))
+    columns: Any = request.elements.values
+    return _with_values(request, to_elements(columns))
 
 
 def _with_values(request: Group | Fed, values: Any) -> Group | Fed:
