@@ -13,11 +13,8 @@ from millstream.columnar import Allocate
 from millstream.transforms.continued import ContinuedGroup
 from millstream.transforms.grouping import GroupingOperation, Identity, Pieces, Prepared, lengths_of
 from millstream.transforms.passing import PassingGroup, passing_pieces
-from millstream.transforms.rows import RowFormat
+from millstream.transforms.rows import TOKENS_TOGETHER, RowFormat
 from millstream.warn import warn
-
-GROUP_TOKENS = 1 << 17
-"""Rows are laid out together, as many as have about this many tokens: each then costs little more than its copy."""
 
 
 class BOSHandling(enum.Enum):
@@ -145,7 +142,7 @@ class ConcatThenSplit(GroupingOperation):
     def begin(self, skip: int = 0) -> ContinuedGroup | PassingGroup:
         """Returns a group for some rows."""
         kind = ContinuedGroup if self.splits_full_length else PassingGroup
-        return kind(self.unit, max(1, GROUP_TOKENS // self.unit), skip)
+        return kind(self.unit, max(1, TOKENS_TOGETHER // self.unit), skip)
 
     def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
         """Returns which parts of which documents are in which row."""

@@ -19,6 +19,9 @@ Array = NDArray[Any]
 Document = tuple[Array, ...]
 """The features of a document, in the order of the length_struct."""
 
+TOKENS_TOGETHER = 1 << 17
+"""Rows are laid out together, as many as have about this many tokens: each then costs little more than its copy."""
+
 _MOST_SHARERS = 16
 """Batches of rows that were laid out together share memory, about this many at most: one that is kept keeps all."""
 

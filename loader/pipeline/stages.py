@@ -26,7 +26,8 @@ class Stage(NamedTuple):
         num_record_steps: how many of the steps come before the first that makes an element of several: these work
             element by element, so a block may be cut anywhere between them.
         filters: what to call those operations that may drop elements.
-        runs_user_code: whether more is done than to copy what is in elements.
+        runs_user_code: whether more is done than to copy what is in elements. Else the consumer does it: to send the
+            elements to a worker would take it longer, as README.md says.
     """
 
     steps: tuple[Step, ...]

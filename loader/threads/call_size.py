@@ -1,4 +1,4 @@
-"""How many small blocks a call makes: enough to pay for what a call costs, few enough to wait for."""
+"""How many blocks a call makes: enough to pay for what a call costs, few enough to wait for."""
 
 from typing import final
 
@@ -17,7 +17,7 @@ LEAST_RECORDS = 64
 
 @final
 class CallSize:
-    """Begins with one block, and doubles as long as calls are short. A block that is a batch is a call of its own.
+    """Begins with one block, and doubles as long as calls are short, up to the number that is worth a call.
 
     Args:
         plan: whose calls these are.
@@ -31,7 +31,8 @@ class CallSize:
         self.blocks = 1
         # Each logical shard has records of its own ahead of the batches, and those of all together add up.
         records = max(most_records // len(plan.shards), LEAST_RECORDS)
-        self._most = 1 if plan.blocks_are_batches else max(1, records // plan.partition.block)
+        most = max(1, records // plan.partition.block)
+        self._most = most if plan.most_blocks is None else min(most, plan.most_blocks)
 
     def note(self, call: Call, seconds: float) -> None:
         """Takes note of how long a call took."""

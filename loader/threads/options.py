@@ -83,7 +83,7 @@ class MultiprocessingOptions:
     Attributes:
         num_workers: how many processes, 0 for none.
         per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1; a
-            block is one batch.
+            block is one batch, or several small ones of rows that are packed ahead.
         stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one block before
             that is an error; `math.inf` for however long that takes.
         enable_profiling: accepted for Grain's sake, and without effect: `iterator.profile()` always knows what the

@@ -16,10 +16,11 @@ from typing import Generic, NamedTuple, TypeVar, final
 from millstream.columnar import Allocate
 from millstream.loader.pipeline.elements import Elements, describe_origin
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.requests import Blocks, Request
+from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
+from millstream.loader.transport.carried_elements import load_request
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Failure, pack_failure, unpicklable_parts
 
@@ -108,7 +109,7 @@ class Maker(Generic[Packed]):
         return Made(packed, failure, end - start, self._profiler.take(), start)
 
     def _perform(self, message: tuple[int, int, int] | bytes) -> Elements:
-        request: Request = self._classes.loads(message) if isinstance(message, bytes) else Blocks(*message)
+        request = load_request(message, self._classes) if isinstance(message, bytes) else Blocks(*message)
         in_one = self._readers.size == 0 or self._plan.batched_source
         prepare_blocks = None if in_one else SlicedReading(self._plan, self._readers).prepare_blocks
         if prepare_blocks is not None and self._plan.source_knows_threads:

@@ -31,6 +31,7 @@ from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.threads.inline_executor import run_here
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import Profiler
+from millstream.loader.transport.carried_elements import dump_request
 from millstream.loader.workers.crew import Crew
 from millstream.loader.workers.parts import Part, Parts
 from millstream.loader.workers.warm_pools import WarmPools, give_back
@@ -257,7 +258,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         if isinstance(request, Blocks):
             return request.start, request.stop, request.shard
         try:
-            return self._pool.classes.dumps(request)
+            return dump_request(request, self._pool.classes)
         except Exception as error:
             if is_from_signal_handler(error):
                 raise

@@ -119,7 +119,7 @@ BINS = st.fixed_dictionaries(
 def small_groups() -> Iterator[None]:
     """Groups of some rows have few."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(concat_then_split, "GROUP_TOKENS", 3 * ROW)
+        patch.setattr(concat_then_split, "TOKENS_TOGETHER", 3 * ROW)
         yield
 
 

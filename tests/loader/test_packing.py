@@ -1,7 +1,7 @@
 """Packed rows through the loader: laid out as planned, 1:1, sought, sharded, named in errors."""
 
 import itertools
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -203,6 +203,69 @@ def test_an_error_in_a_document_comes_at_its_row(threads: int) -> None:
     with pytest.raises(RuntimeError, match="bad") as caught:
         next(iterator)
     assert any(f"record key {bad} (position {row})" in note for note in caught.value.__notes__)
+
+
+@final
+class CountedReads:
+    """Documents, and how many reads there were."""
+
+    def __init__(self, count: int) -> None:
+        self.documents = documents(count)
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, key: int) -> Any:
+        return self.documents[key]
+
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        """Returns the documents of some keys."""
+        self.reads += 1
+        return [self.documents[key] for key in keys]
+
+
+def test_batches_that_are_made_together_are_those_that_are_made_alone() -> None:
+    """Small batches of rows come several of a call; each, and the state after it, is as if it was made alone."""
+    source = CountedReads(600)
+    sampler = PackingSampler(lengths_of(600), ROW, overflow="split", num_epochs=2)
+    loader = DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=[Pack({"tokens": ROW}), Batch(3)],
+        read_options=ReadOptions(num_threads=0),
+    )
+    together = iter(loader)
+    found = [(batch, together.get_state()) for batch in together]
+    assert source.reads < len(found) / 4
+    alone = iter(loader)
+    for step, (batch, state) in enumerate(found):
+        alone.seek(step)
+        assert_same(next(alone), batch)
+        assert alone.get_state() == state
+
+
+@pytest.mark.parametrize("options", [{"read_options": ReadOptions(num_threads=0)}, {"worker_count": 1}])
+def test_an_error_comes_after_the_batches_that_were_made_with_it(options: Any) -> None:
+    """Of several batches of one call, those before a bad document are delivered, with states that resume there."""
+    sampler = PackingSampler(lengths_of(600), ROW, overflow="drop")
+    bad = int(sampler.pieces(3 * 40, 3 * 40 + 1).record_keys[0])
+
+    def fails(document: Any) -> Any:
+        if document[0] // 100 == bad:
+            raise RuntimeError("bad")
+        return document
+
+    operations = [fails, Pack({"tokens": ROW}), Batch(3)]
+    with loader_of(600, operations=operations, overflow="drop", **options) as loader:
+        iterator = iter(loader)
+        for step in range(40):
+            assert_same(next(iterator), plain_rows(sampler, documents(600), 3 * step, 3 * step + 3))
+        with pytest.raises(RuntimeError, match="bad"):
+            next(iterator)
+        assert iterator.step == 40
+        with pytest.raises(RuntimeError, match="bad"):
+            next(iterator)
 
 
 @pytest.mark.parametrize(

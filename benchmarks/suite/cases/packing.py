@@ -1,6 +1,7 @@
 """Documents packed into rows: how long the plan takes, how full the rows are, and how fast they come."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ from suite.contenders import chain_goals, chains
 from suite.data import ROW_LENGTH
 from suite.peers import PEERS
 from suite.scale import Scale
-from suite.work import SEED, Records, Work
+from suite.steps import identity
+from suite.work import SEED, Map, Records, Work
 
 ROWS_IN_BATCH = 8
 
@@ -144,6 +146,28 @@ def _as_they_come(name: str, packing: str, view: Callable[[Any], Any]) -> Case:
     )
 
 
+BY_WORKERS = "rows by workers"
+"""An operation on rows follows the packer: workers then lay the rows out."""
+
+
+def measure_consumer(run: Run) -> Measurement:
+    """Returns the milliseconds that a batch takes this process, while workers do theirs: the least of some rounds."""
+    work = run.work()
+    if run.contender.mode == BY_WORKERS:
+        work = dataclasses.replace(work, steps=(Map(identity),))
+    stream = PEERS[run.contender.peer].adapter().open(work, run.contender)
+    num_batches = run.scale.pick(tiny=2, quick=500, full=2000)
+    spent = []
+    for _ in range(6):
+        start = time.process_time()
+        for _ in itertools.islice(stream.batches, num_batches):
+            pass
+        spent.append(time.process_time() - start)
+    stream.close()
+    # The first round begins before the workers do.
+    return Measurement(1000 * min(spent[1:]) / num_batches)
+
+
 _WHOLE = ("Dataset", "Dataset, best fit")
 """How Grain packs whole documents: the first is first fit."""
 
@@ -219,6 +243,26 @@ CASES = (
         ),
         view=sums_of_documents,
         count=number_of_documents,
+    ),
+    Case(
+        name="pack_consumer",
+        title=f"time of the consumer for a batch of {ROWS_IN_BATCH} rows, packed as they come (first fit), 2 workers",
+        make_work=lambda scale: dataclasses.replace(_documents(scale), packing="first fit"),
+        contenders=(
+            Contender("millstream", workers=2, threads=None),
+            Contender("millstream", workers=2, threads=None, mode=BY_WORKERS),
+        ),
+        goals=(
+            Goal(
+                "the consumer lays rows out, which is to take it no longer than to have workers do it",
+                1,
+                Pick("millstream", mode=BY_WORKERS),
+                Pick("millstream", mode=""),
+            ),
+        ),
+        measure=measure_consumer,
+        unit="ms",
+        higher_is_better=False,
     ),
     _as_they_come("pack_first_fit", "first fit", sums_of_documents),
     _as_they_come("pack_best_fit", "best fit", sums_of_documents),

@@ -152,7 +152,7 @@ def _operations(work: Work, batch_fn: Callable[[list[Any]], Any] | None, *, batc
     batch = [millstream.Batch(work.batch_size, batch_fn=batch_fn)] if work.batch_size else []
     if work.row_length is not None:
         packing = _AS_THEY_COME[work.packing] if work.packing else millstream.Pack
-        return [packing({"tokens": work.row_length}), *batch]
+        return [packing({"tokens": work.row_length}), *map(_operation, work.steps), *batch]
     if not batches_first:
         return [*map(_operation, work.steps), *batch]
     if any(not isinstance(step, Map) or step.graph_of_many is not step.function for step in work.steps):

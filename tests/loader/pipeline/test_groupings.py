@@ -109,7 +109,7 @@ EVERY_GROUPING = pytest.mark.parametrize("name", CASES)
 def small_groups() -> Iterator[None]:
     """Groups of some rows have few."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(concat_then_split, "GROUP_TOKENS", 24)
+        patch.setattr(concat_then_split, "TOKENS_TOGETHER", 24)
         yield
 
 
