@@ -2,8 +2,9 @@
 
 Guarantee: whatever a handler raises, wherever Python runs it, the lock is held in the block and not after it.
 
-`with lock:` alone holds to that up to Python 3.13. Since 3.14, Python looks for signals between the call that takes the
-lock and the block: an exception of a handler leaves the lock taken for ever.
+`with lock:` alone holds to that up to Python 3.13. Python 3.14 looks for signals between the call that takes the lock
+and the block: an exception of a handler leaves the lock taken for ever
+(https://github.com/python/cpython/issues/148874).
 """
 
 import operator
