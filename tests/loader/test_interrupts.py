@@ -16,11 +16,11 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from faults import WAIT_SECONDS
+from process_tree import processes_below
 
 import millstream
 from millstream.loader.live import server
@@ -520,7 +520,7 @@ def test_worker_processes_whose_start_is_interrupted_end_with_their_iterator() -
             assert batches == expected[step:]
         gc.collect()
         deadline = time.monotonic() + WAIT_SECONDS
-        while psutil.Process().children(recursive=True):
-            assert time.monotonic() < deadline, [child.status() for child in psutil.Process().children(recursive=True)]
+        while left := processes_below():
+            assert time.monotonic() < deadline, left
             time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208

@@ -17,7 +17,6 @@ import cloudpickle
 import elements_of_all_kinds
 import faults
 import numpy as np
-import psutil
 import pytest
 import ray
 import strategies
@@ -26,6 +25,7 @@ from faults import At
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracle
+from process_tree import processes_below
 from ray.cluster_utils import Cluster
 from strategies import UNEVEN_ENDS, Pipeline, pipelines
 from streams import drain
@@ -88,7 +88,7 @@ def nodes() -> Iterator[Nodes]:
     finally:
         ray.shutdown()
         cluster.shutdown()
-    assert psutil.Process().children(recursive=True) == []
+    assert processes_below() == []
 
 
 def on_ray(num_workers: int = 2, **options: Any) -> dict[str, Any]:
