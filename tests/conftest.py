@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -72,9 +73,13 @@ def our_actors() -> list[psutil.Process]:
 
 
 def open_descriptors() -> set[str]:
-    """Returns this process's open descriptors and what they point to."""
+    """Returns this process's open descriptors and what they point to; without that of Python's own tracker."""
     found = set()
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    of_tracker = None if tracker is None else str(tracker._resource_tracker._fd)
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  (the names are wanted)
+        if descriptor == of_tracker:
+            continue
         try:
             found.add(f"{descriptor} -> {os.readlink(f'/proc/self/fd/{descriptor}')}")  # noqa: PTH115
         except FileNotFoundError:
