@@ -6,9 +6,12 @@ import sys
 import psutil
 
 
-def processes_below() -> list[psutil.Process]:
-    """Returns the processes below this one; without Python's own tracker, which tqdm starts from Python 3.14 on."""
-    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
+    """Returns the processes below this one, or its children alone.
+
+    Python's own tracker, which tqdm starts from Python 3.14 on, is not among them.
+    """
+    found: list[psutil.Process] = psutil.Process().children(recursive=recursive)
     if sys.hexversion < 0x30E0000:
         return found
     return [process for process in found if not is_named(process, "multiprocessing.resource_tracker")]
