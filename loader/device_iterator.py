@@ -17,14 +17,13 @@ Guarantees:
 import dataclasses
 import functools
 import queue
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, final
 
 from millstream.checks import as_integer
-from millstream.loader.checkpoints.resumable import ResumableIterator, check_unused
+from millstream.loader.checkpoints.resumable import ResumableIterator
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.placement import Device, Placement
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
@@ -93,7 +92,6 @@ class DeviceIterator(ResumableIterator):
         self._position = _Position.of(iterator)
         self._staging: _Staging | None = None
         self._is_closed = False
-        self._in_use = threading.Lock()
         self._readers = ReaderThreads(1)
         self._readers.end_with(self)
         # A thread that waits for a batch ends only when the wait does.
@@ -126,17 +124,7 @@ class DeviceIterator(ResumableIterator):
             TypeError: JAX has no array of a leaf of the batch.
             Exception: whatever an operation or the source raised, with notes of where, or JAX in putting the batch.
         """
-        check_unused(self._in_use)
-        with self._in_use:
-            try:
-                current = self._running_round()
-                staged = current.take()
-                self._readers.submit(current.stage)
-                self._position = staged.position
-            except BaseException:
-                self._end_round()
-                raise
-        return staged.batch
+        return self._alone(self._take)
 
     def start_prefetch(self) -> None:
         """Begins to put batches on the device and returns at once, for instance while a model is restored.
@@ -144,13 +132,7 @@ class DeviceIterator(ResumableIterator):
         Raises:
             ValueError: the iterator is closed.
         """
-        check_unused(self._in_use)
-        with self._in_use:
-            try:
-                self._running_round()
-            except BaseException:
-                self._end_round()
-                raise
+        self._alone(self._begin)
 
     def get_state(self) -> bytes:
         """Returns the position as a few hundred bytes of JSON, at once: no thread or process is asked."""
@@ -217,6 +199,24 @@ class DeviceIterator(ResumableIterator):
     def __repr__(self) -> str:
         return f"<DeviceIterator at step {self.step}, up to {self._buffer_size} batches ahead on {self._placement}>"
 
+    def _take(self) -> Any:
+        try:
+            current = self._running_round()
+            staged = current.take()
+            self._readers.submit(current.stage)
+            self._position = staged.position
+        except BaseException:
+            self._end_round()
+            raise
+        return staged.batch
+
+    def _begin(self) -> None:
+        try:
+            self._running_round()
+        except BaseException:
+            self._end_round()
+            raise
+
     def _running_round(self) -> "_Staging":
         """Returns the staging at hand, or a new one from the consumer's position on."""
         self._check_open()
@@ -234,15 +234,16 @@ class DeviceIterator(ResumableIterator):
     def _go(self, move: Callable[[], None]) -> None:
         """Has the thread go to another position, and takes it for the consumer's if that succeeds."""
         self._check_open()
-        check_unused(self._in_use)
-        with self._in_use:
+        self._alone(functools.partial(self._move, move))
+
+    def _move(self, move: Callable[[], None]) -> None:
+        self._end_round()
+        try:
+            current = self._begin_round()
+            self._readers.submit(functools.partial(current.report, move))
+            self._position = current.take().position
+        finally:
             self._end_round()
-            try:
-                current = self._begin_round()
-                self._readers.submit(functools.partial(current.report, move))
-                self._position = current.take().position
-            finally:
-                self._end_round()
 
     def _begin_round(self) -> "_Staging":
         current = self._staging = _Staging(self._iterator, self._placement, self._position.state)

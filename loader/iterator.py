@@ -7,19 +7,19 @@ Guarantees:
     * `next`, `seek`, `set_state` and `start_prefetch` raise a ValueError while one of them works ahead or fetches
       outputs for this iterator, in another thread or in the code that a signal's handler interrupted. An element that
       is there already is delivered without a look at who asks, which would cost too much: CPython changes threads and
-      runs handlers at calls and jumps only, and there is none in between.
+      runs handlers at calls and jumps back only, and there is none in between.
     * `close`, `get_state` and `step` may be used in any thread and any handler, at any time: they take no lock.
 """
 
 import contextlib
 import enum
-import threading
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.checks import as_integer
-from millstream.loader.checkpoints.resumable import ResumableIterator, check_unused
+from millstream.loader.checkpoints.resumable import ResumableIterator
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
@@ -101,7 +101,6 @@ class DataLoaderIterator(ResumableIterator):
         self._left_at: float | None = None
         # Since when the consumer is inside `next`, unless what it asks for was there already.
         self._asked_at: float | None = None
-        self._in_use = threading.Lock()
 
     @property
     def step(self) -> int:
@@ -141,14 +140,12 @@ class DataLoaderIterator(ResumableIterator):
             ValueError: the iterator is closed.
             Exception: whatever an operation or the source raised, with notes of where.
         """
-        outputs, values, row = self._outputs, self._values, self._row
-        while outputs is None or row == self._stop:
+        while self._row == self._stop:
             self._check_open()
-            check_unused(self._in_use)
-            with self._in_use:
-                self._fetch()
-            outputs, values, row = self._outputs, self._values, self._row
-        # No calls until the end, see above: so no element is lost between two lines, or delivered twice.
+            self._alone(self._fetch)
+        # No call and no jump back from here to the end, see above: no element is lost between two lines, or delivered
+        # twice. What was read within the loop would be old: since Python 3.14, it is left after a jump back only.
+        values, row = self._values, self._row
         value = values[row]
         self._row, self._step = row + 1, self._step + 1
         # The batch is the consumer's now: hold on to nothing of it.
@@ -163,9 +160,7 @@ class DataLoaderIterator(ResumableIterator):
         """
         if self._row == self._stop:
             self._check_open()
-            check_unused(self._in_use)
-            with self._in_use:
-                self._fetch()
+            self._alone(self._fetch)
         outputs, values, row = self._outputs, self._values, self._row
         if outputs is None:
             raise AssertionError("fetched")
@@ -204,13 +199,7 @@ class DataLoaderIterator(ResumableIterator):
 
         Does nothing where there are no threads to read ahead.
         """
-        check_unused(self._in_use)
-        with self._in_use:
-            if self._outputs is None:
-                executor = self._running_executor()
-                self._is_sound = False
-                executor.start()
-                self._is_sound = True
+        self._alone(self._begin)
 
     def get_state(self) -> bytes:
         """Returns the position as a few hundred bytes of JSON, at once: no thread or process is asked."""
@@ -299,7 +288,7 @@ class DataLoaderIterator(ResumableIterator):
         if self._plan.one_to_one:
             self._go((Cursor(step, (0,)),), step)
         else:
-            self._seek_by_counting(step)
+            self._alone(functools.partial(self._seek_by_counting, step))
 
     def interrupt(self) -> None:
         """Ends all work ahead and keeps the position. Another thread that waits in `next` gets a ValueError."""
@@ -325,6 +314,13 @@ class DataLoaderIterator(ResumableIterator):
             f"<DataLoaderIterator at step {self._step}, {self._lifecycle.name.lower()}, "
             f"shard {shard.shard_index} of {shard.shard_count}>"
         )
+
+    def _begin(self) -> None:
+        if self._outputs is None:
+            executor = self._running_executor()
+            self._is_sound = False
+            executor.start()
+            self._is_sound = True
 
     def _advance(self) -> bool:
         """Moves on to the next outputs; returns False at the end of the stream."""
@@ -439,9 +435,7 @@ class DataLoaderIterator(ResumableIterator):
             compatibility.warn_of_changes(found.changes)
 
     def _go(self, position: Position, step: int) -> None:
-        check_unused(self._in_use)
-        with self._in_use:
-            self._move(position, step)
+        self._alone(functools.partial(self._move, position, step))
 
     def _move(self, position: Position, step: int) -> None:
         """Goes to a position, while the iterator is marked as in use."""
@@ -449,22 +443,20 @@ class DataLoaderIterator(ResumableIterator):
         self._start, self._step, self._has_ended = position, step, False
 
     def _seek_by_counting(self, step: int) -> None:
-        check_unused(self._in_use)
-        with self._in_use:
-            position, old_step = self._position(), self._step
-            if step < self._step:
-                self._move(self._plan.beginning, 0)
-            try:
-                while self._step < step:
-                    self._fetch()
-                    self.__next__()
-            except StopIteration:
-                there = self._step
-                self._move(position, old_step)
-                raise IndexError(f"step must be at most {there}, the number of batches, got {step}.") from None
-            except BaseException:
-                self._move(position, old_step)
-                raise
+        position, old_step = self._position(), self._step
+        if step < self._step:
+            self._move(self._plan.beginning, 0)
+        try:
+            while self._step < step:
+                self._fetch()
+                self.__next__()
+        except StopIteration:
+            there = self._step
+            self._move(position, old_step)
+            raise IndexError(f"step must be at most {there}, the number of batches, got {step}.") from None
+        except BaseException:
+            self._move(position, old_step)
+            raise
 
     def _check_open(self) -> None:
         if self._lifecycle is Lifecycle.CLOSED:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources.files.scan import Scan, refuse_compressed
 from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.storage.file_cache import FileCache
@@ -18,7 +19,7 @@ from millstream.sources.text_lines import decode_texts, record_starts
 
 _BYTE_ORDER_MARK = "\ufeff"
 
-_RAISING_LIMIT = threading.Lock()
+_RAISING_LIMIT = SignalSafeLock(threading.Lock())
 """Held while the limit of `csv` on the length of fields is another than the user's."""
 
 

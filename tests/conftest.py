@@ -14,6 +14,7 @@ import hypothesis
 import psutil
 import pytest
 from object_server import ObjectServer, serving
+from process_tree import is_named, processes_below
 from store_clients import clients_of
 
 # The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
@@ -66,30 +67,19 @@ def our_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
 
 
-def processes_below() -> list[psutil.Process]:
-    """Returns the processes below this one; without Python's own tracker, which tqdm starts from Python 3.14 on."""
-    found: list[psutil.Process] = psutil.Process().children(recursive=True)
-    if sys.hexversion < 0x30E0000:
-        return found
-    return [process for process in found if not is_named(process, "multiprocessing.resource_tracker")]
-
-
 def our_actors() -> list[psutil.Process]:
     """Returns the processes of the library's actors in Ray clusters that tests have started."""
     return [process for process in psutil.Process().children(recursive=True) if is_named(process, "PipelineActor")]
 
 
-def is_named(process: psutil.Process, name: str) -> bool:
-    """Returns whether a process has a name in its command."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return any(name in word for word in process.cmdline())
-    return False
-
-
 def open_descriptors() -> set[str]:
-    """Returns this process's open descriptors and what they point to."""
+    """Returns this process's open descriptors and what they point to; without that of Python's own tracker."""
     found = set()
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    of_tracker = None if tracker is None else str(tracker._resource_tracker._fd)
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  (the names are wanted)
+        if descriptor == of_tracker:
+            continue
         try:
             found.add(f"{descriptor} -> {os.readlink(f'/proc/self/fd/{descriptor}')}")  # noqa: PTH115
         except FileNotFoundError:

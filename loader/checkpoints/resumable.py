@@ -2,16 +2,20 @@
 
 import abc
 import contextlib
-import threading
-from collections.abc import Collection, Iterable
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NoReturn, Self, TypeVar
 
 from millstream.closing import Closing
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 
+ResultT = TypeVar("ResultT")
+
 
 class ResumableIterator(Checkpointable, Closing):
     """Yields batches, and knows its position among them: just after the last batch that it delivered."""
+
+    _is_in_use = False
+    """Whether a call is at what one at a time may do."""
 
     @property
     @abc.abstractmethod
@@ -74,16 +78,25 @@ class ResumableIterator(Checkpointable, Closing):
             "For another iterator at the same position: other = iter(loader); other.set_state(iterator.get_state())."
         )
 
+    def _alone(self, work: Callable[[], ResultT]) -> ResultT:
+        """Returns what some work gives that one call at a time may do.
 
-def check_unused(in_use: threading.Lock) -> None:
-    """Raises a ValueError where another call holds the lock of an iterator.
+        It is marked without a lock, which costs less. CPython changes threads and runs handlers at calls and jumps back
+        only, and there is none between the look at the mark and the `try`, or in `finally`: so two never pass, and no
+        mark stays, whatever a handler raises.
 
-    One may take it between this look and the caller's turn. Then the caller waits until that one is done, and is
-    right. Only in its own thread would it wait forever, and there the other one, in a handler, has ended before.
-    """
-    if in_use.locked():
-        raise ValueError(
-            "This iterator is in use: another thread, or the code that a signal's handler interrupted, is fetching its "
-            "next batch. Use it in one thread at a time: take a lock around next(iterator), or give each thread an "
-            "iter(loader) of its own, of a shard of its own."
-        )
+        Raises:
+            ValueError: another call is at such work.
+            Exception: whatever the work raises.
+        """
+        is_in_use, self._is_in_use = self._is_in_use, True
+        if is_in_use:
+            raise ValueError(
+                "This iterator is in use: another thread, or the code that a signal's handler interrupted, is fetching "
+                "its next batch. Use it in one thread at a time: take a lock around next(iterator), or give each "
+                "thread an iter(loader) of its own, of a shard of its own."
+            )
+        try:
+            return work()
+        finally:
+            self._is_in_use = False

@@ -5,6 +5,7 @@ come from one `socketpair` that only they hold, so what arrives is what this lib
 middle of a frame leaves an incomplete one, which is dropped: it can harm no channel but its own.
 """
 
+import array  # noqa: F401  (`socket` needs it: since Python 3.14 it looks for it late, perhaps in another folder)
 import contextlib
 import errno
 import os

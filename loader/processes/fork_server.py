@@ -20,7 +20,7 @@ import sys
 from typing import Any, NoReturn, final
 
 from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.interpreter import share_tracker
+from millstream.loader.processes.interpreter import keep_tracker, share_tracker
 from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, NotForked
 from millstream.loader.processes.process_control import (
     adopt_orphans,
@@ -53,7 +53,7 @@ def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
     """
     os.set_inheritable(control, False)
     if tracker is not None:
-        share_tracker(tracker)
+        keep_tracker(tracker)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -61,7 +61,7 @@ def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
     # What was imported stays, so no collection need ever look at it, in no worker: to look would copy its pages.
     gc.freeze()
     gc.enable()
-    fork_server = ForkServer(Channel(socket.socket(fileno=control), blocking=True), parent_pid)
+    fork_server = ForkServer(Channel(socket.socket(fileno=control), blocking=True), parent_pid, tracker)
     fork_server.run()
     # With the fork server still alive: the end of a worker just killed must find the socket that it is written to.
     os._exit(0)
@@ -71,8 +71,9 @@ def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
 class ForkServer:
     """The loop: fork, kill, report, until the parent is gone."""
 
-    def __init__(self, control: Channel, parent_pid: int) -> None:
+    def __init__(self, control: Channel, parent_pid: int, tracker: int | None = None) -> None:
         self._control = control
+        self._tracker = tracker
         self._workers: set[int] = set()
         self._poll = select.poll()
         self._poll.register(control.fileno(), select.POLLIN)
@@ -141,6 +142,8 @@ class ForkServer:
             self._wakeup_end.close()
             if self._parent is not None:
                 os.close(self._parent)
+            if self._tracker is not None:
+                share_tracker(self._tracker)
             channel, arena, crash_log, pipeline = descriptors
             work(channel, arena, crash_log, pipeline, request)
             status = 0

@@ -103,11 +103,21 @@ def tracker_descriptor() -> int | None:
     return None if descriptor is None else int(descriptor)
 
 
-def share_tracker(descriptor: int) -> None:
-    """Makes this process, and those that it forks, use the resource tracker of another one."""
-    from multiprocessing import resource_tracker  # noqa: PLC0415  (takes its time, and few need it)
+def keep_tracker(descriptor: int) -> None:
+    """Has at hand what the processes that this one forks need for `share_tracker`."""
+    from multiprocessing import resource_tracker  # noqa: F401, PLC0415  (takes its time, and few need it)
 
     os.set_inheritable(descriptor, False)
+
+
+def share_tracker(descriptor: int) -> None:
+    """Makes this process use the resource tracker of another one.
+
+    After the fork, and not before it: Python 3.14 closes the descriptor of what it knows as the tracker in a forked
+    process, which would then start its own.
+    """
+    from multiprocessing import resource_tracker  # noqa: PLC0415  (as above)
+
     resource_tracker._resource_tracker._fd = descriptor  # type: ignore[attr-defined]  # noqa: SLF001
 
 

@@ -58,6 +58,7 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
 from millstream.loader.transport.pipeline_file import pack_pipelines, write_pieces
+from millstream.signal_safe_lock import SignalSafeLock
 
 CLOSE_SECONDS = 2.0
 """How long stopping may take: the fork server gives workers a quarter of it to leave, then kills them."""
@@ -383,7 +384,7 @@ class _Resources:
         self.owner = os.getpid()
         self._unclosed: list[int] = []
         # One thread may close an iterator while another waits for its next batch, and finds that it must restart.
-        self.lock = threading.RLock()
+        self.lock = SignalSafeLock(threading.RLock())
         self._ended = False
 
     @property

@@ -3,6 +3,7 @@
 cloudpickle pickles the functions and classes of a script with their code. Here it gets help with
 
     * caches (`functools.cache`), cached properties, `NewType` and its like: each is made again, a cache empty,
+    * partial methods, which cannot be made without their function since Python 3.14,
     * weak dictionaries, which become what they hold now,
     * classes with `__slots__`, which keep them: an instance would otherwise come back with a `__dict__`,
     * enums, whose members keep their attributes and aliases,
@@ -78,6 +79,15 @@ def rebuild_cached_property(kind: type[Any], function: Callable[[Any], Any]) -> 
     return made
 
 
+def _reduce_partial_method(value: Any) -> Reduced:
+    return rebuild_partial_method, (type(value),), vars(value)
+
+
+def rebuild_partial_method(kind: type[Any]) -> Any:
+    """Returns a partial method that has no function yet: since Python 3.14, its `__new__` asks for one."""
+    return object.__new__(kind)
+
+
 def _reduce_weak_dict(value: Any) -> Reduced:
     return type(value), (dict(value),)
 
@@ -97,6 +107,7 @@ def _reduce_missing(_: Any) -> Reduced:
 
 OTHERS: dict[type, Callable[[Any], Reduced]] = {
     functools.cached_property: _reduce_cached_property,
+    functools.partialmethod: _reduce_partial_method,
     weakref.WeakKeyDictionary: _reduce_weak_dict,
     weakref.WeakValueDictionary: _reduce_weak_dict,
     types.ClassMethodDescriptorType: _reduce_descriptor,

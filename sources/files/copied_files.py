@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, final
 
 from millstream.errors import DataSourceError
+from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources.files.record_file import RecordFile, RecordT
 from millstream.sources.storage.file_cache import FileCache, LocalCopy
 from millstream.sources.storage.paths import FileIdentity
@@ -41,7 +42,7 @@ class CopiedFile(Generic[RecordT]):
         self._url = url
         self._identity = identity
         self._open_file = open_file
-        self._lock = threading.Lock()
+        self._lock = SignalSafeLock(threading.Lock())
         self._users = 0
         self._opened: _Opened[RecordT] | None = None
 

@@ -26,6 +26,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, final
 
+from millstream.signal_safe_lock import SignalSafeLock
+
 
 class Closable(Protocol):
     """An open file."""
@@ -53,7 +55,7 @@ class _Registry:
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
-        self._lock = threading.RLock()
+        self._lock = SignalSafeLock(threading.RLock())
         # No more descriptors than this are in use: counted when all sources were last looked at, and for each file that
         # was opened since. A mixture may have a thousand sources.
         self._most_in_use = 0
@@ -82,7 +84,7 @@ class _Registry:
 
     def start_anew(self) -> None:
         """Begins without open files in a forked process; threads that are not here may have held the locks."""
-        self._lock = threading.RLock()
+        self._lock = SignalSafeLock(threading.RLock())
         self._most_in_use = 0
         for files in list(self._all):
             files.start_anew()
@@ -103,7 +105,7 @@ class _Entry(Generic[FileT]):
 
     def __init__(self) -> None:
         self.file: FileT | None = None
-        self.opening = threading.RLock()
+        self.opening = SignalSafeLock(threading.RLock())
         self.users = 0
 
 
@@ -119,7 +121,7 @@ class OpenFiles(Generic[FileT]):
     def __init__(self, max_open: int, descriptors_per_file: int = 1) -> None:
         self._max_open = max_open
         self._descriptors_per_file = descriptors_per_file
-        self._lock = threading.RLock()
+        self._lock = SignalSafeLock(threading.RLock())
         self._entries: OrderedDict[str, _Entry[FileT]] = OrderedDict()  # The least recently used comes first.
         self._inherited: list[object] = []
         self._closed = False
@@ -190,7 +192,7 @@ class OpenFiles(Generic[FileT]):
 
     def start_anew(self) -> None:
         """Begins without open files in a forked process, whose parent's threads may have held the lock."""
-        self._lock = threading.RLock()
+        self._lock = SignalSafeLock(threading.RLock())
         # Kept from being destroyed: a library may do more then than is safe after a fork.
         self._inherited.append(self._entries)
         self._entries = OrderedDict()

@@ -5,6 +5,8 @@ import threading
 import time
 from typing import Any, final
 
+from millstream.signal_safe_lock import SignalSafeLock
+
 SHOW_AFTER_SECONDS = 2.0
 """A scan that is done earlier is not worth a word."""
 
@@ -34,7 +36,7 @@ class Progress:
         self._done = 0
         self._bar: Any = None
         self._looked_for_bar = False
-        self._lock = threading.Lock()
+        self._lock = SignalSafeLock(threading.Lock())
         self._next_report = time.monotonic() + SHOW_AFTER_SECONDS
         self._cancelled = False
 

@@ -15,6 +15,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
+from millstream.signal_safe_lock import SignalSafeLock
+
 
 class Unit(Protocol):
     """A decoded unit."""
@@ -55,7 +57,7 @@ class _Entry(Generic[UnitT]):
 
     def __init__(self) -> None:
         self.unit: UnitT | None = None
-        self.loading = threading.RLock()
+        self.loading = SignalSafeLock(threading.RLock())
         self.served = 0
 
 
@@ -87,7 +89,7 @@ class UnitCache(Generic[UnitT]):
         self.dropped: deque[Use] = deque(maxlen=remembered)
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._lock = threading.RLock()
+        self._lock = SignalSafeLock(threading.RLock())
         self._entries: OrderedDict[Hashable, _Entry[UnitT]] = OrderedDict()  # The least recently used comes first.
         self._inherited: list[object] = []
         _all_caches().add(self)
@@ -154,7 +156,7 @@ class UnitCache(Generic[UnitT]):
 
     def start_anew(self) -> None:
         """Begins without units in a forked process, whose parent's threads may have held the lock."""
-        self._lock = threading.RLock()
+        self._lock = SignalSafeLock(threading.RLock())
         # Kept from being freed: a library may do more then than is safe after a fork.
         self._inherited.append(self._entries)
         self._entries = OrderedDict()

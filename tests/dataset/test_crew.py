@@ -13,6 +13,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from process_tree import processes_below
 from streams import comparable
 
 from millstream import FirstFitPack, IterDataset, MapDataset, WindowShuffle
@@ -144,7 +145,7 @@ def test_many_streams_have_one_set_of_workers() -> None:
         elements += list(spread)
     assert len(workers) == 2
     assert {process for _, *processes in elements for process in processes} <= workers
-    assert psutil.Process().children(recursive=True) == []
+    assert processes_below() == []
     with iter(IterDataset.mix([numbers(1000 * number) for number in range(35)])) as alone:
         assert [number for number, *_ in elements] == [number for number, _ in alone]
 
@@ -161,7 +162,7 @@ def test_the_next_pass_finds_the_workers_warm() -> None:
     assert {process for batch in dataset for _, process in batch} == {worker}
     with iter(dataset) as iterator:
         next(iterator)
-    assert psutil.Process().children(recursive=True) == []
+    assert processes_below() == []
 
 
 def test_one_stream_twice() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
+from process_tree import processes_below
 
 from millstream import CheckpointError, DatasetIterator, IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset
@@ -138,7 +138,7 @@ def test_nothing_is_left(how: str) -> None:
     next(iterator)
     iterator.close()
     iterator.close()
-    assert psutil.Process().children(recursive=True) == []
+    assert processes_below() == []
     with pytest.raises(ValueError, match="Trying to advance a closed iterator"):
         next(iterator)
     assert iterator.get_state()["stream"] is not None

@@ -1,6 +1,7 @@
 """Real signals at any moment: no wrong batch, no second thread on one iterator, no hang, whatever a handler does."""
 
 import collections
+import concurrent.futures
 import gc
 import os
 import random
@@ -15,13 +16,17 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
-import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from faults import WAIT_SECONDS
+from process_tree import processes_below
 
 import millstream
 from millstream.loader.live import server
 from millstream.loader.live.client import asked
+from millstream.signal_safe_lock import SignalSafeLock
+from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter
 
 NUM_RECORDS = 240
@@ -163,6 +168,79 @@ def test_an_iterator_that_is_interrupted_again_and_again_resumes_each_time(
 
         for _ in range(3 * TRIALS):
             interrupt(work, chance.uniform(1e-5, 2e-3), chance.randint(1, 3))
+
+
+@pytest.mark.parametrize("make", [threading.Lock, threading.RLock], ids=["plain", "reentrant"])
+def test_a_lock_is_free_after_its_block_whatever_interrupts_that(make: Callable[[], Any]) -> None:
+    """Exceptions at any moment of taking a lock and of giving it back: another thread can take it afterwards."""
+    lock, chance = make(), random.Random(9)
+    guarded = SignalSafeLock(lock)
+
+    def work() -> None:
+        while True:
+            with guarded:
+                pass
+
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        for trial in range(20 * TRIALS):
+            interrupt(work, chance.uniform(1e-5, 1e-4), 1 + trial % 3)
+            assert other.submit(lock.acquire, timeout=WAIT_SECONDS).result()
+            other.submit(lock.release).result()
+
+
+def test_a_lock_is_held_in_its_block() -> None:
+    """While one thread is in the block, no other one can take the lock, and whoever wants it for a block waits."""
+    lock = threading.Lock()
+    guarded, count = SignalSafeLock(lock), 0
+
+    def add() -> None:
+        nonlocal count
+        for _ in range(1000):
+            with guarded:
+                assert not lock.acquire(blocking=False)
+                before = count
+                sys.getswitchinterval()  # Others may run.
+                count = before + 1
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(add) for _ in range(4)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(0.005)
+    assert count == 4000
+
+
+def lines_in(folder: Path) -> TextLineDataSource:
+    """Returns the numbers as lines of several files."""
+    for number in range(0, NUM_RECORDS, 20):
+        (folder / f"{number:03}").write_text("".join(f"{line}\n" for line in range(number, number + 20)))
+    return TextLineDataSource(sorted(folder.iterdir()))
+
+
+def rows_in(folder: Path) -> ParquetDataSource:
+    """Returns the numbers as rows, in row groups of which not all are kept."""
+    pq.write_table(pa.table({"number": range(NUM_RECORDS)}), folder / "rows", row_group_size=20)
+    return ParquetDataSource(folder / "rows", cache_bytes=1000)
+
+
+@pytest.mark.parametrize("source_in", [lines_in, rows_in])
+def test_a_read_of_files_that_is_interrupted_keeps_nobody_from_reading_them(
+    source_in: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """Exceptions at any moment of reads in the main thread: another thread reads the rest, and waits for no lock."""
+    with source_in(tmp_path) as source:
+        loader = millstream.load(
+            source, shuffle=False, num_epochs=1, batch_size=8, read_options=INLINE, transformations=[repr]
+        )
+        expected = [batch.tolist() for batch in loader]
+        chance = random.Random(10)
+        for trial in range(3 * TRIALS):
+            with iter(loader) as iterator:
+                interrupt(lambda: collections.deque(iterator, 0), chance.uniform(1e-5, 2e-3), 1 + trial % 3)
+                step, batches = rest_of(iterator)
+                assert batches == expected[step:]
 
 
 @pytest.mark.parametrize("batch_size", [None, 8])
@@ -442,7 +520,7 @@ def test_worker_processes_whose_start_is_interrupted_end_with_their_iterator() -
             assert batches == expected[step:]
         gc.collect()
         deadline = time.monotonic() + WAIT_SECONDS
-        while psutil.Process().children(recursive=True):
-            assert time.monotonic() < deadline, [child.status() for child in psutil.Process().children(recursive=True)]
+        while left := processes_below():
+            assert time.monotonic() < deadline, left
             time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208

@@ -27,6 +27,7 @@ from faults import At
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracle
+from process_tree import processes_below
 from ray.cluster_utils import Cluster
 from strategies import UNEVEN_ENDS, Pipeline, pipelines
 from streams import drain
@@ -90,7 +91,7 @@ def nodes() -> Iterator[Nodes]:
         ray.shutdown()
         cluster.shutdown()
     deadline = time.monotonic() + faults.WAIT_SECONDS
-    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+    while (left := processes_below()) and time.monotonic() < deadline:
         # Those that were killed are gone in a moment.
         psutil.wait_procs(left, timeout=0.1)
     assert left == []

@@ -27,6 +27,7 @@ import faults
 import psutil
 import pytest
 from faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
+from process_tree import processes_below
 from worker_pools import (
     EXPECTED,
     assert_quickest,
@@ -126,7 +127,7 @@ def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
     pairs = zip(iter(loader), iter(loader), strict=True)
     assert [(one.tolist(), two.tolist()) for one, two in pairs] == [(batch, batch) for batch in EXPECTED]
     (idle,) = idle_pools(loader)
-    assert len(psutil.Process().children()) == 1
+    assert len(processes_below(recursive=False)) == 1
     assert len(idle.workers) == 2
 
 
@@ -199,7 +200,7 @@ def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
         for thread in threading.enumerate():
             if thread.name == "millstream-idle":
                 thread.join(WAIT_SECONDS)
-        assert psutil.Process().children() == []
+        assert processes_below() == []
         assert idle_pools(loader) == []
         assert arena() is None
 
@@ -244,7 +245,7 @@ def test_closing_a_loader_from_another_thread(tmp_path: Path) -> None:
         there.take_numbers()
         with at_most(2.0), in_background(loader.close), pytest.raises(ValueError, match="closed"):
             next(iterator)
-        assert psutil.Process().children() == []
+        assert processes_below() == []
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
@@ -360,10 +361,10 @@ def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[]
         return caught.value
 
     error = fail(loader_of(At(BAD, fault)))
-    assert psutil.Process().children() != []
+    assert processes_below() != []
     error.__traceback__ = None
     gc.collect()
-    assert psutil.Process().children() == []
+    assert processes_below() == []
 
 
 def test_an_iterator_in_a_cycle_is_collected() -> None:
@@ -439,7 +440,7 @@ def test_closing_from_another_thread(tmp_path: Path) -> None:
         with at_most(2.0), in_background(iterator.close), pytest.raises(ValueError, match="closed"):
             next(iterator)
         assert still_there(processes) == []
-        assert psutil.Process().children() == []
+        assert processes_below() == []
         with pytest.raises(ValueError, match="is closed"):
             next(iterator)
 
@@ -542,4 +543,4 @@ def test_a_namespace_that_is_dropped_ends_what_it_has_started() -> None:
     gc.collect()
 
     assert loader() is None
-    assert psutil.Process().children() == []
+    assert processes_below() == []

@@ -1,0 +1,24 @@
+"""The processes that this one has started."""
+
+import contextlib
+import sys
+
+import psutil
+
+
+def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
+    """Returns the processes below this one, or its children alone.
+
+    Python's own tracker, which tqdm starts from Python 3.14 on, is not among them.
+    """
+    found: list[psutil.Process] = psutil.Process().children(recursive=recursive)
+    if sys.hexversion < 0x30E0000:
+        return found
+    return [process for process in found if not is_named(process, "multiprocessing.resource_tracker")]
+
+
+def is_named(process: psutil.Process, name: str) -> bool:
+    """Returns whether a process has a name in its command."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(name in word for word in process.cmdline())
+    return False
