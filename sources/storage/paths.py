@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime as dt
 import errno
+import glob
 import operator
 import os
 import re
@@ -220,8 +221,6 @@ def _absolute(name: str) -> str:
 
 def _matches(pattern: str, kind: str) -> list[str]:
     """Returns the files that match, sorted; an error if there are none, or if a folder may not be read."""
-    import glob  # noqa: PLC0415  (for those who have patterns)
-
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
     if not matches:
         folder = os.path.dirname(_MAGIC.split(pattern)[0])  # noqa: PTH120

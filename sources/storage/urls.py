@@ -3,6 +3,7 @@
 The name of an object in a bucket is taken as it is, as `gsutil` and `aws s3` take it; a path of HTTP has its `%20`.
 """
 
+import fnmatch
 import re
 from typing import NamedTuple
 
@@ -93,6 +94,4 @@ def matching(keys: list[str], pattern: str) -> list[str]:
 
 def _character_class(part: str) -> str:
     """Returns the expression for `[…]` as `fnmatch` reads it."""
-    import fnmatch  # noqa: PLC0415  (for those who have patterns)
-
     return fnmatch.translate(part).removeprefix("(?s:").rpartition(")")[0]
