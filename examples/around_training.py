@@ -6,6 +6,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -156,6 +157,30 @@ def watch(
             log.seek(0)
             sys.exit(f"{title}: exit statuses {statuses} after {len(steps)} steps.\n{log.read()[-4000:]}")
     return steps, words
+
+
+def watch_hosts(
+    title: str, process_count: int, device_count: int, *, checkpoints: str, num_steps: int, kill_at: int | None = None
+) -> Steps:
+    """Runs this very script in processes that make up one JAX job, and returns what the first one reported.
+
+    Args:
+        title: what to call the run.
+        process_count: how many processes, which stand for hosts.
+        device_count: how many simulated devices they have in all.
+        checkpoints: the folder for checkpoints.
+        num_steps: how many steps the run has.
+        kill_at: the step at which all processes are killed, None to let them end.
+    """
+    with socket.socket() as held:
+        # JAX's server may share the port; nobody else is given it before the run is over.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        common = [f"--checkpoints={checkpoints}", f"--address={address}", f"--process_count={process_count}"]
+        group = [[*common, f"--process={process}"] for process in range(process_count)]
+        flags = f"--xla_force_host_platform_device_count={device_count // process_count}"
+        return watch(title, group, num_steps, kill_at, flags)[0]
 
 
 def _kill(group: list["subprocess.Popen[str]"]) -> None:

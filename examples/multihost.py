@@ -16,7 +16,6 @@ also that of A, up to the order in which floating-point numbers are added, which
 """
 
 import random
-import socket
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from around_training import OUTPUT, arguments, conclude, killed_where, plot_runs, report, show, watch, write_digits
+from around_training import (
+    OUTPUT,
+    Steps,
+    arguments,
+    conclude,
+    killed_where,
+    plot_runs,
+    report,
+    show,
+    watch_hosts,
+    write_digits,
+)
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -138,17 +148,9 @@ def demo(output: Path, digits: Path, steps: int) -> None:
     print(f"Training three times on {num_images} images, in {steps} global batches of {GLOBAL_BATCH_SIZE}:")
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=output) as folder:
 
-        def run(title: str, process_count: int, checkpoints: str, kill_at: int | None = None) -> dict[int, Any]:
-            with socket.socket() as held:
-                # JAX's server may share the port; nobody else is given it before the run is over.
-                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                held.bind(("127.0.0.1", 0))
-                address = f"127.0.0.1:{held.getsockname()[1]}"
-                common = [f"--checkpoints={folder}/{checkpoints}", f"--address={address}"]
-                common.append(f"--process_count={process_count}")
-                group = [[*common, f"--process={process}"] for process in range(process_count)]
-                devices = f"--xla_force_host_platform_device_count={DEVICE_COUNT // process_count}"
-                return watch(title, group, steps, kill_at, devices)[0]
+        def run(title: str, process_count: int, checkpoints: str, kill_at: int | None = None) -> Steps:
+            place = f"{folder}/{checkpoints}"
+            return watch_hosts(title, process_count, DEVICE_COUNT, checkpoints=place, num_steps=steps, kill_at=kill_at)
 
         whole = run("A  4 processes, undisturbed ", 4, "undisturbed")
         killed = run("B  4 processes, to be killed", 4, "killed", kill_at)

@@ -17,7 +17,6 @@ of a sum are added: that is JAX's choice, and may differ between one process and
 import ast
 import importlib.metadata
 import random
-import socket
 import sysconfig
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from around_training import OUTPUT, Steps, arguments, conclude, report, show, watch, write_records
+from around_training import OUTPUT, Steps, arguments, conclude, report, show, watch_hosts, write_records
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -283,16 +282,8 @@ def demo(output: Path, steps: int) -> None:
     with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=output) as folder:
 
         def run(title: str, process_count: int, checkpoints: str, kill_at: int | None = None) -> Steps:
-            with socket.socket() as held:
-                # JAX's server may share the port; nobody else is given it before the run is over.
-                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                held.bind(("127.0.0.1", 0))
-                address = f"127.0.0.1:{held.getsockname()[1]}"
-                common = [f"--checkpoints={folder}/{checkpoints}", f"--address={address}"]
-                common.append(f"--process_count={process_count}")
-                group = [[*common, f"--process={process}"] for process in range(process_count)]
-                devices = f"--xla_force_host_platform_device_count={DEVICE_COUNT // process_count}"
-                return watch(title, group, steps, kill_at, devices)[0]
+            place = f"{folder}/{checkpoints}"
+            return watch_hosts(title, process_count, DEVICE_COUNT, checkpoints=place, num_steps=steps, kill_at=kill_at)
 
         whole = run("A  2 processes, undisturbed ", 2, "undisturbed")
         killed = run("B  2 processes, to be killed", 2, "killed", kill_at)
