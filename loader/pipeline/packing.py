@@ -22,7 +22,7 @@ from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.steps import Step, annotated
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.kinds import PackedSampler, is_mixed_and_packed, is_packed
-from millstream.transforms import Batch, Pack, Transformation
+from millstream.transforms import Pack, Transformation
 from millstream.transforms.grouping import Pieces
 from millstream.transforms.rows import TOKENS_TOGETHER
 
@@ -109,19 +109,17 @@ def _as_planned(run: Elements, planned: NDArray[np.integer[Any]], names: Sequenc
     return Elements(run.values[:row], run.origins.take(slice(row)), annotated(error, where))
 
 
-def most_blocks(operations: Sequence[Transformation], block: int) -> int | None:
-    """Returns how many blocks are worth a call, however quick they are; None where blocks are single records.
+def most_batches(operations: Sequence[Transformation], batch_size: int) -> int:
+    """Returns how many batches are worth a call, however quick they are.
 
-    A block that is a batch is worth one. But rows are laid out together, as many batches of them as are small.
+    One is. But rows are laid out together, as many batches of them as are small.
 
     Args:
         operations: those of stage 0.
-        block: how many positions a block has.
+        batch_size: how many positions a batch has.
     """
-    if not any(isinstance(operation, Batch) for operation in operations):
-        return None
     lengths = [max(operation.length_struct.values()) for operation in operations if isinstance(operation, Pack)]
-    return max(1, TOKENS_TOGETHER // (lengths[0] * block)) if lengths else 1
+    return max(1, TOKENS_TOGETHER // (lengths[0] * batch_size)) if lengths else 1
 
 
 def check_packing(

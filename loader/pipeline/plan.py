@@ -24,7 +24,7 @@ from millstream.loader.pipeline.first_look import FirstLook
 from millstream.loader.pipeline.isolation import isolated
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import Cursor, Position
-from millstream.loader.pipeline.packing import most_blocks
+from millstream.loader.pipeline.packing import most_batches
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart, reader_of
@@ -56,7 +56,7 @@ class Plan:
         source_is_stream: whether it may be a stream in the guise of a source: as many threads then read as are asked
             for, and no record is read twice.
         blocks_are_batches: whether a block is a batch; else it is some records.
-        most_blocks: how many blocks are worth a call, however quick they are; None where blocks are single records.
+        most_blocks: how many blocks are worth a call, however quick they are; None where they are not batches.
 
     Args:
         pipeline: what to compile.
@@ -76,7 +76,7 @@ class Plan:
             LogicalShard.of(number, pipeline, groups, functools.partial(watch, KEYS))
             for number in range(len(pipeline.logical_shards))
         )
-        self.most_blocks = most_blocks(groups[0], self.partition.block)
+        self.most_blocks = most_batches(groups[0], self.partition.block) if self.blocks_are_batches else None
         self.source_is_stream = self.source_knows_threads and len(source) >= MOST_HELD
         self._told: set[str] = set()
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))

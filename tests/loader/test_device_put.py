@@ -184,10 +184,8 @@ def test_no_more_is_staged_than_was_said(steps: list[int], buffer_size: int) -> 
             return np.broadcast_to(element[:1], (7, 11, 13)).copy()
 
     asked: list[None] = []
-    # One batch a call: what the loader itself makes ahead is not what is counted here.
     loader = loader_of(Counts(), data_source=range(400), sampler=millstream.SequentialSampler(400))
     beneath = iter(loader)
-    beneath._plan.blocks_are_batches = True
     with millstream.device_put(beneath, buffer_size=buffer_size) as iterator:
         assert drawn == []
         for count in steps:
