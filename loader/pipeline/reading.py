@@ -1,6 +1,5 @@
 """Reading records from a source: many in one call where the source can."""
 
-import functools
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, cast
@@ -10,7 +9,7 @@ from millstream.interruptions import cannot_wait
 from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
 from millstream.loader.pipeline.steps import annotated, collect
 from millstream.sources import DataSource
-from millstream.sources.base import HeldRecords, items_at
+from millstream.sources.base import HeldRecords
 from millstream.sources.lookalikes import batched_read_of
 
 MOST_HELD = 1 << 30
@@ -38,8 +37,7 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     # What stands in for a list makes a dict or list for each reader.
     if type(source) in {list, tuple}:
         held = HeldRecords(cast("Sequence[Any]", source))
-        read_one = held.quickest.__getitem__
-        read_many = held.__getitems__ if held.copies else functools.partial(items_at, held.records)
+        read_one, read_many = held.quickest.__getitem__, held.__getitems__
     takes_arrays = bool(getattr(source, "takes_key_arrays", False))
 
     def read_singly(origins: Origins) -> Elements:
