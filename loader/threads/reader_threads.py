@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.loader.pipeline.elements import Elements
+from millstream.signal_safe_lock import SignalSafeLock
 
 CLOSE_SECONDS = 2.0
 """How long the end of an executor, and of the interpreter, waits for threads that are inside user code."""
@@ -56,7 +57,7 @@ class ReaderThreads:
         # The number of each, by its identity.
         self._working: dict[int, int] = {}
         self._busy: set[int] = set()
-        self._registering = threading.Lock()
+        self._registering = SignalSafeLock(threading.Lock())
         self._is_stopped = False
         self._owner: weakref.ref[Any] | None = None
         self._process = 0
