@@ -94,6 +94,9 @@ RETURNED = {
 MADE_BY_THE_LIBRARY = {"DataLoaderIterator", "DeviceIterator", "StackError"}
 """Classes of which users are given instances, and make none: their constructors are no part of the reference."""
 
+UNMADE = "      merge_init_into_class: false\n"
+"""The option of a block that leaves out a constructor."""
+
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 MORE_THAN_A_LANGUAGE = re.compile(r"^(```\w+) [^\n]*")
@@ -179,8 +182,7 @@ def reference_page(part: str, about: str) -> str:
         path = f"{value.__module__}.{value.__qualname__}" if is_ours else name
         label = name.rsplit(".", 1)[-1]
         blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {label}\n{members_of(value)}")
-    options = "      merge_init_into_class: false\n"
-    blocks += [f"::: millstream.{part}.{path}\n    options:\n{options}" for path in RETURNED.get(part, ())]
+    blocks += [f"::: millstream.{part}.{path}\n    options:\n{UNMADE}" for path in RETURNED.get(part, ())]
     return "\n".join(blocks)
 
 
@@ -192,7 +194,7 @@ def members_of(value: Any) -> str:
     bases = [base for base in value.__mro__[1:] if base.__module__.split(".")[0] == "millstream"]
     inherited = {name for base in bases if not is_public(base) for name in vars(base)} & OF_BASES - {*vars(value)}
     listed = f"      inherited_members: [{', '.join(sorted(inherited))}]\n" if inherited else ""
-    unmade = "      merge_init_into_class: false\n" if value.__name__ in MADE_BY_THE_LIBRARY else ""
+    unmade = UNMADE if value.__name__ in MADE_BY_THE_LIBRARY else ""
     return f"      filters: ['!^_'{hidden}]\n{listed}{unmade}"
 
 
