@@ -27,7 +27,7 @@ class Stage(NamedTuple):
             element by element, so a block may be cut anywhere between them.
         filters: what to call those operations that may drop elements.
         runs_user_code: whether more is done than to copy what is in elements. Else the consumer does it: to send the
-            elements to a worker would take it longer, as README.md says.
+            elements to a worker would take it longer, as `loader/README.md` shows.
     """
 
     steps: tuple[Step, ...]

@@ -16,7 +16,7 @@ STACKS_SECONDS = 0.5
 """How long to wait for a worker's stacks."""
 
 STEADY_LOOKS = 3
-"""This many looks must find no more of them: who writes may wait for a core in the middle."""
+"""How many looks must find no more of them: a worker may lose its core while it writes."""
 
 _CALL = struct.Struct("<q")
 _NO_CALL = -1

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 LOOK_SECONDS = 0.05
-"""How long whoever waits for the end of processes looks at nothing else."""
+"""How long one look takes at most, where the end of a process is waited for."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -19,7 +19,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def looks(seconds: float) -> Iterator[float]:
     """Yields how long to wait, a look at a time, until this many seconds have been waited for.
 
-    A look that takes longer than it was to take counts for no more: the system had suspended all of us.
+    A look that takes longer than that counts for no more: this process was suspended meanwhile, and others with it.
     """
     while seconds > 0:
         look, begin = min(seconds, LOOK_SECONDS), time.monotonic()

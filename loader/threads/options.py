@@ -45,12 +45,13 @@ class ReadOptions:
 
     Attributes:
         num_threads: how many threads at most, 0 for none: the consumer's thread then does everything, when it asks.
+            Quick work is done a few blocks at a time, such as records before a Filter, and small batches of rows that
+            are packed ahead.
         prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole
             blocks (a block is one batch), and two blocks in any case, so that one is made while another waits. Example:
             batches of 64 images of 200 KB, and the default of 500 records, need at most 8 x 64 x 200 KB = 100 MB. A
             source that reads many records at once reads this many blocks at the same time: for one with a long way to
-            its data, make it as many batches as should be on their way. With 0, nothing is read ahead, as without
-            threads.
+            its data, make it as many batches as should be on their way. With 0, there are no threads.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -71,7 +72,7 @@ class ReadOptions:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether anything happens before the consumer asks for it."""
+        """Whether threads work before the consumer asks."""
         return self.num_threads > 0 and self.prefetch_buffer_size > 0
 
 

@@ -254,7 +254,7 @@ CASES = (
         ),
         goals=(
             Goal(
-                "the consumer lays rows out, which is to take it no longer than to have workers do it",
+                "laying rows out takes the consumer no longer than having workers do it",
                 1,
                 Pick("millstream", mode=BY_WORKERS),
                 Pick("millstream", mode=""),
