@@ -1,5 +1,6 @@
 """Several orders mixed into one, in exact proportions: which component stands at which position is arithmetic."""
 
+import bisect
 import functools
 import operator
 from collections.abc import Mapping, Sequence
@@ -109,7 +110,9 @@ class MixtureSampler(Pictured):
         self.samplers = tuple(checked_component(name, sampler) for name, sampler in self.parts.items())
         self.row_length = checked_row_length(self.names, self.samplers)
         self.source_lengths = checked_source_lengths(self.parts, source_lengths)
-        self._changes: tuple[tuple[int, tuple[int, ...]], ...] = ((0, checked_weights(weights, self.names)),)
+        first = (0, checked_weights(weights, self.names))
+        self._changes: tuple[tuple[int, tuple[int, ...]], ...] = (first,)
+        self._schedule = MixingSchedule([first], [sampler.length for sampler in self.samplers], stop)
         if self.num_source_records > POSITION_LIMIT:
             raise ValueError(f"The sources of a mixture can have 2**63 records at most, got {self.num_source_records}.")
 
@@ -128,7 +131,7 @@ class MixtureSampler(Pictured):
     def __getstate__(self) -> dict[str, Any]:
         # Not what is computed from these: it is as quickly computed again.
         names = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "shard_options", "_changes")
-        return {name: vars(self)[name] for name in names}
+        return {name: vars(self)[name] for name in (*names, "_schedule")}
 
     @property
     def length(self) -> int | None:
@@ -168,15 +171,16 @@ class MixtureSampler(Pictured):
             ValueError: the weights are not valid, or the mixture ends before the position.
         """
         position = as_integer(position, "position", minimum=0)
-        limit = POSITION_LIMIT - 1 if self.length is None else self.length
-        if position > limit:
-            raise ValueError(f"position must be between 0 and {limit}, where the mixture ends, got {position}.")
+        if position >= POSITION_LIMIT:
+            raise ValueError(f"position must be between 0 and {POSITION_LIMIT - 1}, got {position}.")
         changed = checked_weights(weights, self.names)
-        kept = tuple(change for change in self._changes if change[0] < position)
+        kept = self._changes[: bisect.bisect_left(self._changes, position, key=operator.itemgetter(0))]
         made = object.__new__(type(self))
         vars(made).update(self.__getstate__())
-        # The same weights still hold; a new part would begin their period again.
-        made._changes = kept if kept and kept[-1][1] == changed else (*kept, (position, changed))
+        # If the same weights still hold, a new part would begin their period again.
+        is_same = bool(kept) and kept[-1][1] == changed
+        made._schedule = self._schedule.changed(position, None if is_same else changed)
+        made._changes = kept if is_same else (*kept, (position, changed))
         return made
 
     def fingerprint(self) -> str:
@@ -300,10 +304,6 @@ class MixtureSampler(Pictured):
     def _check_rows(self) -> None:
         if self.row_length is None:
             raise TypeError("This mixture makes no rows: its components' samplers must be PackingSamplers.")
-
-    @functools.cached_property
-    def _schedule(self) -> MixingSchedule:
-        return MixingSchedule(self._changes, [sampler.length for sampler in self.samplers], self.stop)
 
     @functools.cached_property
     def _offsets(self) -> list[int]:

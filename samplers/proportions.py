@@ -22,7 +22,7 @@ numbers rise, so that the whole is below 1.7 elements; the worst that a search f
 import functools
 import heapq
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,56 +47,87 @@ class Proportions(Protocol):
         ...
 
 
+def earliest_position(period: int, weight: int, index: int) -> int:
+    """Returns a position before which element number `index` of a component cannot stand, without building the order.
+
+    No prefix of an order is two elements away from the weights.
+    """
+    return max(0, (index - 2) * period // weight)
+
+
 @functools.lru_cache(maxsize=64)
 def proportions(weights: tuple[int, ...]) -> Proportions:
-    """Returns the order for weights, whole numbers above 0 without a common divisor, of a sum below 2**31."""
+    """Returns the order for weights, whole numbers above 0 without a common divisor, of a sum below 2**31.
+
+    The cache keeps the tables of the weights in use. Nothing that visits all parts of a mixture may rely on it: a
+    mixture can have thousands.
+    """
     return Table(weights) if sum(weights) <= TABLE_LIMIT else Tree(weights)
 
 
 class Table:
-    """The order for a short period.
-
-    Attributes:
-        components: the component at each position of a period.
-        ranks: how many of it come before, within the period.
-    """
+    """The order for a short period. Its table is built when a position is located; counting does not need it."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         self._period = sum(weights)
-        self._weights = np.array(weights, dtype=np.int64)
-        self.components = _fair_period(weights)
-        self._starts = np.cumsum(self._weights) - self._weights
-        self._positions = np.argsort(self.components, kind="stable")
-        self.ranks = np.empty(self._period, dtype=np.int64)
-        self.ranks[self._positions] = np.arange(self._period) - np.repeat(self._starts, self._weights)
+        self._weights = tuple(weights)
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns what a row of the table says, and the periods before."""
-        periods, rows = np.divmod(positions, self._period)
-        components = self.components[rows]
-        return components, periods * self._weights[components] + self.ranks[rows]
+        """Returns the row of the table, plus the elements of the whole periods before it."""
+        rows = self._rows
+        periods, offsets = np.divmod(positions, self._period)
+        components = rows.components[offsets]
+        return components, periods * rows.weights[components] + rows.ranks[offsets]
 
     def counts(self, length: int) -> list[int]:
-        """Returns what whole periods have, and what is in the beginning of the last one."""
+        """Returns the counts of the whole periods, plus those of the beginning of the last one."""
         periods, rest = divmod(length, self._period)
-        begun = np.bincount(self.components[:rest], minlength=len(self._weights)).tolist()
-        return [periods * weight + more for weight, more in zip(self._weights.tolist(), begun, strict=True)]
+        begun = np.bincount(_fair_period(self._weights, rest), minlength=len(self._weights)).tolist()
+        return [periods * weight + more for weight, more in zip(self._weights, begun, strict=True)]
 
     def position_of(self, component: int, index: int) -> int:
-        """Returns the row of an element, and the periods before."""
-        periods, rank = divmod(index, int(self._weights[component]))
-        return periods * self._period + int(self._positions[self._starts[component] + rank])
+        """Returns the row of an element, plus the whole periods before it."""
+        periods, rank = divmod(index, self._weights[component])
+        return periods * self._period + int(self._rows.positions[self._rows.starts[component] + rank])
+
+    @functools.cached_property
+    def _rows(self) -> "_Rows":
+        components = _fair_period(self._weights, self._period)
+        weights = np.array(self._weights, dtype=np.int64)
+        starts = np.cumsum(weights) - weights
+        positions = np.argsort(components, kind="stable")
+        ranks = np.empty(self._period, dtype=np.int64)
+        ranks[positions] = np.arange(self._period) - np.repeat(starts, weights)
+        return _Rows(weights, components, ranks, starts, positions)
 
 
-def _fair_period(weights: Sequence[int]) -> NDArray[np.intp]:
-    """Returns the component at each position of one period: the earliest deadline first."""
+class _Rows(NamedTuple):
+    """One period of a table.
+
+    Attributes:
+        weights: the weight of each component.
+        components: the component at each position.
+        ranks: the number of its elements that come before, within the period.
+        starts: for each component, the index of its first position in `positions`.
+        positions: the positions of all components, one component after another.
+    """
+
+    weights: NDArray[np.int64]
+    components: NDArray[np.intp]
+    ranks: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    positions: NDArray[np.intp]
+
+
+def _fair_period(weights: Sequence[int], length: int) -> NDArray[np.intp]:
+    """Returns the component at each of the first `length` positions of a period: the earliest deadline first."""
     period = sum(weights)
     placed = [0] * len(weights)
     ready = [(-(-period // weight), component) for component, weight in enumerate(weights)]
     heapq.heapify(ready)
     waiting: list[tuple[int, int]] = []
-    order = np.empty(period, dtype=np.intp)
-    for position in range(period):
+    order = np.empty(length, dtype=np.intp)
+    for position in range(length):
         while waiting and waiting[0][0] <= position:
             component = heapq.heappop(waiting)[1]
             deadline = -(-(placed[component] + 1) * period // weights[component])

@@ -256,6 +256,21 @@ def test_a_state_is_accepted_by_every_schedule_that_agrees_before_it() -> None:
                 there.set_state(states[step], allow={"sampler"})
 
 
+def test_a_state_is_small_however_many_components_and_changes() -> None:
+    """A state of 64 components and 200 changes of weights takes less than 4 KB."""
+    sources = {f"corpus number {number}": range(number + 1) for number in range(64)}
+    samplers = {name: millstream.IndexSampler(len(source)) for name, source in sources.items()}
+    mixture = millstream.MixtureSampler(samplers, [1] * 64)
+    for number in range(1, 201):
+        mixture = mixture.reweighted(number * 8, [1 + number * component % 7 for component in range(64)])
+    loader = millstream.DataLoader(
+        data_source=millstream.ConcatenatedDataSource(sources), sampler=mixture, operations=[millstream.Batch(8)]
+    )
+    iterator = iter(loader)
+    iterator.seek(100)
+    assert len(iterator.get_state()) < 4096
+
+
 def test_more_epochs_move_the_end_of_a_component_only() -> None:
     """A state from before a component dropped out is accepted where it has more epochs, one from after is not."""
 

@@ -1,7 +1,9 @@
 """MixtureSampler: exact shares, each component's own order, ends, changed weights, any range alone."""
 
+import contextlib
 import itertools
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -54,7 +56,7 @@ def mixtures(draw: st.DrawFn) -> tuple[MixtureSampler, list[Change], list[int | 
     ]
     changes = [(0, draw(weights))]
     mixture = MixtureSampler(samplers, changes[0][1], stop=stop)
-    for position in sorted(draw(st.sets(st.integers(1, 60), max_size=2))):
+    for position in sorted(draw(st.sets(st.integers(1, 60), max_size=5))):
         if mixture.length is None or position <= mixture.length:
             changed = draw(weights)
             mixture = mixture.reweighted(position, changed)
@@ -251,10 +253,46 @@ def test_reweighting_beyond_the_end_is_refused() -> None:
     samplers = [IndexSampler(4, num_epochs=1), IndexSampler(4, num_epochs=1)]
     mixture = MixtureSampler(samplers, [3, 1])
     assert len(mixture) == 5
-    with pytest.raises(ValueError, match="between 0 and 5, where the mixture ends, got 6"):
+    with pytest.raises(ValueError, match="between 0 and 5, because the mixture ends there, got 6"):
         mixture.reweighted(6, [1, 1])
     longer = mixture.reweighted(5, [0, 1])
     assert sorted(longer.record_keys(0, len(longer)).tolist()) == list(range(8))
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("num_epochs", [None, 1])
+def test_a_change_of_weights_costs_the_same_however_many_came_before(stop: str, num_epochs: int | None) -> None:
+    """The 2,000th change makes as many calls as the 100th, but for a binary search, whether components end or not."""
+    mixture = MixtureSampler([IndexSampler(10**9, num_epochs=num_epochs) for _ in range(3)], [1, 1, 1], stop=stop)
+    calls = []
+    for number in range(1, 2001):
+        weights = [1 + number % 5, 50, 49]
+        with counted_calls() as counted:
+            mixture = mixture.reweighted(number * 256, weights)
+        calls.append(counted[0])
+    assert max(calls[-5:]) <= max(calls[95:100]) + 10
+    with counted_calls() as counted:
+        assert len(mixture.record_keys(1000 * 256 - 8, 1000 * 256 + 8)) == 16
+    # Two of the 2,000 tables are built.
+    assert counted[0] < 6000
+    assert pickle.loads(pickle.dumps(mixture)).record_keys(10**5, 10**5 + 99).tolist() == (
+        mixture.record_keys(10**5, 10**5 + 99).tolist()
+    )
+
+
+@contextlib.contextmanager
+def counted_calls() -> Iterator[list[int]]:
+    """Counts the calls of functions, those in C included."""
+    counted, before = [0], sys.getprofile()
+
+    def count(_: object, event: str, __: object) -> None:
+        counted[0] += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        yield counted
+    finally:
+        sys.setprofile(before)
 
 
 def test_the_same_weights_change_nothing() -> None:
