@@ -1,7 +1,8 @@
 """Records of ArrayRecord files, found by number, read many at once.
 
 Guarantees, besides those of all sources of files:
-    - Neither constructing nor pickling a source opens a reader: the library's first reader starts some 64 threads.
+    - Neither constructing nor pickling a source opens a reader: the library's first reader starts some 64 threads. The
+      library is imported by the constructor, so that a process that gives up rights afterwards can still read.
       (Files whose records are in groups are an exception: only a reader can count them. It is closed at once, but the
       threads stay.)
     - A forked process in which reading would crash gets an error instead, see `_forked`.
@@ -87,6 +88,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
         self._reader_options = dict(reader_options or {})
         self._group_sizes: dict[str, int] = {}
         self._group_size_reported = False
+        _reader_class()
         super().__init__(paths, cache)
         self._report_group_size()
 
@@ -115,6 +117,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
         return file
 
     def _open_reader(self, path: str, place: str) -> ArrayRecordFile:
+        _watch_forks()
         file = open_array_record(_reader_class(), place, self._reader_options, path)
         if file.group_size is not None and file.group_size > 1 and file.num_records > 1:
             self._group_sizes[path] = file.group_size
@@ -144,12 +147,17 @@ class ArrayRecordDataSource(FileRecords[bytes]):
 
 @functools.cache
 def _reader_class() -> Callable[[bytes, str], Reader]:
-    """Returns the library's reader. It is imported, and watched in processes forked later, once it is needed."""
+    """Returns the library's reader."""
     from array_record.python.array_record_module import ArrayRecordReader  # noqa: PLC0415
 
-    os.register_at_fork(after_in_child=_forked.set)
     reader: Callable[[bytes, str], Reader] = ArrayRecordReader
     return reader
+
+
+@functools.cache
+def _watch_forks() -> None:
+    """Marks the processes that are forked from now on."""
+    os.register_at_fork(after_in_child=_forked.set)
 
 
 def _frames_of_millstream() -> int:
