@@ -68,7 +68,8 @@ class Shift(millstream.RandomMapTransform):
 def training_loader(digits: Path) -> millstream.DataLoader:
     """Returns the loader of this process's part of each global batch."""
     source = millstream.ArrayRecordDataSource(f"{digits}/train-*.array_record")
-    shard = millstream.ShardByJaxProcess(drop_remainder=True)
+    # The rows that the devices of this process need: with a model axis in the mesh, replicas would share them.
+    shard = millstream.ShardBySharding(over_devices("device"), GLOBAL_BATCH_SIZE, drop_remainder=True)
     return millstream.DataLoader(
         data_source=source,
         sampler=millstream.IndexSampler(len(source), shuffle=True, seed=0),

@@ -39,8 +39,8 @@ def device_put(
     Args:
         iterator: what `iter(loader)` gives. It belongs to the new iterator from now on, which also closes it.
         device: where to put the batches: a `jax.Device`, or a `jax.sharding.Sharding`. Where the sharding spans several
-            processes, each gives its part, as to `jax.make_array_from_process_local_data`, and gets the global batch.
-            None for the default device.
+            processes, each gives its rows and gets the global batch, which the sharding may cut along other dimensions,
+            too; the loader's shards must then be those of `ShardBySharding`. None for the default device.
         buffer_size: how many batches may be drawn ahead of the training step, at least 1. Counts every batch
             taken from `iterator` but not yet returned, wherever it is. Batches that the training step still holds are
             on the device too.
@@ -59,7 +59,9 @@ def device_put(
             f"device_put moves the batches of a loader's iterator, got {type(iterator).__name__}: "
             "write device_put(iter(loader))."
         )
-    return DeviceIterator(iterator, Placement(device), as_integer(buffer_size, "buffer_size", 1))
+    return DeviceIterator(
+        iterator, Placement(device, iterator.shard_options), as_integer(buffer_size, "buffer_size", 1)
+    )
 
 
 @final

@@ -29,6 +29,7 @@ from millstream.loader.pipeline.progress import count_outputs, epoch_of, records
 from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.loader.state_of_plan import state_at
 from millstream.loader.threads.profiler import Profiler
+from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.load import IteratorLook
@@ -115,6 +116,11 @@ class DataLoaderIterator(ResumableIterator):
         record that is not used up.
         """
         return epoch_of(self._plan, self._position())
+
+    @property
+    def shard_options(self) -> ShardOptions:
+        """The shard of each global batch that the batches hold."""
+        return self._plan.pipeline.shard
 
     def batches_after(self, step: int) -> int:
         """Returns how many batches follow the first `step` batches of the stream.

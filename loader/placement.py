@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream import tree
+from millstream.sharding import RowGroup, ShardOptions
 
 if TYPE_CHECKING:
     import jax
@@ -21,18 +23,23 @@ class Placement:
     Args:
         device: a device of this process; a sharding, over devices of this process or of several; None for the default
             device, which is the one of the thread that asks for the placement.
+        shard: the shard of each global batch that this process reads; None if that is not known.
 
     Raises:
         TypeError: `device` is something else.
-        ValueError: none of the devices is of this process.
+        ValueError: none of the devices is of this process, or the sharding needs other rows here than those of `shard`.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, shard: ShardOptions | None = None) -> None:
         import jax  # noqa: PLC0415  (jax costs a second to import: only those who ask for it pay)
 
         _check(device)
         self._device = device
         self._is_global = isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable
+        self._row_group: RowGroup | None = None
+        if self._is_global and isinstance(device, jax.sharding.NamedSharding):
+            self._row_group = RowGroup.of(device)
+            _check_shard(shard, self._row_group)
         # `with jax.default_device(...)` holds in one thread only, and it is another one that moves the batches.
         self._default_device = jax.config.jax_default_device  # type: ignore[attr-defined]  # made when JAX is run
 
@@ -65,9 +72,18 @@ class Placement:
         import jax  # noqa: PLC0415  (as above)
 
         if self._is_global:
-            return [jax.make_array_from_process_local_data(self._device, np.asarray(leaf)) for leaf in leaves]
+            return [self._put_rows(np.asarray(leaf)) for leaf in leaves]
         arrays: Sequence[Any] = jax.device_put(leaves, self._device)
         return arrays
+
+    def _put_rows(self, rows: NDArray[Any]) -> Any:
+        """Returns the global array of which this process has some rows, whole ones, wherever the sharding cuts them."""
+        import jax  # noqa: PLC0415  (as above)
+
+        # From the local shape alone, JAX takes rows that it cuts for parts of longer ones.
+        group = self._row_group
+        shape = (len(rows) * group.count, *rows.shape[1:]) if group is not None and rows.ndim else None
+        return jax.make_array_from_process_local_data(self._device, rows, shape)
 
     def _find_refused(self, leaves: Sequence[tuple[str, Any]]) -> None:
         """Raises for the first leaf that cannot be put alone, too."""
@@ -85,6 +101,18 @@ class Placement:
                     "that does not fit? Batch(..., drop_remainder=True) leaves it out, pad_remainder=True fills it up."
                 )
                 raise
+
+
+def _check_shard(shard: ShardOptions | None, group: RowGroup) -> None:
+    """Raises ValueError if a shard of several has other rows than the devices of this process need."""
+    # A loader that is not sharded may read what is this process's own: each process has files of its own.
+    if shard is None or shard.shard_count == 1 or (shard.shard_index, shard.shard_count) == (group.index, group.count):
+        return
+    raise ValueError(
+        f"The loader reads shard {shard.shard_index} of {shard.shard_count}, but the devices of this process need part "
+        f"{group.index} of {group.count} of each global batch. Use shard_options=ShardBySharding(sharding, "
+        "global_batch_size) with the sharding that is given to device_put."
+    )
 
 
 def _check(device: Any) -> None:

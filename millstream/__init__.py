@@ -32,7 +32,7 @@ from millstream.errors import (
 )
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
-from millstream.sharding import NoSharding, ShardByJaxProcess, ShardOptions, shard_by_jax_process
+from millstream.sharding import NoSharding, ShardByJaxProcess, ShardBySharding, ShardOptions, shard_by_jax_process
 from millstream.sources import InMemoryDataSource, RandomAccessDataSource, RangeDataSource
 from millstream.transforms import (
     Batch,
@@ -156,6 +156,7 @@ __all__ = [
     "RecordMetadata",
     "SequentialSampler",
     "ShardByJaxProcess",
+    "ShardBySharding",
     "ShardOptions",
     "StackError",
     "TFRecordDataSource",

@@ -1,12 +1,17 @@
 """Which part of every global batch this process reads."""
 
 import dataclasses
+import math
 import os
 import sys
-from typing import final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self, final
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arguments, named_fields
 from millstream.warn import warn
+
+if TYPE_CHECKING:
+    from jax.sharding import NamedSharding
 
 LAUNCHER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 """What launchers that `jax.distributed.initialize()` knows set in the environment of each of several processes."""
@@ -126,8 +131,130 @@ class ShardByJaxProcess(ShardOptions):
 
     @named_arguments()
     def __init__(self, drop_remainder: bool = False, logical_shards: int | None = None) -> None:
-        _check_initialised()
+        _check_initialised("ShardByJaxProcess()")
         super().__init__(*jax_process(), drop_remainder, logical_shards)
+
+
+@final
+class ShardBySharding(ShardOptions):
+    """The rows of each global batch that the devices of this JAX process need under a sharding.
+
+    Processes whose devices hold the same rows get the same shard: on a mesh of 2 x 2 processes with the axes "data" and
+    "model", there are two shards, not four. Where each process has rows of its own, this is `ShardByJaxProcess` in the
+    order of the mesh. Give the same sharding to `device_put`.
+
+    Args:
+        sharding: a `jax.sharding.NamedSharding` of a batch. The axes of the mesh that split its first dimension decide;
+            the others, such as "model" or "context", do not.
+        global_batch_size: records per step over all shards, a multiple of the number of parts that the first dimension
+            is split into.
+        drop_remainder: as in `ShardOptions`.
+        logical_shards: as in `ShardOptions`.
+
+    Raises:
+        RuntimeError: several processes were started, as their environment shows, but JAX was not told so.
+        TypeError: sharding is not a NamedSharding.
+        ValueError: an argument is out of range, this process has no device in the mesh, or the rows of two processes
+            overlap only in part.
+
+    Examples:
+        >>> import jax
+        >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+        >>> rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        >>> shard = millstream.ShardBySharding(rows, global_batch_size=64)
+        >>> shard.shard_index, shard.shard_count
+        (0, 1)
+        >>> loader = millstream.load(range(100), batch_size=shard.local_batch_size(64), shard_options=shard)
+        >>> with millstream.device_put(iter(loader), rows) as batches:
+        ...     next(batches).shape
+        (64,)
+    """
+
+    @named_arguments()
+    def __init__(
+        self,
+        sharding: "NamedSharding",
+        global_batch_size: int,
+        drop_remainder: bool = False,
+        logical_shards: int | None = None,
+    ) -> None:
+        _check_initialised("ShardBySharding(sharding, …)")
+        group = RowGroup.of(sharding)
+        if as_integer(global_batch_size, "global_batch_size", 1) % group.num_parts:
+            raise ValueError(
+                f"global_batch_size must be a multiple of {group.num_parts}, because the sharding splits the rows into "
+                f"{group.num_parts} parts, got {global_batch_size}."
+            )
+        super().__init__(group.index, group.count, drop_remainder, logical_shards)
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowGroup:
+    """The rows of a batch that one JAX process needs, as one of several runs of equal length.
+
+    Attributes:
+        index: the position of the run in the batch, 0 … count - 1.
+        count: the number of runs.
+        num_parts: the number of parts that the sharding splits the rows into, a multiple of `count`.
+    """
+
+    index: int
+    count: int
+    num_parts: int
+
+    @classmethod
+    def of(cls, sharding: "NamedSharding") -> "RowGroup":
+        """Finds the rows of this process.
+
+        Raises:
+            TypeError: sharding is not a NamedSharding.
+            ValueError: this process has no device in the mesh, or the rows of two processes overlap only in part.
+        """
+        import jax  # noqa: PLC0415  (as above)
+
+        if not isinstance(sharding, jax.sharding.NamedSharding):
+            raise TypeError(
+                "sharding must be a jax.sharding.NamedSharding, for instance NamedSharding(mesh, "
+                f"PartitionSpec('data')), got {type(sharding).__name__}."
+            )
+        axes = (*sharding.spec, None)[0] or ()
+        names = axes if isinstance(axes, tuple) else (axes,)
+        num_parts = math.prod(sharding.mesh.shape[name] for name in names)
+        rows = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(names))
+        parts: dict[int, set[int]] = {}
+        slices: Mapping[Any, Any] = rows.devices_indices_map((num_parts,))
+        for device, (part,) in slices.items():
+            parts.setdefault(device.process_index, set()).update(range(*part.indices(num_parts)))
+        return cls.among(parts, jax.process_index(), num_parts)
+
+    @classmethod
+    def among(cls, parts: Mapping[int, set[int]], process: int, num_parts: int) -> Self:
+        """Finds the rows of a process among those of all.
+
+        Args:
+            parts: the parts of the rows that each process needs, numbers from 0.
+            process: the number of the process.
+            num_parts: the number of parts.
+
+        Raises:
+            ValueError: the process needs no rows, or the rows of two processes overlap only in part.
+        """
+        if process not in parts:
+            raise ValueError(
+                f"sharding must include a device of this process, number {process}, but its mesh has devices of other "
+                "processes only: use a mesh of jax.devices()."
+            )
+        own = parts[process]
+        runs = sorted({tuple(sorted(numbers)) for numbers in parts.values()})
+        if runs != [tuple(range(start, start + len(own))) for start in range(0, num_parts, len(own))]:
+            told = "; ".join(f"process {number}: {sorted(numbers)}" for number, numbers in sorted(parts.items()))
+            raise ValueError(
+                "sharding must give each process one run of rows, all equally long, and two processes either the same "
+                f"rows or none in common. The {num_parts} parts of the rows are on these processes: {told}. Order the "
+                "devices of the mesh so that those of one process follow each other along the axes of the rows."
+            )
+        return cls(min(own) // len(own), len(runs), num_parts)
 
 
 def shard_by_jax_process(drop_remainder: bool = False, logical_shards: int | None = None) -> ShardOptions:
@@ -151,7 +278,7 @@ def jax_process() -> tuple[int, int]:
     return jax.process_index(), jax.process_count()
 
 
-def _check_initialised() -> None:
+def _check_initialised(call: str) -> None:
     """Raises if JAX would take this process for the only one, and start its backends that way for good.
 
     Each of several processes would then read everything: nothing fails, and all of them train on the same records.
@@ -163,8 +290,8 @@ def _check_initialised() -> None:
     ]
     if started and not jax.distributed.is_initialized():
         raise RuntimeError(
-            "ShardByJaxProcess() asks JAX which of its processes this is, but JAX knows of only one, while "
-            f"{started[0]} says that this is one of several. Call jax.distributed.initialize() before anything else "
+            f"{call} asks JAX which of its processes this is, but JAX knows of only one, while {started[0]} "
+            "says that this is one of several. Call jax.distributed.initialize() before anything else "
             "that asks JAX, or use NoSharding() where each process trains on its own."
         )
 

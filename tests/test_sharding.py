@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from faults import WAIT_SECONDS
 from held_ports import held_port
 
 import millstream
-from millstream.sharding import NoSharding, ShardOptions
+from millstream.sharding import NoSharding, RowGroup, ShardOptions
 
 JAX_PROCESS = """
 import sys, warnings
@@ -213,3 +214,55 @@ def test_checkpoints_that_bind_to_the_shards_are_told_of(
     assert [f"can be resumed with exactly {shard_count} shards only: operations[" in text for text in said] == [
         True
     ] * is_told
+
+
+@pytest.mark.parametrize(
+    ("parts", "groups"),
+    [
+        ({0: {0}, 1: {1}, 2: {2}, 3: {3}}, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        ({0: {0}, 1: {0}, 2: {1}, 3: {1}}, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        ({0: {2, 3}, 1: {0, 1}}, [(1, 2), (0, 2)]),
+        ({0: {0, 1, 2, 3}, 1: {0, 1, 2, 3}}, [(0, 1), (0, 1)]),
+    ],
+)
+def test_processes_that_need_the_same_rows_are_one_group(
+    parts: dict[int, set[int]], groups: list[tuple[int, int]]
+) -> None:
+    """The groups are numbered in the order of their rows, wherever their processes stand in the mesh."""
+    num_parts = max(map(max, parts.values())) + 1
+
+    found = [RowGroup.among(parts, process, num_parts) for process in parts]
+
+    assert [(group.index, group.count) for group in found] == groups
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {0: {0, 2}, 1: {1, 3}},
+        {0: {0, 1}, 1: {1, 2}, 2: {2, 3}},
+        {0: {0, 1, 2}, 1: {3}},
+        {0: {0, 1}, 1: {0, 1, 2, 3}},
+        {0: {0, 1}},
+    ],
+)
+def test_rows_that_overlap_in_part_are_refused(parts: dict[int, set[int]]) -> None:
+    """Rows that are no runs of one length, the same or apart, are an error that lists them."""
+    with pytest.raises(ValueError, match=r"one run of rows.* process 0: \[0, .*Order the devices"):
+        RowGroup.among(parts, 0, 4)
+
+
+def test_wrong_shardings_are_refused() -> None:
+    """A mesh without a device of this process, no NamedSharding and a batch that cannot be split are errors."""
+    device = jax.devices()[0]
+    rows = jax.sharding.NamedSharding(jax.sharding.Mesh([device], ("data",)), jax.sharding.PartitionSpec("data"))
+
+    with pytest.raises(ValueError, match="must include a device of this process, number 3"):
+        RowGroup.among({0: {0}}, 3, 1)
+    with pytest.raises(TypeError, match=r"sharding must be a jax\.sharding\.NamedSharding.* got SingleDeviceSharding"):
+        millstream.ShardBySharding(jax.sharding.SingleDeviceSharding(device), 8)  # type: ignore[arg-type]  # what is refused
+    with pytest.raises(ValueError, match="global_batch_size must be at least 1, got 0"):
+        millstream.ShardBySharding(rows, 0)
+    with pytest.raises(ValueError, match="logical_shards must be at least 1"):
+        millstream.ShardBySharding(rows, 8, logical_shards=0)
+    assert vars(millstream.ShardBySharding(rows, 8)) == vars(ShardOptions(0, 1))

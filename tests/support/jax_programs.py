@@ -335,6 +335,35 @@ def stage(steps: int) -> dict[str, Any]:
     return told
 
 
+def fill_meshes(save_to: Path, meshes: dict[str, tuple[tuple[int, ...], tuple[str, ...], tuple[Any, ...]]]) -> Any:
+    """Takes global batches under the sharding of each mesh, and reports them, the shards, and what was refused.
+
+    Args:
+        save_to: a folder for the state of the loader after two steps on each mesh.
+        meshes: for each the shape, the names of its axes, and the axes that split each dimension of a batch.
+    """
+    told: dict[str, Any] = {}
+    for name, (shape, axes, spec) in meshes.items():
+        mesh = jax.make_mesh(shape, axes)
+        sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        shard = millstream.ShardBySharding(sharding, GLOBAL_BATCH, drop_remainder=True)
+        taken = []
+        with millstream.device_put(iter(loader(shard, Row())), sharding) as batches:
+            for batch in itertools.islice(batches, 2):
+                assert batch.sharding == sharding
+                parts = {str(part.index): np.asarray(part.data) for part in batch.addressable_shards}
+                taken.append((batch.shape, multihost_utils.process_allgather(batch, tiled=True), parts))
+            (save_to / f"{name} {jax.process_index()}").write_bytes(batches.get_state())
+        try:
+            others = millstream.ShardByJaxProcess(drop_remainder=True)
+            millstream.device_put(iter(loader(others, Row())), sharding).close()
+            refused = ""
+        except ValueError as error:
+            refused = str(error)
+        told[name] = {"shard": (shard.shard_index, shard.shard_count), "taken": taken, "refused": refused}
+    return told
+
+
 def evaluate() -> dict[str, list[Any]]:
     """Takes every record once, in padded global batches: all of them, and those that a filter has found ahead.
 
