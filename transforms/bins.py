@@ -116,6 +116,11 @@ class BinPack(GroupingOperation):
         return self.overflow == "split"
 
     @property
+    def may_drop(self) -> bool:
+        """True: documents without tokens are dropped."""
+        return True
+
+    @property
     def length_struct(self) -> dict[str, int]:
         """How long a row is, for each feature."""
         return self.rows.length_struct

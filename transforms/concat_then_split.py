@@ -119,6 +119,11 @@ class ConcatThenSplit(GroupingOperation):
         option = "" if self.splits_full_length else ", split_full_length_features=False"
         return f"ConcatThenSplit({self.rows}{option})"
 
+    @property
+    def may_drop(self) -> bool:
+        """True: documents without tokens are dropped."""
+        return True
+
     def prepare(self, values: Sequence[Any]) -> Prepared:
         """Returns the features of the documents that have any token, and how many these are.
 

@@ -230,6 +230,11 @@ class GroupingOperation(Transformation, Grouping):
         """Whether `prepare` may make several values of an element."""
         return False
 
+    @property
+    def may_drop(self) -> bool:
+        """True if `prepare` may drop elements."""
+        return False
+
     @abc.abstractmethod
     def prepare(self, values: Sequence[Any]) -> Prepared:
         """Returns what is left of some elements, and their sizes.

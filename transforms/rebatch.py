@@ -52,6 +52,11 @@ class Rebatch(GroupingOperation):
         """A batch uses up as many rows as it has."""
         return self.batch_size
 
+    @property
+    def may_drop(self) -> bool:
+        """True: batches without rows are dropped."""
+        return True
+
     def __repr__(self) -> str:
         return f"Rebatch(batch_size={self.batch_size}{', drop_remainder=True' if self.drop_remainder else ''})"
 

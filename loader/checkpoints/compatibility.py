@@ -89,7 +89,13 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
         yield from _stream_differences(saved.stream, here.stream, max(place.position for place in saved.places))
     if not saved.stream.one_to_one:
         before, after = (len(state.places[0].skip) for state in (saved, here))
-        yield from _unequal(None, "the number of stages that regroup elements", before, after)
+        reason = ""
+        if before < after and saved.stream.fingerprint == here.stream.fingerprint:
+            reason = (
+                ": an earlier release saved a wrong position if an operation after ConcatThenSplit or Rebatch drops or "
+                f"splits elements. Seek to the step instead: seek({saved.step})"
+            )
+        yield from _unequal(None, "the numbers of a position", before, after, reason)
     yield from _position_differences(saved, here)
 
 

@@ -7,6 +7,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import BlockOutputs, Cursor, GroupOutputs, JoinedOutputs, Outputs, Position
 from millstream.loader.pipeline.requests import Blocks, Group, Request
+from millstream.loader.pipeline.stages import Stage
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -70,19 +71,26 @@ class GroupCall(Call):
         group: the elements.
         span: the positions before the first output, or before those that were used up earlier, and after the last.
         skip: how many outputs are used up.
-        unit: how far an output takes the position within the group; None where outputs are counted.
+        made_by: the compiled stage; None for what is only an error.
     """
 
-    __slots__ = ("_group", "_skip", "_span", "_unit")
+    __slots__ = ("_group", "_made_by", "_skip", "_span")
 
     def __init__(
-        self, shard: int, stage: int, group: Elements, span: tuple[Cursor, Cursor], *, skip: int, unit: int | None
+        self,
+        shard: int,
+        stage: int,
+        group: Elements,
+        span: tuple[Cursor, Cursor],
+        *,
+        skip: int = 0,
+        made_by: Stage | None = None,
     ) -> None:
         super().__init__(shard, stage, len(group.values), 0)
         self._group = group
         self._span = span
         self._skip = skip
-        self._unit = unit
+        self._made_by = made_by
 
     @property
     def request(self) -> Group:
@@ -91,7 +99,7 @@ class GroupCall(Call):
 
     def complete(self, elements: Elements) -> None:
         """Takes the result."""
-        self.outputs = GroupOutputs(elements, self._skip, self.num_records, self._span, self._unit)
+        self.outputs = GroupOutputs(elements, self._skip, self.num_records, self._span, self._made_by)
 
 
 class JoinedCall(Call):
@@ -123,6 +131,6 @@ class JoinedCall(Call):
 def failed_call(shard: int, stage: int, error: BaseException) -> Call:
     """Returns a call that is complete: an error came instead of what it would take."""
     nothing, nowhere = Elements.failed(error), Cursor(0, (0,))
-    call = GroupCall(shard, stage, nothing, (nowhere, nowhere), skip=0, unit=None)
+    call = GroupCall(shard, stage, nothing, (nowhere, nowhere))
     call.complete(nothing)
     return call

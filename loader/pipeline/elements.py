@@ -16,8 +16,9 @@ class Origins:
 
     Attributes:
         table: an int64 array of shape `(5, n)`: a row for each of the properties below, a column for each element.
-            Elements that a grouping takes by their sizes have a row more for each size. Documents on their way into
-            a planned row have four more (see `packing`).
+            Elements that a grouping takes by their sizes have a row more for each size; those of a stage that divides
+            units have one before these (see `group_step`). Documents on their way into a planned row have four more
+            (see `packing`).
         names: what the components of a mixture are called; empty where nothing is mixed. They do not travel.
     """
 
@@ -75,6 +76,12 @@ class Origins:
     def with_sizes(self, sizes: NDArray[np.int64]) -> Self:
         """Returns the same origins with sizes, shape `(sizes, n)`, after those that there are."""
         return type(self)(np.concatenate([self.table, sizes]), self.names) if len(sizes) else self
+
+    def without_unit_numbers(self) -> tuple[NDArray[np.int64], Self]:
+        """Returns the number of each element's unit in its group, the first row of sizes, and the other rows."""
+        if not len(self):
+            return self.table[0], self
+        return self.table[5], type(self)(np.delete(self.table, 5, axis=0), self.names)
 
     def without_sizes(self) -> Self:
         """Returns the same origins without sizes."""

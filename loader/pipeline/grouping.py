@@ -7,6 +7,8 @@ passed on, and the error says which record it is about.
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from millstream.columnar import Allocate
 from millstream.errors import StackError
 from millstream.interruptions import cannot_wait
@@ -58,8 +60,14 @@ def prepared(operation: Preparing, run: Elements, where: str, *, splits: bool = 
     return Elements(made.values, origins.with_sizes(made.sizes), run.error if error is None else error)
 
 
-def group_step(operation: GroupingOperation, where: str) -> Step:
-    """Returns the step that makes the outputs of a group."""
+def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool = False) -> Step:
+    """Returns the step that makes the outputs of a group.
+
+    Args:
+        operation: the operation that groups.
+        where: what to call it in error texts.
+        numbers_units: whether the origins of the outputs get a row with the number of each output in the group.
+    """
 
     def step(group: Elements, allocate: Allocate) -> Elements:
         origins = group.origins
@@ -69,6 +77,8 @@ def group_step(operation: GroupingOperation, where: str) -> Step:
         made_of = origins.take(pieces.elements[firsts]).without_sizes()
         if pieces.begins is not None and operation.unit is not None:
             made_of = made_of.numbered(pieces.begins[firsts] // operation.unit, MOST_PIECES)
+        if numbers_units:
+            made_of = made_of.with_sizes(np.arange(len(made_of))[np.newaxis])
         values = group.values
         return outputs_of(lambda which: operation.make(values, which, allocate), pieces, origins, made_of, where)
 

@@ -218,7 +218,7 @@ class _Lane:
     def __init__(self, plan: Plan, share: Grouping, number: int, cursor: Cursor) -> None:
         # The last number is of the last stage, of which there is never a part of a group used up.
         start = Cursor(cursor.block, cursor.skip[:-1])
-        self.schedule = Schedule(plan, start, number)
+        self.schedule = Schedule(plan, start, number, len(plan.stages) - 1)
         self.shares: deque[FormedGroup] = deque()
         self.error: BaseException | None = None
         self.has_ended = False

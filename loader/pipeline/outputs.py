@@ -7,9 +7,11 @@ import abc
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
+from millstream.loader.pipeline.stages import Stage
 from millstream.transforms.rows import Rows
 
 
@@ -20,7 +22,8 @@ class Cursor(NamedTuple):
         block: the first block that is not used up.
         skip: what is used up of it, one number per stage: skip[0] elements of stage 0, then skip[1] outputs of the
             group that begins there, and so on. Where an element may be in two groups, it is not outputs that count, but
-            units of elements: tokens, say. All zero between the outputs of a 1:1 pipeline.
+            units of elements: tokens, say. A stage that divides these units has two numbers: the units that are used
+            up, and then the outputs of the next one. All zero between the outputs of a 1:1 pipeline.
         is_final: whether an output before this position is what it is because the order ends: made of a short group,
             or of a tail that is divided in another way than whole blocks. Not set in 1:1 pipelines, whose block says
             it.
@@ -93,20 +96,37 @@ class GroupOutputs(Outputs):
     """Outputs of a later stage, made of one group."""
 
     def __init__(
-        self, elements: Elements, first: int, num_records: int, span: tuple[Cursor, Cursor], unit: int | None = None
+        self, elements: Elements, first: int, num_records: int, span: tuple[Cursor, Cursor], stage: Stage | None
     ) -> None:
         super().__init__(elements, first, num_records)
         self._start, self._end = span
-        self._unit = unit
+        self._unit = None if stage is None else stage.unit
+        self._units: NDArray[np.int64] | None = None
+        if stage is not None and stage.divides_units:
+            self._units, self.origins = self.origins.without_unit_numbers()
 
     def after(self, row: int) -> Cursor:
         """Returns the position after output `row`: that after the whole group, if this output is the last."""
         if row + 1 == len(self.values) and self.error is None:
             return self._end
+        if self._units is not None:
+            return self._within_units(self._units, row)
         *outer, used = self._start.skip
         # Of what is cut into units, each but the last is whole whether the order ends there or not.
         is_final = self._end.is_final if self._unit is None else self._start.is_final
         return Cursor(self._start.block, (*outer, used + (row + 1) * (self._unit or 1)), is_final)
+
+    def _within_units(self, units: NDArray[np.int64], row: int) -> Cursor:
+        """Returns the position after output `row`, given the unit of the group that each output was made of."""
+        *outer, used, _ = self._start.skip
+        unit, is_last = int(units[row]), row + 1 == len(units)
+        if not is_last and units[row + 1] != unit:
+            count = 0
+            unit += 1
+        else:  # An error that follows may be of the same unit: to leave it would be to skip the error.
+            count = row - int(np.searchsorted(units, unit)) + 1
+        is_final = self._end.is_final if count and unit == units[-1] else self._start.is_final
+        return Cursor(self._start.block, (*outer, used + unit * (self._unit or 1), count), is_final)
 
 
 class JoinedOutputs(Outputs):

@@ -102,7 +102,7 @@ class Plan:
     @property
     def beginning(self) -> Position:
         """The position before the first output."""
-        return (Cursor(0, (0,) * len(self.stages)),) * len(self.shards)
+        return (Cursor(0, (0,) * sum(stage.num_cursor_numbers for stage in self.stages)),) * len(self.shards)
 
     @functools.cached_property
     def deciding(self) -> str:

@@ -35,12 +35,14 @@ class Regrouping:
         grouping: the rule.
         start: the position in the stage before at which the first group begins.
         used: how much of that group is used up, where the grouping has a unit.
+        divides_units: whether positions in the stage have a number of outputs after that (see `Stage`).
     """
 
-    def __init__(self, grouping: Grouping, start: Cursor, used: int = 0) -> None:
+    def __init__(self, grouping: Grouping, start: Cursor, used: int = 0, *, divides_units: bool = False) -> None:
         self._grouping = grouping
         self._start = start
         self._used = used
+        self._outputs = (0,) * divides_units
         self._group = grouping.begin(used)
         self._pieces: list[tuple[Outputs, int, int]] = []
 
@@ -68,7 +70,7 @@ class Regrouping:
         """
         if self._pieces and (whole := self._group.cut()):
             used = self._used + whole * (self._grouping.unit or 1)
-            yield FormedGroup(self._elements(), self._position(), _within(self._start, used))
+            yield FormedGroup(self._elements(), self._position(), self._within(used))
 
     def _take_group(self) -> FormedGroup:
         elements, start, used = self._elements(), self._position(), self._group.used
@@ -100,9 +102,9 @@ class Regrouping:
 
     def _position(self) -> Cursor:
         """Returns the position at which the group begins."""
-        return _within(self._start, self._used)
+        return self._within(self._used)
 
-
-def _within(start: Cursor, used: int) -> Cursor:
-    """Returns the position in a group of which something is used up, given where it begins in the stage before."""
-    return Cursor(start.block, (*start.skip, used), start.is_final)
+    def _within(self, used: int) -> Cursor:
+        """Returns the position in the group of which something is used up."""
+        start = self._start
+        return Cursor(start.block, (*start.skip, used, *self._outputs), start.is_final)

@@ -25,16 +25,18 @@ class Schedule:
 
     Args:
         plan: what the calls are of.
-        cursor: where the first one begins: a number for each of its stages.
+        cursor: where the first one begins: the numbers of each of its stages.
         shard: the number of the logical shard.
+        stages: how many of the plan's stages it has; None for all.
     """
 
-    def __init__(self, plan: Plan, cursor: Cursor, shard: int = 0) -> None:
+    def __init__(self, plan: Plan, cursor: Cursor, shard: int = 0, stages: int | None = None) -> None:
         self._plan = plan
         self._shard = plan.shards[shard]
-        self._stages = plan.stages[: len(cursor.skip)]
+        self._stages = plan.stages[:stages]
         self._block = cursor.block
-        self._skip = list(cursor.skip)
+        # How many outputs of the first group of each stage are used up.
+        self._skip = [0] * len(self._stages)
         self._failed = False
         # Where the source has ended the stream, nothing more is read either, but what was read is used up.
         self._has_ended = False
@@ -45,6 +47,8 @@ class Schedule:
         self._regroupings: list[Regrouping] = []
         if len(self._stages) > 1:
             self._regroup(cursor)
+        else:
+            self._skip[0] = cursor.skip[0]
         self._empty_epochs: EmptyEpochs | None = None
         self._windows: FilterWindows | None = None
         if any(stage.filters for stage in self._stages):
@@ -55,11 +59,16 @@ class Schedule:
     def _regroup(self, cursor: Cursor) -> None:
         from millstream.loader.pipeline.regrouping import Regrouping  # noqa: PLC0415
 
+        first = 0
         for number, stage in enumerate(self._stages):
+            stop = first + stage.num_cursor_numbers
+            used = 0 if stage.unit is None else cursor.skip[first]
+            if stage.unit is None or stage.divides_units:
+                self._skip[number] = cursor.skip[stop - 1]
             if stage.grouping is not None:
-                used = 0 if stage.grouping.unit is None else self._take_skip(number)
-                start = Cursor(cursor.block, cursor.skip[:number])
-                self._regroupings.append(Regrouping(stage.grouping, start, used))
+                start = Cursor(cursor.block, cursor.skip[:first])
+                self._regroupings.append(Regrouping(stage.grouping, start, used, divides_units=stage.divides_units))
+            first = stop
 
     def _watch_filters(self, block: int) -> None:
         from millstream.loader.pipeline.empty_epochs import EmptyEpochs  # noqa: PLC0415
@@ -192,10 +201,9 @@ class Schedule:
             self._pending[stage + 1].append(failed_call(self._shard.number, stage + 1, error))
 
     def _enqueue(self, stage: int, group: "FormedGroup") -> None:
-        grouping, skip = self._stages[stage].grouping, self._take_skip(stage)
-        unit = None if grouping is None else grouping.unit
-        span = group.start, group.end
-        call = GroupCall(self._shard.number, stage, group.elements, span, skip=skip, unit=unit)
+        skip, span = self._take_skip(stage), (group.start, group.end)
+        made_by = self._stages[stage]
+        call = GroupCall(self._shard.number, stage, group.elements, span, skip=skip, made_by=made_by)
         self._pending[stage].append(call)
         self._untaken[stage].append(call)
 

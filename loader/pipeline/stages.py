@@ -26,6 +26,9 @@ class Stage(NamedTuple):
         num_record_steps: how many of the steps come before the first that makes an element of several: these work
             element by element, so a block may be cut anywhere between them.
         filters: what to call those operations that may drop elements.
+        unit: how much of a group each output of its grouping uses up; None if outputs are counted.
+        divides_units: True if what the grouping makes of a unit may become no output, or several. A position then has
+            two numbers for this stage: how much of the group is used up, and how many outputs of the next unit.
         runs_user_code: whether more is done than to copy what is in elements. Else the consumer does it: to send the
             elements to a worker would take it longer, as `loader/README.md` shows.
     """
@@ -34,7 +37,14 @@ class Stage(NamedTuple):
     grouping: Grouping | None
     num_record_steps: int
     filters: tuple[str, ...]
+    unit: int | None
+    divides_units: bool
     runs_user_code: bool
+
+    @property
+    def num_cursor_numbers(self) -> int:
+        """The number of numbers that a position has for this stage."""
+        return 2 if self.divides_units else 1
 
 
 def split_stages(operations: Sequence[Transformation]) -> list[list[Transformation]]:
@@ -70,12 +80,16 @@ def compile_stages(
     maker: str | None = None
     for stage, group in enumerate(groups):
         steps, filters = [], []
+        grouping = group[0] if stages and isinstance(group[0], Grouping) else None
+        unit = None if grouping is None else grouping.unit
+        next_one = groups[stage + 1][0] if stage + 1 < len(groups) else None
+        divides_units = unit is not None and _changes_count(group[1:], next_one)
         for operation in group:
             where = pipeline.places[number]
             if isinstance(operation, Pack):
                 step = pack_step(operation, pipeline.order, where)
             elif isinstance(operation, GroupingOperation):
-                step = group_step(operation, where)
+                step = group_step(operation, where, numbers_units=divides_units)
             else:
                 step = compile_step(
                     operation,
@@ -92,7 +106,7 @@ def compile_stages(
             maker = maker if isinstance(operation, Filter) else labels[number]
             number += 1
             random_number += sum(isinstance(part, RandomMap) for part in leaves(operation))
-        if stage + 1 < len(groups) and isinstance(next_one := groups[stage + 1][0], GroupingOperation):
+        if isinstance(next_one, GroupingOperation):
             # What it leaves out of the elements is left out where they are made.
             steps.append(watch(labels[number], prepare_step(next_one, pipeline.places[number])))
             filters.append(labels[number])
@@ -100,13 +114,21 @@ def compile_stages(
         stages.append(
             Stage(
                 steps=tuple(steps),
-                grouping=group[0] if stages and isinstance(group[0], Grouping) else None,
+                grouping=grouping,
                 num_record_steps=gathering[0] if gathering else len(steps),
                 filters=tuple(filters),
+                unit=unit,
+                divides_units=divides_units,
                 runs_user_code=not (stages and len(group) == 1 and _only_copies(group[0])),
             )
         )
     return tuple(stages)
+
+
+def _changes_count(operations: Sequence[Transformation], next_one: Transformation | None) -> bool:
+    """Returns whether operations, or the preparing for one that groups their outputs, may drop or split elements."""
+    prepares = isinstance(next_one, GroupingOperation) and (next_one.may_drop or next_one.splits)
+    return prepares or not all(operation.keeps_count for operation in operations)
 
 
 def _only_copies(operation: Transformation) -> bool:

@@ -13,7 +13,9 @@ from millstream.transforms import (
     BestFitPack,
     BucketBatch,
     ConcatThenSplit,
+    Filter,
     FirstFitPack,
+    FlatMap,
     Map,
     Pack,
     Rebatch,
@@ -36,6 +38,24 @@ class Document(Map):
     def map(self, element: Any) -> Any:
         """Returns the document."""
         return {self.feature: np.full(length_of(int(element)), element, np.int64)}
+
+
+class KeepSome(Filter):
+    """Drops rows and batches, as many as their first number says."""
+
+    def filter(self, element: Any) -> bool:
+        """Says whether the element stays."""
+        return bool(next(iter(element.values())).ravel()[0] % 3)
+
+
+class CopySome(FlatMap):
+    """Makes up to two rows or batches of one."""
+
+    max_fan_out = 2
+
+    def flat_map(self, element: Any) -> list[Any]:
+        """Returns the element as often as its first number says."""
+        return [element] * int(next(iter(element.values())).ravel()[0] % 3)
 
 
 def length_of(number: int) -> int:
@@ -103,4 +123,6 @@ def grouping(chance: random.Random) -> tuple[tuple[Transformation, ...], bool]:
     ]
     operation, has_one_shape = chance.choice(operations)
     shuffle = [WindowShuffle(chance.choice([2, 10]), chance.getrandbits(32))] * (chance.random() < 0.3)
-    return (*shuffle, Document("x" if isinstance(operation, Rebatch) else "tokens"), operation), has_one_shape
+    document = Document("x" if isinstance(operation, Rebatch) else "tokens")
+    after: tuple[Transformation, ...] = chance.choice([(), (KeepSome(),), (CopySome(),), (CopySome(), KeepSome())])
+    return (*shuffle, document, operation, *after), has_one_shape

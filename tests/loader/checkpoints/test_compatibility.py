@@ -207,7 +207,7 @@ def test_what_was_skipped_must_mean_something_here() -> None:
     """A position within a filtered stream fits no pipeline with other stages; a 1:1 position fits any, if allowed."""
     assert "one_to_one: saved False, here True" in mismatch(FILTERED, STATE, *ALLOWABLE)
     other = at(FILTERED, skip=(0,))
-    assert "regroup elements: saved 2, here 1" in mismatch(FILTERED, other, *ALLOWABLE)
+    assert "the numbers of a position: saved 2, here 1" in mismatch(FILTERED, other, *ALLOWABLE)
     assert "one_to_one: saved True, here False" in mismatch(STATE, FILTERED)
     assert resumption(STATE, FILTERED, {"operations"}) == Resumption(((5, (0, 0), False),), ())
 
