@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.loader.pipeline.element_bytes import num_bytes
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.stages import Stage
@@ -47,6 +48,7 @@ class Outputs(abc.ABC):
         error: what was raised instead of the next output.
         first: how many outputs at the start were already used before the schedule began.
         num_records: how many records, or elements of the stage before, they were made of.
+        num_bytes: approximately how much memory they take.
     """
 
     def __init__(self, elements: Elements, first: int, num_records: int) -> None:
@@ -56,6 +58,7 @@ class Outputs(abc.ABC):
         self.error = elements.error
         self.first = min(first, len(elements.values))
         self.num_records = num_records
+        self.num_bytes = num_bytes(values)
 
     @abc.abstractmethod
     def after(self, row: int) -> Cursor:

@@ -18,7 +18,7 @@ from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.threads.call_size import CallSize
+from millstream.loader.threads.call_size import RECORDS_PER_CALL, CallSize
 from millstream.loader.threads.concurrency import Concurrency
 from millstream.loader.threads.inline_executor import run_here
 from millstream.loader.threads.memory_budget import affordable_threads
@@ -51,7 +51,7 @@ class ThreadExecutor(Executor):
         super().__init__(plan, position, feed)
         self._options = options
         self._memory = RecycledMemory()
-        self._size = CallSize(plan)
+        self._size = CallSize(plan, min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // LEAST_AHEAD)))
         num_threads = affordable_threads(options.num_threads)
         self._threads = ThreadedCalls(plan, num_threads, self._memory.allocate, self)
         self._concurrency = Concurrency(num_threads)
@@ -150,8 +150,8 @@ class ThreadExecutor(Executor):
 
     def _receive_next(self) -> None:
         call, elements, seconds = self._threads.receive()
-        self._note_seconds(call, seconds, made_here=False)
         self._schedule.complete(call, elements)
+        self._note_seconds(call, seconds, made_here=False)
 
     def _note_seconds(self, call: Call, seconds: float, *, made_here: bool) -> None:
         """Keeps an estimate of the seconds that a block or group of each stage takes.

@@ -56,7 +56,7 @@ class Part:
     given: int = dataclasses.field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.size = CallSize(self.plan, RECORDS_PER_MESSAGE)
+        self.size = CallSize(self.plan, max_records=RECORDS_PER_MESSAGE)
 
     @property
     def records_per_call(self) -> int:

@@ -280,9 +280,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             where = self._assignments.describe(number)
             error.add_note(f"millstream: while an output of a worker process was unpickled, from {where}.")
             outputs = Elements.failed(error)
+        self._assignments.complete(number, outputs)
         if (part := self.parts.of(call)) is not None:
             part.size.note(call, seconds)
-        self._assignments.complete(number, outputs)
 
     def _note_life(self, worker: WorkerT) -> None:
         """Takes note that a worker has made something."""
