@@ -54,7 +54,7 @@ def tar_files(read: Callable[[int, int], bytes], stop: int, *, checks_headers: b
             start = place
             continue
         is_ended = False
-        if len(header) < BLOCK_BYTES or (checks_headers and not is_header(header)):
+        if len(header) < BLOCK_BYTES or (checks_headers and not _is_header(header)):
             raise TarError(f"no header of a member is at byte {place:,}")
         kind = header[156]
         is_extension = kind in _EXTENSION_TYPES
@@ -81,7 +81,7 @@ def tar_files(read: Callable[[int, int], bytes], stop: int, *, checks_headers: b
         raise TarError("the zeros at its end are missing")
 
 
-def is_header(header: bytes) -> bool:
+def _is_header(header: bytes) -> bool:
     """Returns whether the checksum of a header is that of its bytes, of which its own eight count as blanks."""
     try:
         stored = _number(header[148:156])

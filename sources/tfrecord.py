@@ -9,7 +9,6 @@ A TFRecord file is a row of records, each of which is (tensorflow.org/tutorials/
 """
 
 import dataclasses
-import functools
 import struct
 from collections.abc import Iterator
 from typing import Any, ClassVar, final
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 from millstream.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_rows
-from millstream.sources.dali_index import dali_offsets
 from millstream.sources.files.scan import Scan
 from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
@@ -47,7 +45,6 @@ class TFRecordDataSource(SpanRecords[bytes]):
     To read a record at random, its place in the file must be known: each file is scanned once, and the places are kept
     in `.NAME.tfrecord-index.npy` beside each file NAME (8 bytes a record), or in the cache folder where that cannot be
     written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is scanned again.
-    Where the index of NVIDIA DALI's `tfrecord2idx` lies beside a file, as `NAME.idx`, the places are taken from that.
 
     `millstream.decode_examples` turns batches of `tf.train.Example` into arrays.
 
@@ -97,10 +94,6 @@ class _TFRecordFormat(SpanFormat[bytes]):
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         self._refuse_compressed(scan)
-        if (known := dali_offsets(scan, functools.partial(_sizes_at, scan))) is not None:
-            yield known
-            scan.report(scan.size)
-            return
         place, count, read_headers = 0, 0, _headers_of_block
         while place < scan.size:
             headers, found, end = read_headers(scan, place)
@@ -142,13 +135,6 @@ def is_tfrecord(start: bytes) -> bool:
     """Returns whether a file begins with the header of a record: a length with its checksum."""
     header = start[:_HEADER_BYTES]
     return len(header) == _HEADER_BYTES and bool((_stored_crcs(header) == masked_crc32c([header[:8]])).all())
-
-
-def _sizes_at(scan: Scan, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns how long the records at some places are, with header and trailer, or -1 where none begins."""
-    headers = [scan.read(place, _HEADER_BYTES) for place in places.tolist()]
-    sizes = [int.from_bytes(head[:8], "little") + _FRAME_BYTES if is_tfrecord(head) else -1 for head in headers]
-    return np.array(sizes, np.int64)
 
 
 def _headers_of_block(scan: Scan, place: int) -> tuple[bytes, NDArray[np.int64], int]:

@@ -1,7 +1,6 @@
 """Samples of WebDataset archives, found by number."""
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any, ClassVar, final
 
@@ -9,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.energon_index import energon_offsets
 from millstream.sources.files.scan import Scan, refuse_compressed
 from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.tar_members import BLOCK_BYTES, TarError, is_header, tar_files
+from millstream.sources.tar_members import TarError, tar_files
 
 _SAMPLES_AT_ONCE = 4096
 
@@ -30,7 +28,7 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
     To read a sample at random, its place in the archive must be known: the headers of each archive are scanned once,
     and the places are kept in `.NAME.webdataset-index.npy` beside each file NAME (8 bytes a sample), or in the cache
     folder where that cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is
-    scanned again. Where Megatron Energon has left a `NAME.idx` that fits, the places are taken from that.
+    scanned again.
 
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
@@ -72,9 +70,6 @@ class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         refuse_compressed(scan)
-        if (offsets := energon_offsets(scan, functools.partial(_keys_within, scan))) is not None:
-            yield offsets
-            return
         starts: list[int] = []
         last_key, stop = None, 0
         try:
@@ -97,20 +92,6 @@ class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
 
     def decode(self, spans: list[bytes], places: SpanPlaces) -> list[dict[str, Any]]:
         return [_sample(span, place, places) for place, span in enumerate(spans)]
-
-
-def _keys_within(scan: Scan, start: int, stop: int) -> list[str]:
-    """Returns the keys of the samples between two places of an archive, in order; none where there is no member."""
-    if not is_header(scan.read(start, BLOCK_BYTES).ljust(BLOCK_BYTES)):
-        return []
-    keys: dict[str, None] = {}
-    try:
-        for name, *_ in tar_files(lambda at, length: scan.read(start + at, length), stop - start, checks_headers=False):
-            if (named := _key_and_extension(name)) is not None:
-                keys[named[0]] = None
-    except TarError:
-        return []
-    return list(keys)
 
 
 def _sample(span: bytes, place: int, places: SpanPlaces) -> dict[str, Any]:

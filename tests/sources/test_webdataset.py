@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from record_files import every_record, write_tar
 
 from millstream.errors import DataSourceError
 from millstream.sources import WebDatasetDataSource
-from millstream.sources.files.scan import Scan
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 FOLDERS = st.sampled_from(["", "a/", "./", "a.b/c/", "x" * 90 + "/" + "y" * 50 + "/"])
@@ -174,67 +172,3 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content)
     with pytest.raises(DataSourceError, match=r"a\.tar' is (not a tar archive|compressed as a whole)"):
         WebDatasetDataSource(tmp_path / "a.tar")
-
-
-def write_energon_index(path: Path) -> Path:
-    """Writes the index that Energon makes of an archive: where each sample begins, and where the last one ends."""
-    offsets, last = [], None
-    with tarfile.open(path) as archive:
-        for member in archive:
-            key = member.name.partition(".")[0]
-            if key != last:
-                offsets.append(member.offset)
-            last = key
-        offsets.append(archive.offset)
-    place = path.with_name(f"{path.name}.idx")
-    place.write_bytes(np.array(offsets, "<u8").tobytes())
-    return place
-
-
-@pytest.mark.parametrize("tar_format", FORMATS)
-def test_an_index_of_energon_is_used(tmp_path: Path, tar_format: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The records are those that are found without it; only some samples are looked at."""
-    files = [(f"{'long' * 20}{number:03}.{name}", b"x" * number) for number in range(300) for name in ("a", "b")]
-    path = write_tar(tmp_path / "a.tar", files, tar_format)
-    write_energon_index(path)
-    read: list[int] = []
-    monkeypatch.setattr(Scan, "read", watched(read, Scan.read))
-    with WebDatasetDataSource(path) as source:
-        records = every_record(source)
-    assert [(record["__key__"][-3:], len(record["a"]), len(record["b"])) for record in records] == [
-        (f"{number:03}", number, number) for number in range(300)
-    ]
-    assert len(set(read)) < 64 * 12
-
-
-def watched(starts: list[int], read: Any) -> Any:
-    """Returns a method that notes where it reads."""
-
-    def noting(self: Scan, start: int, length: int) -> bytes:
-        starts.append(start)
-        found: bytes = read(self, start, length)
-        return found
-
-    return noting
-
-
-@pytest.mark.parametrize("damage", ["older", "short", "shifted", "merged", "empty", "odd", "beyond"])
-def test_an_index_that_does_not_fit_is_not_used(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names it, and the archive is gone through."""
-    files = [(f"{number}.{name}", b"x" * 600) for number in range(20) for name in ("a", "b")]
-    path = write_tar(tmp_path / "a.tar", files, tarfile.USTAR_FORMAT)
-    place = write_energon_index(path)
-    offsets = np.frombuffer(place.read_bytes(), "<u8")
-    changed = {
-        "short": offsets[:-3],
-        "shifted": offsets + np.uint64(512),
-        "merged": np.delete(offsets, 7),
-        "empty": offsets[:0],
-        "beyond": np.append(offsets, np.uint64(1 << 40)),
-    }
-    place.write_bytes(changed.get(damage, offsets).tobytes() + b"x" * (damage == "odd"))
-    if damage == "older":
-        os.utime(place, ns=(0, 0))
-    with caplog.at_level("INFO", "millstream"), WebDatasetDataSource(path) as source:
-        assert [record["__key__"] for record in every_record(source)] == [str(number) for number in range(20)]
-    assert "a.tar.idx' is" in caplog.text
