@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.running import Running
-from millstream.dataset.stream_seeds import seeded
+from millstream.dataset.stream_seeds import seeded, seeded_group
 from millstream.descriptions import described
 from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
+from millstream.transforms.grouping import GroupingOperation
 
 if TYPE_CHECKING:
     from millstream.loader.workers.crew import Crew
@@ -30,7 +31,11 @@ class Operated(IterDataset[Any]):
                 f"{described(operation)} belongs to a DataLoader, with a MixtureSampler or a PackingSampler: its "
                 "positions say which component or row an element is of, and those of a chain do not."
             )
-        self.operation = seeded(operation, parent, seed) if isinstance(operation, RandomMap) else operation
+        if isinstance(operation, RandomMap):
+            operation = seeded(operation, parent, seed)
+        elif isinstance(operation, GroupingOperation):
+            operation = seeded_group(operation, parent)
+        self.operation = operation
 
     def __iter__(self) -> DatasetIterator[Any]:
         return _iterator_of(self)

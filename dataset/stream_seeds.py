@@ -4,9 +4,10 @@ from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.seeds import count_random_maps, nearest_seed
-from millstream.randomness import as_seed
+from millstream.randomness import OF_GROUPS, as_seed
 from millstream.samplers.rounds import derived
 from millstream.transforms import RandomMap
+from millstream.transforms.grouping import GroupingOperation
 from millstream.transforms.seeded import SeededRandomMap
 
 
@@ -23,6 +24,20 @@ def seeded(operation: RandomMap[Any, Any], parent: Any, seed: Any) -> SeededRand
             "it."
         )
     return SeededRandomMap(operation, chosen, _count_random_maps(parent, chosen))
+
+
+def seeded_group(operation: GroupingOperation, parent: Any) -> GroupingOperation:
+    """Returns an operation on groups after a dataset; if it shuffles, it has its own seed or one that is derived."""
+    chosen = None if operation.seed is not None else _nearest_seed(parent)
+    return operation.seeded(0 if chosen is None else derived(chosen, OF_GROUPS - _count_groups(parent)))
+
+
+def _count_groups(dataset: Any) -> int:
+    """Returns the number of operations on groups from this dataset upwards."""
+    if isinstance(dataset, MapDataset):
+        return 0
+    above = max(map(_count_groups, dataset.parents), default=0)
+    return above + isinstance(getattr(dataset, "operation", None), GroupingOperation)
 
 
 def _nearest_seed(dataset: Any) -> int | None:

@@ -11,6 +11,7 @@ from millstream.loader.pipeline.arguments import Operations, check_list
 from millstream.loader.threads.options import ReadOptions
 from millstream.randomness import SEED_LIMIT
 from millstream.samplers import IndexSampler, Sampler
+from millstream.samplers.rounds import derived
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.lookalikes import check_source
@@ -53,7 +54,7 @@ def load(
         num_epochs: how often to go through the source, or through each source; None for endlessly.
         shuffle: whether to shuffle, anew in each epoch; needs a seed.
         seed: of the order and of all random operations, 0 … 2**64 - 1; None for a pipeline without any randomness.
-            Component number k of a mixture has seed + k.
+            Component number k of a mixture has a seed that is a hash of seed and k.
         shard_options: which part of every global batch to read; None for all of it.
         transformations: what to do with each record, before the batch is made.
         batch_size: elements in a batch, per shard, at least 1; None for no batches.
@@ -123,4 +124,4 @@ def _nth_seed(seed: int | None, number: int) -> int | None:
     """Returns the seed of a component: two with one seed would draw the same."""
     if seed is None or not 0 <= as_integer(seed, "seed") < SEED_LIMIT:
         return seed  # The sampler refuses what is not a seed.
-    return (seed + number) % SEED_LIMIT
+    return derived(seed, number)

@@ -60,7 +60,8 @@ class BestFitPack(BinPack):
     Args:
         length_struct: how many tokens a row takes, for each feature; other features are left out.
         num_packing_bins: how many rows are open at a time, at least 1.
-        seed: selects the order of the rows, 0 … 2**64 - 1.
+        seed: selects the order of the rows, 0 … 2**64 - 1. None for one that is derived from the seed of the pipeline,
+            or 0 if the pipeline has no seed.
         shuffle_bins: whether rows that are given out together come in a random order.
         meta_features: features that need no segment ids and positions of their own.
         padding_struct: what fills up each feature; 0 for those that are not named.

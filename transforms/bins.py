@@ -81,7 +81,7 @@ class BinPack(GroupingOperation):
         length_struct: Mapping[str, int],
         *,
         num_packing_bins: SupportsIndex,
-        seed: SupportsIndex = 0,
+        seed: SupportsIndex | None = None,
         shuffle_bins: bool = True,
         meta_features: Collection[str] = (),
         padding_struct: Mapping[str, Any] | None = None,
@@ -96,7 +96,7 @@ class BinPack(GroupingOperation):
             meta_features = [name for name in meta_features if name in length_struct]
         self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct, pack_alignment_struct, carried)
         self.num_packing_bins = as_integer(num_packing_bins, "num_packing_bins", minimum=1)
-        self.seed = as_seed(seed)
+        self.seed = None if seed is None else as_seed(seed)
         self.shuffle_bins = as_flag(shuffle_bins, "shuffle_bins")
         self.max_sequences_per_bin = as_integer_or_none(max_sequences_per_bin, "max_sequences_per_bin")
         self.overflow = as_overflow(overflow)

@@ -78,7 +78,8 @@ class FirstFitPack(BinPack):
         length_struct: how many tokens a row takes, for each feature.
         num_packing_bins: how many rows are open at a time, at least 1. More are fuller, and take more memory: 64 of
             2,048 tokens are 98 to 99 % full of usual texts.
-        seed: selects the order of the rows, 0 … 2**64 - 1.
+        seed: selects the order of the rows, 0 … 2**64 - 1. None for one that is derived from the seed of the pipeline,
+            or 0 if the pipeline has no seed.
         shuffle_bins: whether rows that are given out together come in a random order; else, the first ones have the
             earliest documents.
         meta_features: features that need no segment ids and positions of their own. One that is not in length_struct

@@ -16,9 +16,10 @@ A group never sees an element, only its sizes. The laws, which `tests/loader/pip
 """
 
 import abc
+import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,9 +213,9 @@ class Identity:
     position: int
     index: int
 
-    def generator(self, seed: int) -> "np.random.Generator":
-        """Returns the generator of the group under a seed."""
-        return generator(seed, self.position, self.index, OF_GROUPS)
+    def generator(self, seed: int | None) -> "np.random.Generator":
+        """Returns the generator of the group under a seed; None counts as 0."""
+        return generator(seed or 0, self.position, self.index, OF_GROUPS)
 
 
 class GroupingOperation(Transformation, Grouping):
@@ -224,6 +225,17 @@ class GroupingOperation(Transformation, Grouping):
     is_complete: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
     regroups: ClassVar[bool] = True
+
+    seed: int | None = 0
+    """The seed of an operation that shuffles; None until `seeded` gives it one."""
+
+    def seeded(self, seed: int) -> Self:
+        """Returns the operation with a seed if it shuffles and has none of its own; otherwise the operation itself."""
+        if self.seed is not None:
+            return self
+        bound = copy.copy(self)
+        bound.seed = seed
+        return bound
 
     @property
     def splits(self) -> bool:

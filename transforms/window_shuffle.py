@@ -21,7 +21,8 @@ class WindowShuffle(GroupingOperation):
 
     Args:
         window_size: how many elements are a window, at least 1; they are in memory together.
-        seed: selects the orders, 0 … 2**64 - 1. Each window has an order of its own.
+        seed: selects the orders, 0 … 2**64 - 1. Each window has an order of its own. None for one that is derived from
+            the seed of the pipeline, or 0 if the pipeline has no seed.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -34,9 +35,9 @@ class WindowShuffle(GroupingOperation):
     keeps_count: ClassVar[bool] = True
 
     @named_arguments()
-    def __init__(self, window_size: SupportsIndex, seed: SupportsIndex = 0) -> None:
+    def __init__(self, window_size: SupportsIndex, seed: SupportsIndex | None = None) -> None:
         self.window_size = as_integer(window_size, "window_size", minimum=1)
-        self.seed = as_seed(seed)
+        self.seed = None if seed is None else as_seed(seed)
 
     def __repr__(self) -> str:
         return f"WindowShuffle(window_size={self.window_size}, seed={self.seed})"

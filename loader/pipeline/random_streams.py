@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from millstream.loader.pipeline.elements import Origins
-from millstream.randomness import generators, generators_from
+from millstream.randomness import OF_GROUPS, generators, generators_from
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.kinds import MixedSampler, is_mixed
+from millstream.samplers.rounds import derived
 
 
 def streams_of(
@@ -55,6 +56,17 @@ def _parents(sampler: AdaptedSampler, origins: Origins) -> Iterator["np.random.G
         if rng is None:
             raise ValueError(f"A RandomMap needs randomness, but the sampler gave no rng at position {position}.")
         yield rng
+
+
+def seed_of(sampler: VectorisedSampler | AdaptedSampler) -> int | None:
+    """Returns the seed from which what is not drawn for single records derives its own; None if there is none.
+
+    In a mixture, it is derived from the seed of the first component: so components can be added after it.
+    """
+    if not is_mixed(sampler):
+        return sampler.seed
+    first = seed_of(sampler.samplers[0])
+    return None if first is None else derived(first, OF_GROUPS)
 
 
 def has_randomness(sampler: VectorisedSampler | AdaptedSampler) -> bool:

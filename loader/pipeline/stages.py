@@ -7,8 +7,11 @@ from typing import Any, NamedTuple, TypeAlias
 from millstream.loader.pipeline.grouping import group_step, prepare_step
 from millstream.loader.pipeline.packing import pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.random_streams import streams_of
+from millstream.loader.pipeline.random_streams import seed_of, streams_of
 from millstream.loader.pipeline.steps import Step, compile_step
+from millstream.randomness import OF_GROUPS
+from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.rounds import derived
 from millstream.transforms import Batch, Filter, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import Grouping, GroupingOperation
 from millstream.transforms.only_for import leaves
@@ -76,7 +79,7 @@ def compile_stages(
     """
     stages: list[Stage] = []
     streams = functools.partial(streams_of, pipeline.order)
-    labels, number, random_number = pipeline.labels, 0, 0
+    labels, number, random_number, shuffle_number = pipeline.labels, 0, 0, 0
     maker: str | None = None
     for stage, group in enumerate(groups):
         steps, filters = [], []
@@ -89,7 +92,9 @@ def compile_stages(
             if isinstance(operation, Pack):
                 step = pack_step(operation, pipeline.order, where)
             elif isinstance(operation, GroupingOperation):
-                step = group_step(operation, where, numbers_units=divides_units)
+                with_seed = _seeded(operation, pipeline.order, shuffle_number)
+                step = group_step(with_seed, where, numbers_units=divides_units)
+                shuffle_number += operation.seed is None
             else:
                 step = compile_step(
                     operation,
@@ -133,3 +138,9 @@ def _changes_count(operations: Sequence[Transformation], next_one: Transformatio
 
 def _only_copies(operation: Transformation) -> bool:
     return operation.regroups or (isinstance(operation, Batch) and operation.batch_fn is None)
+
+
+def _seeded(operation: GroupingOperation, order: VectorisedSampler | AdaptedSampler, number: int) -> GroupingOperation:
+    """Returns an operation that has a seed: its own, or one derived from the pipeline's seed and its number."""
+    seed = seed_of(order)
+    return operation if seed is None else operation.seeded(derived(seed, OF_GROUPS - number))

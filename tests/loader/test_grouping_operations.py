@@ -3,11 +3,12 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import operator
 import os
 import signal
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from oracle import oracle
 from streams import comparable, drain
 from worker_pools import workers_of
 
+import millstream
 from millstream import (
     Batch,
     BestFitPack,
@@ -658,3 +660,50 @@ def test_batches_that_differ_do_not_become_one() -> None:
     with pytest.raises(StackError, match=r"alike at \['a'\], got .*float64.* and .*float32") as caught:
         next(iterator)
     assert any("record keys of these elements: 1, 2" in note for note in caught.value.__notes__)
+
+
+SHUFFLES: dict[str, Callable[..., list[Transformation]]] = {
+    "WindowShuffle": lambda **seed: [WindowShuffle(20, **seed)],
+    "FirstFitPack": lambda **seed: [
+        millstream.MapTransform(lambda number: np.full(ROW, number)),
+        FirstFitPack({"a": ROW}, num_packing_bins=20, **seed),
+    ],
+    "BestFitPack": lambda **seed: [
+        millstream.MapTransform(lambda number: np.full(ROW, number)),
+        BestFitPack({"a": ROW}, num_packing_bins=20, **seed),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_operations_that_shuffle_take_the_seed_of_the_pipeline(name: str) -> None:
+    """Another seed of the pipeline is another order of groups, unless the operation has a seed; two in a row differ."""
+
+    def order(
+        seed: int | None, *, own: int | None = None, mixed: bool = False, times: int = 1, chain: bool = False
+    ) -> list[int]:
+        operations = [operation for _ in range(times) for operation in SHUFFLES[name](seed=own)]
+        if chain:
+            dataset = millstream.MapDataset.range(60)
+            stream: Any = (dataset if seed is None else dataset.seed(seed)).to_iter_dataset()
+            for operation in operations:
+                stream = stream.apply(operation)
+            elements: Iterable[Any] = stream
+        elif mixed:
+            sources = {"a": range(30), "b": range(30, 60)}
+            weights = {"a": 1, "b": 1}
+            elements = millstream.load(sources, weights=weights, seed=seed, num_epochs=1, transformations=operations)
+        else:
+            elements = millstream.load(range(60), seed=seed, num_epochs=1, transformations=operations)
+        return [int(element["a"][0]) if isinstance(element, dict) else int(element) for element in elements]
+
+    for chain, mixed in ((False, False), (False, True), (True, False)):
+        orders = [order(seed, chain=chain, mixed=mixed) for seed in (None, 0, 1, 2)]
+        assert all(len(set(some)) == 60 for some in orders)
+        assert all(one != other for one, other in itertools.combinations(orders, 2))
+        assert order(0, own=5, chain=chain, mixed=mixed) == order(1, own=5, chain=chain, mixed=mixed)
+        assert order(None, chain=chain, mixed=mixed) == order(None, own=0, chain=chain, mixed=mixed)
+    if name == "WindowShuffle":
+        # Two with one seed would apply one permutation twice.
+        once = order(0)[:20]
+        assert order(0, times=2)[:20] != [once[number] for number in once]

@@ -32,6 +32,7 @@ from millstream import (
     ShardOptions,
 )
 from millstream.loader.threads.reader_threads import THREAD_NAME
+from millstream.samplers.rounds import derived
 from millstream.transforms import Transformation
 
 SIZES = {"a": 7, "b": 11, "c": 4}
@@ -343,6 +344,26 @@ def test_a_mixture_in_a_mixture_draws_as_it_would_alone() -> None:
     assert own == take(alone, len(own))
 
 
+def test_no_component_of_one_seed_is_a_component_of_another() -> None:
+    """Runs with the seeds 0 to 3 share no order and no draws, between any two of their components."""
+
+    def components(seed: int) -> list[list[tuple[int, int]]]:
+        loader = millstream.load(
+            {name: list(range(40)) for name in "abc"},
+            weights=dict.fromkeys("abc", 1),
+            shuffle=True,
+            seed=seed,
+            num_epochs=1,
+            transformations=[RandomMapTransform(lambda record, rng: (record, int(rng.integers(10**9))))],
+        )
+        elements = list(loader)
+        return [elements[number::3] for number in range(3)]
+
+    for one, other in itertools.combinations([order for seed in range(4) for order in components(seed)], 2):
+        assert [record for record, _ in one] != [record for record, _ in other]
+        assert not {draw for _, draw in one} & {draw for _, draw in other}
+
+
 def test_load_mixes_named_sources() -> None:
     """`load` of named sources is a mixture of one IndexSampler each, with seeds that differ."""
     short = millstream.load(
@@ -357,7 +378,10 @@ def test_load_mixes_named_sources() -> None:
         batch_fn=list,
     )
     sampler = MixtureSampler(
-        {name: IndexSampler(size, NoSharding(), True, 1, 9 + k) for k, (name, size) in enumerate(SIZES.items())},
+        {
+            name: IndexSampler(size, NoSharding(), True, 1, derived(9, number))
+            for number, (name, size) in enumerate(SIZES.items())
+        },
         [2, 3, 1],
         stop="drop_exhausted",
     )

@@ -10,8 +10,10 @@ from plain_groupings import PLAIN
 
 from millstream.randomness import generator
 from millstream.samplers import IndexSampler
+from millstream.samplers.rounds import derived
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation
+from millstream.transforms.grouping import GroupingOperation
 from millstream.transforms.stack import stack
 
 Element = tuple[int, int, Any]  # position, index, value
@@ -24,6 +26,7 @@ def oracle(
     shard: ShardOptions | None = None,
 ) -> Iterator[Any]:
     """Yields the stream of one shard, in the order of the design: shuffle, partition, read, operate."""
+    operations = with_seeds(operations, sampler)
     shard = shard or NoSharding()
     share = (shard.logical_shards or shard.shard_count) // shard.shard_count
     if share == 1 or all(operation.keeps_count and not operation.regroups for operation in operations):
@@ -34,6 +37,19 @@ def oracle(
         drawn = sum(isinstance(operation, RandomMap) for operation in operations[:last])
         elements = applied(operations[last + 1 :], elements, sampler, drawn, None)
     return (value for _, _, value in elements)
+
+
+def with_seeds(operations: Sequence[Transformation], sampler: IndexSampler) -> list[Transformation]:
+    """Returns the operations, those that shuffle groups with the seed that they take from the sampler."""
+    seeded: list[Transformation] = []
+    number = 2**64 - 1
+    for operation in operations:
+        if isinstance(operation, GroupingOperation) and operation.seed is None:
+            seeded.append(operation.seeded(0 if sampler.seed is None else derived(sampler.seed, number)))
+            number -= 1
+        else:
+            seeded.append(operation)
+    return seeded
 
 
 def joined(

@@ -187,7 +187,7 @@ def shuffled(operation: WindowShuffle, elements: Iterable[Element]) -> Iterator[
     """Yields each window in its order."""
     for window in windows(elements, operation.window_size):
         position, index, _ = window[0]
-        for number in generator(operation.seed, position, index, OF_GROUPS).permutation(len(window)):
+        for number in generator(operation.seed or 0, position, index, OF_GROUPS).permutation(len(window)):
             yield window[number]
 
 
