@@ -180,8 +180,9 @@ class ReadIterator(EngineIterator):
         found = resumption(saved, self._state(), allow, strict=strict)
         saved = saved._replace(stream=self._stream)
         if self._is_dense and not self._fits_dense(saved):
-            self._use_sparse()
-        self._move(saved)
+            self._use_sparse(saved)
+        else:
+            self._inner.set_state(self._with_skip(saved, self._own_stream, self._num_own_stages).encode())
         self._was_sought = False
         if found.changes:
             warn_of_changes(found.changes)
@@ -232,10 +233,9 @@ class ReadIterator(EngineIterator):
         is_between = place.position % block == 0 or place.position == saved.stream.length
         return not any(place.skip) and is_between and saved.step == -(-place.position // block)
 
-    def _move(self, saved: LoaderState) -> None:
-        """Goes to a position of this stream."""
-        plan = self._execution.plan
-        self._inner.set_state(self._with_skip(saved, self._own_stream, len(plan.stages)).encode())
+    @property
+    def _num_own_stages(self) -> int:
+        return len(self._execution.plan.stages)
 
     def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
         """Returns a state as one of another stream; between blocks of the dense plan there is nothing to skip."""
@@ -243,11 +243,15 @@ class ReadIterator(EngineIterator):
         place = place._replace(skip=(0,) * num_stages) if self._is_dense else place
         return state._replace(places=(place,), stream=stream)
 
-    def _use_sparse(self) -> None:
-        self._inner.close()
-        self._execution = self._running.execution("sparse", self._sparse, CHAIN)
-        self._own_stream = stream_of(self._execution.plan)
-        self._is_dense, self._inner = False, self._execution.begin(self._own_stream)
+    def _use_sparse(self, saved: LoaderState) -> None:
+        """Changes to the sparse plan, at a position of this stream. Until it is there, this iterator is as it was."""
+        execution = self._running.execution("sparse", self._sparse, CHAIN)
+        stream = stream_of(execution.plan)
+        inner = execution.begin(stream)
+        inner.set_state(saved._replace(stream=stream).encode())
+        dense = self._inner
+        self._execution, self._own_stream, self._is_dense, self._inner = execution, stream, False, inner
+        dense.close()
 
     def _change_plan(self, hole: AbsentElement) -> None:
         """Continues with the plan that has room for absent elements, at the position reached."""
@@ -256,9 +260,7 @@ class ReadIterator(EngineIterator):
                 f"{hole} So seek has moved to a position with fewer elements before it than were asked for. Drop "
                 "elements with a filter instead of a map that returns None: seek then counts those that are there."
             ) from hole
-        state = self._state()
-        self._use_sparse()
-        self._move(state)
+        self._use_sparse(self._state())
 
 
 def checked_maps(maps: Sequence[Transformation]) -> list[Transformation]:

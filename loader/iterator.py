@@ -171,10 +171,10 @@ class DataLoaderIterator(ResumableIterator):
         if outputs is None:
             raise AssertionError("fetched")
         stop = min(row + most, self._stop)
-        taken = values[row:stop]
-        values[row:stop] = [None] * len(taken)
-        self._row, self._step = stop, self._step + len(taken)
-        return Elements(taken, outputs.origins.take(slice(row, stop)))
+        taken = Elements(values[row:stop], outputs.origins.take(slice(row, stop)))
+        self._row, self._step = stop, self._step + stop - row
+        values[row:stop] = [None] * (stop - row)
+        return taken
 
     def look(self) -> "IteratorLook":
         """Returns what this iterator does now, for those who look from outside. Any thread may ask."""
@@ -421,6 +421,8 @@ class DataLoaderIterator(ResumableIterator):
             self._left.discard(executor)
 
     def _leave(self) -> Executor | None:
+        # First: an exception from here on leaves the executor after outputs that are dropped, so it is not used again.
+        self._is_sound = False
         self._start, self._outputs, self._values, self._row, self._stop = self._position(), None, [], 0, 0
         if (executor := self._executor) is not None:
             self._left.add(executor)

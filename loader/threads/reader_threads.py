@@ -133,6 +133,9 @@ class ReaderThreads:
 
     def join(self, seconds: float) -> None:
         """Waits for the threads to end, at most this long for all of them."""
+        # Up to Python 3.12, a handler's exception in an earlier `Thread.join` may have left the lock taken that this
+        # one would wait for. So a thread that has said that it ends is not joined.
+        self._forget_ended()
         deadline = time.monotonic() + seconds
         for thread in list(self._started):
             if thread is not threading.current_thread():
@@ -159,9 +162,7 @@ class ReaderThreads:
         `threading.Thread.start` does not bear to be interrupted: it may leave behind a thread that is on record for
         ever and never runs, or one that fails as it begins. What starts this here is a single call of C code.
         """
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._started.discard(self._ended.get_nowait())
+        self._forget_ended()
         # A daemon: a read that hangs must not keep the interpreter from leaving.
         thread = threading.Thread(target=self._live, name=THREAD_NAME, daemon=True)
         self._started.add(thread)
@@ -174,6 +175,11 @@ class ReaderThreads:
             self._live()
         else:
             self._begun.put(None)
+
+    def _forget_ended(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._started.discard(self._ended.get_nowait())
 
     def _live(self) -> None:
         """The life of a thread. It keeps this object alive, and not the owner, whose end stops it."""

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import gc
+import itertools
 import os
 import random
 import signal
@@ -20,14 +21,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from faults import WAIT_SECONDS
+from interrupted import interrupt_at
 from process_tree import processes_below
 
 import millstream
 from millstream.loader.live import server
 from millstream.loader.live.client import asked
+from millstream.loader.threads import threaded_calls
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources import ParquetDataSource, TextLineDataSource
-from millstream.transforms import Filter
+from millstream.transforms import Filter, FlatMap
 
 NUM_RECORDS = 240
 LIST = f"list of {NUM_RECORDS} records"
@@ -128,9 +131,13 @@ KINDS = pytest.mark.parametrize(
 @KINDS
 @pytest.mark.parametrize("times", [1, 2, 3])
 def test_a_first_next_that_is_interrupted_loses_nothing(
-    make: Callable[[millstream.DataLoader], Any], options: dict[str, Any], times: int
+    make: Callable[[millstream.DataLoader], Any], options: dict[str, Any], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Exceptions while the threads are being started: what follows is the stream from the iterator's step on."""
+    """Exceptions while the threads are being started: what follows is the stream from the iterator's step on.
+
+    Threads that have ended are not waited for: such a wait, which is as long as the bound, would fail `rest_of`.
+    """
+    monkeypatch.setattr(threaded_calls, "CLOSE_SECONDS", 2 * WAIT_SECONDS)
     loader = loader_of(**options)
     expected = [np.asarray(batch).tolist() for batch in loader]
     chance = random.Random(times)
@@ -168,6 +175,39 @@ def test_an_iterator_that_is_interrupted_again_and_again_resumes_each_time(
 
         for _ in range(3 * TRIALS):
             interrupt(work, chance.uniform(1e-5, 2e-3), chance.randint(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("operations", "num_threads"),
+    [((), 0), ((), 4), ((FlatMap(lambda number: [number] * 8, 8),), 0), ((Filter(lambda number: number % 3),), 0)],
+    ids=["elements", "elements in threads", "children", "survivors"],
+)
+@pytest.mark.parametrize("move", ["next", "seek on", "seek back", "set_state"])
+def test_a_move_that_is_interrupted_at_any_moment_skips_nothing(
+    operations: tuple[Any, ...], num_threads: int, move: str
+) -> None:
+    """An exception after each call in `next`, `seek` and `set_state`: the next elements are those of the step."""
+    loader = loader_of(*operations, batch_size=None, read_options=millstream.ReadOptions(num_threads))
+    with iter(loader) as iterator:
+        expected = [next(iterator) for _ in range(50)]
+    for moment in itertools.count():
+        with iter(loader) as iterator:
+            iterator.seek(5)
+            state = iterator.get_state()
+            iterator.seek(30)
+            next(iterator)
+            work = {
+                "next": lambda: [next(iterator) for _ in range(9)],
+                "seek on": lambda: iterator.seek(35),
+                "seek back": lambda: iterator.seek(3),
+                "set_state": lambda: iterator.set_state(state),  # noqa: B023
+            }[move]
+            was_interrupted = interrupt_at(moment, work)
+            step = iterator.step
+            assert [next(iterator) for _ in range(3)] == expected[step : step + 3]
+        if not was_interrupted:
+            break
+    assert moment >= 1
 
 
 @pytest.mark.parametrize("make", [threading.Lock, threading.RLock], ids=["plain", "reentrant"])
