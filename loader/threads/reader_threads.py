@@ -35,6 +35,8 @@ from millstream.signal_safe_lock import SignalSafeLock
 CLOSE_SECONDS = 2.0
 """How long the end of an executor, and of the interpreter, waits for threads that are inside user code."""
 
+LOOK_SECONDS = 0.02
+"""How long `join` waits for the word of a thread before it looks for itself."""
 
 THREAD_NAME = "millstream-read"
 
@@ -51,9 +53,10 @@ class ReaderThreads:
         self.size = size
         # A job, or anything else to end the thread that takes it.
         self._jobs: queue.SimpleQueue[Callable[[], Any] | weakref.ref[Any] | None] = queue.SimpleQueue()
+        # Those that have not ended.
         self._started: set[threading.Thread] = set()
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[threading.Thread] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         # The number of each, by its identity.
         self._working: dict[int, int] = {}
         self._busy: set[int] = set()
@@ -133,15 +136,14 @@ class ReaderThreads:
 
     def join(self, seconds: float) -> None:
         """Waits for the threads to end, at most this long for all of them."""
-        # Up to Python 3.12, a handler's exception in an earlier `Thread.join` may have left the lock taken that this
-        # one would wait for. So a thread that has said that it ends is not joined.
-        self._forget_ended()
+        if self._process != os.getpid():
+            return
+        # Not by `Thread.join`: up to Python 3.12, a handler's exception may leave the lock taken that it waits for.
         deadline = time.monotonic() + seconds
-        for thread in list(self._started):
-            if thread is not threading.current_thread():
-                # A thread that has not begun cannot be joined. It will find the readers stopped.
-                with contextlib.suppress(RuntimeError):
-                    thread.join(max(0.0, deadline - time.monotonic()))
+        while self._started - {threading.current_thread()} and (left := deadline - time.monotonic()) > 0:
+            # Several may wait: what one misses, it finds out at the next look.
+            with contextlib.suppress(queue.Empty):
+                self._ended.get(timeout=min(left, LOOK_SECONDS))
 
     def _start_thread(self) -> None:
         self._process = os.getpid()
@@ -162,7 +164,6 @@ class ReaderThreads:
         `threading.Thread.start` does not bear to be interrupted: it may leave behind a thread that is on record for
         ever and never runs, or one that fails as it begins. What starts this here is a single call of C code.
         """
-        self._forget_ended()
         # A daemon: a read that hangs must not keep the interpreter from leaving.
         thread = threading.Thread(target=self._live, name=THREAD_NAME, daemon=True)
         self._started.add(thread)
@@ -176,11 +177,6 @@ class ReaderThreads:
         else:
             self._begun.put(None)
 
-    def _forget_ended(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._started.discard(self._ended.get_nowait())
-
     def _live(self) -> None:
         """The life of a thread. It keeps this object alive, and not the owner, whose end stops it."""
         try:
@@ -188,7 +184,8 @@ class ReaderThreads:
         finally:
             if self.is_stopped:
                 self._pass_on()
-            self._ended.put(threading.current_thread())
+            self._started.discard(threading.current_thread())
+            self._ended.put(None)
 
     def _work_off(self, take: Callable[[], Any]) -> None:
         """Runs jobs while there is room for this thread among those that work, until all are stopped."""
