@@ -185,6 +185,74 @@ def test_a_copy_that_somebody_cut_short_is_made_again(urls: list[str], tmp_path:
         os.truncate(tmp_path / "copies" / name, 10)
 
 
+def test_a_copy_that_was_written_to_is_made_again(urls: list[str], tmp_path: Path) -> None:
+    """Its size may be right: its mark is lost with the first write."""
+    cache = FileCache(LARGEST, tmp_path / "copies")
+    with TFRecordDataSource(urls[0], cache=cache) as source:
+        assert every_record(source) == RECORDS[:ROWS]
+        (name,) = copies(tmp_path / "copies")
+        (tmp_path / "copies" / name).write_bytes(CONTENTS[0][::-1])
+        assert every_record(source) == RECORDS[:ROWS]
+    assert (tmp_path / "copies" / name).read_bytes() == CONTENTS[0]
+
+
+@pytest.mark.parametrize("suffix", ["", ".part"])
+def test_nothing_outside_the_folder_is_touched(urls: list[str], tmp_path: Path, suffix: str) -> None:
+    """Links in the folder, symbolic and hard ones, are neither followed nor used, whatever names they have."""
+    cache = FileCache(LARGEST, tmp_path / "copies")
+    with TFRecordDataSource(urls[0], cache=cache) as source:
+        assert source[3] == RECORDS[3]
+    (name,) = copies(tmp_path / "copies")
+    thesis, weights = tmp_path / "thesis", tmp_path / "weights"
+    thesis.write_bytes(CONTENTS[0])
+    weights.write_bytes(CONTENTS[0])
+    (tmp_path / "copies" / name).unlink()
+    (tmp_path / "copies" / f"{name}{suffix}").symlink_to(thesis)
+    (tmp_path / "copies" / "model.0123456789abcdef").hardlink_to(weights)
+    (tmp_path / "copies" / "other.0123456789abcdef").symlink_to(thesis)
+    with TFRecordDataSource(urls[:3], cache=cache) as source:
+        assert every_record(source) == RECORDS[: 3 * ROWS]
+        assert every_record(source) == RECORDS[: 3 * ROWS]
+    assert thesis.read_bytes() == weights.read_bytes() == CONTENTS[0]
+
+
+def test_a_pipe_in_place_of_a_copy_is_replaced(urls: list[str], tmp_path: Path) -> None:
+    """Opening it does not wait for a writer."""
+    cache = FileCache(LARGEST, tmp_path / "copies")
+    with TFRecordDataSource(urls[0], cache=cache) as source:
+        assert source[3] == RECORDS[3]
+    (name,) = copies(tmp_path / "copies")
+    (tmp_path / "copies" / name).unlink()
+    os.mkfifo(tmp_path / "copies" / name)
+    with TFRecordDataSource(urls[0], cache=cache) as source:
+        assert every_record(source) == RECORDS[:ROWS]
+
+
+def test_the_folder_is_private(urls: list[str], tmp_path: Path) -> None:
+    """It is made with mode 0700, as are those above it. One that others may write to or own is refused."""
+    with TFRecordDataSource(urls[0], cache=FileCache(LARGEST, tmp_path / "new" / "copies")) as source:
+        assert source[3] == RECORDS[3]
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("new", "new/copies")] == [0o700, 0o700]
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o1777)
+    for folder, message in ((tmp_path / "open", "chmod 700"), (other_users_folder(tmp_path), "another user")):
+        with (
+            TFRecordDataSource(urls[0], cache=FileCache(LARGEST, folder)) as source,
+            pytest.raises(DataSourceError, match=message),
+        ):
+            source[3]
+        assert not (folder / "lock").exists()
+
+
+def other_users_folder(folder: Path) -> Path:
+    """Returns a folder of another user: root's, or one of `nobody` if this user is root."""
+    if os.geteuid() != 0:
+        return Path("/")
+    (folder / "theirs").mkdir()
+    os.chown(folder / "theirs", 65534, 65534)
+    return folder / "theirs"
+
+
 def test_files_of_others_are_left_alone(urls: list[str], tmp_path: Path) -> None:
     """They are neither counted nor removed."""
     (tmp_path / "mine.txt").write_bytes(bytes(10 * LARGEST))
@@ -287,9 +355,7 @@ def test_room_that_never_comes_is_an_error(urls: list[str], tmp_path: Path, monk
     cache = FileCache(LARGEST, tmp_path / "copies")
     with TFRecordDataSource(urls[0], cache=cache) as one, TFRecordDataSource(urls[1]) as plain:
         copy = cache.copy_of(urls[0], one._identities[urls[0]])
-        with pytest.raises(
-            DataSourceError, match=r"was not copied to .* in time: the .* bytes of the cache are taken by"
-        ):
+        with pytest.raises(DataSourceError, match=r"Timed out copying .*: other readers hold all .* bytes of it"):
             cache.copy_of(urls[1], plain._identities[urls[1]])
         copy.release()
         other = cache.copy_of(urls[1], plain._identities[urls[1]])
@@ -317,7 +383,7 @@ def test_who_waits_for_a_copy_takes_no_room_for_another(
         store.failure = waits
         reading = thread.submit(source.__getitem__, ROWS)
         assert is_copying.wait(60)
-        with pytest.raises(DataSourceError, match="in time"):
+        with pytest.raises(DataSourceError, match="Timed out"):
             cache.copy_of(urls[1], source._identities[urls[1]])
         may_end.set()
         assert reading.result() == RECORDS[ROWS]
@@ -335,7 +401,7 @@ def test_a_bound_is_a_positive_integer(max_bytes: Any) -> None:
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(urls: list[str]) -> None:
     """It says what could not be copied, and where to."""
-    with pytest.raises(DataSourceError, match=r"bucket/0' cannot be copied to '/dev/null/x': Not a directory"):
+    with pytest.raises(DataSourceError, match=r"Cannot copy '.*bucket/0' to the cache in '/dev/null/x': Not a dir"):
         TFRecordDataSource(urls[0], cache=FileCache(LARGEST, "/dev/null/x"))
 
 
