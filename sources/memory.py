@@ -180,6 +180,10 @@ class InMemoryDataSource(Pictured):
         return self._fingerprint
 
 
+_SHORT_AXIS = 16
+"""Last axes up to this length are copied one index after another where memory is laid out otherwise."""
+
+
 @final
 class _ColumnRecords(ColumnarRecords):
     """The records of some keys, taken from the columns on demand: as records, or as one batch."""
@@ -207,13 +211,44 @@ class _ColumnRecords(ColumnarRecords):
 # Not inside of `stack`: there the annotations would be evaluated for each batch.
 def _taken_into(allocate: Allocate, keys: NDArray[np.int64], column: NDArray[Any]) -> NDArray[Any]:
     batch = allocate((len(keys), *column.shape[1:]), column.dtype)
+    if not can_be_taken_from(column):
+        copy_rows(column, keys, batch)
+        return batch
     # The keys are checked: with any other mode than "raise", NumPy writes to `out` without a second copy.
     return np.take(column, keys, axis=0, out=batch, mode="clip")
 
 
 def _take(columns: Any, keys: Any) -> Any:
     """Returns the rows of a key, or of an array of keys, of every column; copied."""
-    return tree.map_leaves(lambda column: np.take(column, keys, axis=0), columns)
+    return tree.map_leaves(functools.partial(_taken, keys), columns)
+
+
+def _taken(keys: Any, column: NDArray[Any]) -> Any:
+    if can_be_taken_from(column):
+        return np.take(column, keys, axis=0)
+    if not np.ndim(keys):
+        row = column[keys]
+        # A view of the column, a scalar or an object.
+        return row.copy(order="C") if column.ndim > 1 else row
+    rows = np.empty((len(keys), *column.shape[1:]), column.dtype)
+    copy_rows(column, keys, rows)
+    return rows
+
+
+def copy_rows(column: NDArray[Any], keys: NDArray[np.int64], out: NDArray[Any]) -> None:
+    """Copies the rows of the keys of a view to `out`, without copying the rest of it."""
+    rows = column[keys]
+    if rows.flags.c_contiguous or column.ndim < 3 or column.shape[-1] > _SHORT_AXIS:
+        out[...] = rows
+        return
+    # NumPy's innermost loop would be over the last axis, the few channels of transposed images: a third of the speed.
+    for last in range(column.shape[-1]):
+        out[..., last] = rows[..., last]
+
+
+def can_be_taken_from(column: NDArray[Any]) -> bool:
+    """Returns true if `numpy.take` reads rows where they are: it first copies any other array whole."""
+    return column.flags.c_contiguous and column.flags.aligned
 
 
 def _is_columns(records: Any) -> bool:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.columnar_parts import alike
-from millstream.sources.memory import InMemoryDataSource, rows_of
+from millstream.sources.memory import InMemoryDataSource, can_be_taken_from, copy_rows, rows_of
 
 Keys = NDArray[np.int64]
 
@@ -22,10 +22,12 @@ class EndToEndColumns:
     Attributes:
         structure: the columns of the first source, for their structure.
         arrays: for each column, the array of each source.
+        are_views: for each column, true if some of these are views that `numpy.take` would copy whole.
     """
 
     structure: Any
     arrays: Sequence[Sequence[NDArray[Any]]]
+    are_views: Sequence[bool]
 
     @classmethod
     def of(cls, sources: Sequence[Any]) -> Self | None:
@@ -33,7 +35,8 @@ class EndToEndColumns:
         columns = [source.stackable_columns for source in sources if type(source) is InMemoryDataSource]
         if len(columns) < len(sources) or not all(each is not None and alike(columns[0], each) for each in columns):
             return None
-        return cls(columns[0], list(zip(*([leaf for _, leaf in tree.leaves(each)] for each in columns), strict=True)))
+        arrays = list(zip(*([leaf for _, leaf in tree.leaves(each)] for each in columns), strict=True))
+        return cls(columns[0], arrays, [not all(map(can_be_taken_from, of_column)) for of_column in arrays])
 
 
 @final
@@ -74,7 +77,10 @@ class MixedColumns(ColumnarRecords):
         parts = np.flatnonzero(counts)
         stops = np.cumsum(counts[parts]).tolist()
         runs = list(zip(parts.tolist(), [0, *stops[:-1]], stops, strict=True))
-        batches = iter([self._taken(arrays, runs, keys, places, allocate) for arrays in self._columns.arrays])
+        columns = zip(self._columns.arrays, self._columns.are_views, strict=True)
+        batches = iter(
+            [self._taken(arrays, runs, keys, places, allocate, are_views=are_views) for arrays, are_views in columns]
+        )
         return tree.map_leaves(lambda _: next(batches), self._columns.structure)
 
     def _taken(
@@ -84,11 +90,16 @@ class MixedColumns(ColumnarRecords):
         keys: Keys,
         places: NDArray[np.intp],
         allocate: Allocate,
+        *,
+        are_views: bool,
     ) -> NDArray[Any]:
         """Returns the rows of one column: those of each source together at first, then in their order."""
         first = arrays[0]
         sorted_rows = np.empty((len(keys), *first.shape[1:]), first.dtype)
         for part, start, stop in runs:
+            if are_views:
+                copy_rows(arrays[part], keys[start:stop], sorted_rows[start:stop])
+                continue
             # The keys are checked: with any other mode than "raise", NumPy writes to `out` without a second copy.
             arrays[part].take(keys[start:stop], 0, sorted_rows[start:stop], "clip")
         batch = allocate(sorted_rows.shape, first.dtype)

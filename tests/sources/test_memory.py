@@ -5,6 +5,7 @@ import dataclasses
 import pickle
 import subprocess
 import sys
+import tracemalloc
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.columnar import ColumnarRecords
-from millstream.sources import InMemoryDataSource, RangeDataSource
+from millstream.sources import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
 from millstream.transforms.stack import stack
 
 
@@ -191,6 +192,54 @@ def test_columns_stack_as_their_records_do(kind: str, keys: list[int]) -> None:
 def test_what_would_stack_otherwise_is_taken_apart(records: Any) -> None:
     """Text, bytes and objects stack to other dtypes than their columns', so there is no shortcut for them."""
     assert not isinstance(InMemoryDataSource(records).__getitems__([0]), ColumnarRecords)
+
+
+def _views(rows: int) -> dict[str, tuple[Any, Any]]:
+    """Returns views of large arrays that are not contiguous or not aligned, each with the same values laid out anew."""
+    images = np.zeros((rows, 3, 16, 16), np.uint8)
+    images[:] = np.arange(rows, dtype=np.uint8).reshape(-1, 1, 1, 1) + np.arange(16, dtype=np.uint8)
+    pairs = np.zeros(rows, [("image", np.uint8, (3, 16, 16)), ("label", np.int32)])
+    pairs["image"] = images
+    tokens = np.arange(rows * 64, dtype=np.int32)
+    unaligned = np.frombuffer(b"x" + tokens.tobytes(), np.uint8)[1:].view(np.int32).reshape(rows, 64)
+    views = {
+        "transposed": images.transpose(0, 2, 3, 1),
+        "half of the columns": images[..., :8],
+        "every second row": images[::2],
+        "a field": pairs["image"],
+        "overlapping windows": np.lib.stride_tricks.sliding_window_view(tokens, 65)[::64],
+        "unaligned": unaligned,
+        "backwards": tokens[::-1],
+    }
+    return {name: (view, view.copy()) for name, view in views.items()}
+
+
+@pytest.mark.parametrize("name", _views(2))
+def test_rows_of_a_view_are_read_without_copying_it(name: str) -> None:
+    """A batch, a mixed batch, records and a record take memory for themselves, and equal those of a contiguous copy."""
+    view, copy = _views(20_000)[name]
+    keys = np.random.default_rng(0).integers(0, len(view), 64)
+    expected = copy[keys]
+    limit = 4 * expected.nbytes + 200_000
+    source = InMemoryDataSource({"x": view})
+    mixed = ConcatenatedDataSource([source, InMemoryDataSource({"x": view})])
+    assert view.nbytes > limit
+    tracemalloc.start()
+    try:
+        batch = source.__getitems__(keys.tolist()).stack(np.empty)  # type: ignore[attr-defined]
+        both = mixed.__getitems__((keys + len(view) * (keys % 2)).tolist()).stack(np.empty)  # type: ignore[attr-defined]
+        records = [record["x"] for record in source.__getitems__(keys.tolist())]
+        one = source[int(keys[0])]["x"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * limit
+    for found in (batch["x"], both["x"], np.stack(records)):
+        assert np.array_equal(found, expected)
+    assert np.array_equal(one, expected[0])
+    if view.ndim > 1:
+        one[...] = 0
+        assert np.array_equal(view[keys[0]], expected[0])
 
 
 def test_records_of_columns_are_copies() -> None:
