@@ -30,7 +30,8 @@ class DataSource(Protocol[T_co]):
 
     `__getitems__(record_keys: Sequence[int]) -> Sequence[T]`
         The batched read: the records of all keys, in the order of the keys, which may repeat. It is used instead of
-        `__getitem__` where it exists, and is where most reading speed comes from. It fails as a whole.
+        `__getitem__`, and is where most reading speed comes from, unless a subclass overrides `__getitem__` alone: the
+        more derived one is used. If it fails, records are read one by one.
     `takes_key_arrays: bool`
         Whether `__getitems__` takes an int64 array as well as a list; a list of many keys takes time to make. The
         array is the source's own: it may be sorted in place.

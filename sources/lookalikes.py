@@ -19,13 +19,26 @@ _ROWS_OF_TABLES: Mapping[str, Callable[[Any, int], Any]] = {
 def batched_read_of(source: Any) -> Callable[[Any], Sequence[Any]] | None:
     """Returns the function that reads records of a source in one call, or None if it has none.
 
-    It is `__getitems__`. Hugging Face datasets have it too, but it fails where their format gives tables.
+    It is `__getitems__`, unless a more derived class defines `__getitem__` alone: it may decode, and a wrapper that
+    forwards attributes may, too. Hugging Face datasets have `__getitems__`, but it fails if their format is a table.
     """
     read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
+    if read_many is None or not _is_up_to_date(source):
+        return None
     if type(source).__module__.partition(".")[0] != "datasets" or not isinstance(getattr(source, "format", None), dict):
         return read_many
     row_of = _ROWS_OF_TABLES.get(source.format.get("type"))
     return read_many if row_of is None else functools.partial(_rows_of_table, source, row_of)
+
+
+def _is_up_to_date(source: Any) -> bool:
+    """True if `__getitems__` is the object's own, or of a class as derived as the one that defines `__getitem__`."""
+    if "__getitems__" in getattr(source, "__dict__", ()):
+        return True
+    defining = (
+        vars(kind) for kind in type(source).__mro__ if "__getitem__" in vars(kind) or "__getitems__" in vars(kind)
+    )
+    return "__getitems__" in next(defining, ())
 
 
 def _rows_of_table(source: Any, row_of: Callable[[Any, int], Any], keys: Sequence[int]) -> list[Any]:

@@ -81,7 +81,7 @@ def lengths_of(
     maps = _checked_maps(operations)
     if feature is not None and not isinstance(feature, str):
         raise TypeError(f"feature must be the name of an entry, or None, got {feature!r} of {type(feature).__name__}.")
-    if not maps and feature is None and isinstance(data_source, MegatronDataSource):
+    if not maps and feature is None and type(data_source) is MegatronDataSource:
         return data_source.sequence_lengths()
     path, mark = _identity(data_source, maps, feature)
     if mark is not None and (kept := find_lengths(path, mark, len(data_source))) is not None:

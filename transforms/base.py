@@ -5,6 +5,7 @@ type checkers, and optional. At run time `Map[bytes, Image]` is `Map` itself: ty
 """
 
 import functools
+import inspect
 import reprlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -72,6 +73,7 @@ class _Operation(Transformation, Generic[Function]):
                 f"{name} needs a function, got {function!r}: write {name}(function), "
                 f"or subclass {name} and override {method}."
             )
+        _check_yields_nothing(type(self), function)
         setattr(self, method, function)
 
     def __repr__(self) -> str:
@@ -300,6 +302,7 @@ def _check_subclass(operation: Transformation) -> None:
     method = METHODS[kind]
     if getattr(getattr(operation, method), "__func__", None) is getattr(kind, method):
         raise TypeError(f"A subclass of {kind.__name__} must override {method}, but {name} does not.")
+    _check_yields_nothing(type(operation), getattr(operation, method))
     if isinstance(operation, FlatMap):
         _valid_max_fan_out(name, getattr(operation, "max_fan_out", None))
 
@@ -309,6 +312,17 @@ def _valid_max_fan_out(name: str, max_fan_out: object) -> int:
     if max_fan_out is None:
         raise TypeError(f"{name} needs max_fan_out, an integer: the most children that one element may have.")
     return as_integer(max_fan_out, f"{name}'s max_fan_out", minimum=1)
+
+
+def _check_yields_nothing(kind: type, function: object) -> None:
+    """Refuses a generator function unless it is a FlatMap's: it would turn each element into a generator."""
+    called = (function, getattr(type(function), "__call__", None))  # noqa: B004  (the method of its class)
+    if not issubclass(kind, FlatMap) and any(map(inspect.isgeneratorfunction, called)):
+        raise TypeError(
+            f"{kind.__name__} needs a function that returns one result per element, got {function_name(function)}, "
+            "which yields. Use FlatMap(function, max_fan_out) to make several elements of one. An operation that "
+            "groups elements as they come is Batch, Rebatch, ConcatThenSplit or a packer."
+        )
 
 
 def _not_overridden(operation: _Operation[Any], *_: Any) -> NotImplementedError:

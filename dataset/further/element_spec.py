@@ -147,9 +147,9 @@ def _of_node(node: Node) -> Any:
 def _of_source(source: Any, name: str) -> Any:
     if hasattr(source, "element_spec"):
         return source.element_spec
-    if isinstance(source, range | RangeDataSource):
+    if type(source) in {range, RangeDataSource}:
         return ShapeDtypeStruct((), np.dtype(np.int64))
-    columns = source.stackable_columns if isinstance(source, InMemoryDataSource) else None
+    columns = source.stackable_columns if type(source) is InMemoryDataSource else None
     if isinstance(source, np.ndarray) and not source.dtype.hasobject:
         columns = source
     if columns is None:

@@ -31,6 +31,7 @@ from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart
 from millstream.loader.pipeline.requests import Fed, Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import annotated, run_steps
+from millstream.sources.lookalikes import batched_read_of
 from millstream.transforms import Batch, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap
 
 KEYS = "keys"
@@ -68,7 +69,7 @@ class Plan:
         source = pipeline.source
         groups = split_stages(pipeline.operations)
         self.one_to_one = first_deciding(pipeline.operations) is None
-        self.batched_source = hasattr(source, "__getitems__")
+        self.batched_source = batched_read_of(source) is not None
         self.source_knows_threads = may_tell_threads_apart(source)
         self.blocks_are_batches = any(isinstance(operation, Batch) for operation in groups[0])
         self.share = pipeline.share

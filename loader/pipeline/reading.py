@@ -38,36 +38,70 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     if type(source) in {list, tuple}:
         held = HeldRecords(cast("Sequence[Any]", source))
         read_one, read_many = held.quickest.__getitem__, held.__getitems__
-    takes_arrays = bool(getattr(source, "takes_key_arrays", False))
 
     def read_singly(origins: Origins) -> Elements:
         keys = origins.record_key.tolist()
         values, error = collect(map(read_one, keys), origins, where, len(keys), may_end=True)
         return Elements(values, origins.take(slice(len(values))), error)
 
+    if read_many is None:
+        return read_singly
+    return _batched_reader(source, read_many, read_singly, where)
+
+
+def _batched_reader(
+    source: DataSource[Any],
+    read_many: Callable[[Any], Sequence[Any]],
+    read_singly: Callable[[Origins], Elements],
+    where: str,
+) -> Callable[[Origins], Elements]:
+    """Returns the function that reads many records in one call, and one by one where that fails."""
+    takes_arrays = bool(getattr(source, "takes_key_arrays", False))
+    told: list[bool] = []
+
     def read(origins: Origins) -> Elements:
-        if read_many is None:
-            return read_singly(origins)
         # An array of the source's own: it may sort it, or hand it to a library that wants to write to it.
         keys = origins.record_key.copy() if takes_arrays else origins.record_key.tolist()
         try:
             records = read_many(keys)
             # A list may be the source's own, which it fills again.
             values = records if isinstance(records, (tuple, ColumnarRecords)) else list(records)
-            if len(values) != len(keys):
-                raise ValueError(  # noqa: TRY301  (handled as any other failure of the source's method)
-                    f"__getitems__ of {type(source).__name__} was asked for {len(keys)} records and gave {len(values)}."
-                )
-        except BaseException as error:
-            if cannot_wait(error):
+            if len(values) == len(keys):
+                return Elements(values, origins)
+            error: BaseException = _WrongCountError(
+                f"__getitems__ of {type(source).__name__} was asked for {len(keys)} records and gave {len(values)}."
+            )
+        except BaseException as raised:
+            if cannot_wait(raised):
                 raise
-            # One by one, to deliver what comes before the bad record and to say which it is.
-            run = read_singly(origins)
-            if run.error is None:
-                # The source can read each record, but not all at once: the error of the whole read stands.
-                whole = f"{where}, {len(keys)} records at once, the first at {describe_origin(origins, 0)}"
-                run = Elements.failed(annotated(error, whole))
+            error = raised
+        # One by one, to deliver what comes before the bad record and to say which it is.
+        run = read_singly(origins)
+        if run.error is not None:
             return run
-        return Elements(values, origins)
+        if isinstance(error, _WrongCountError):
+            whole = f"{where}, {len(keys)} records at once, the first at {describe_origin(origins, 0)}"
+            return Elements.failed(annotated(error, whole))
+        if not told:
+            told.append(True)
+            _tell_fallback(type(source).__name__, len(keys), error)
+        return run
 
     return read
+
+
+def _tell_fallback(source: str, count: int, error: BaseException) -> None:
+    import logging  # noqa: PLC0415  (takes long to import)
+
+    logging.getLogger("millstream").warning(
+        "millstream: %s.__getitems__ failed for %d records, and __getitem__ read each of them: %s: %s. Where that "
+        "happens, records are read one by one, which is slower. Fix __getitems__, or delete it.",
+        source,
+        count,
+        type(error).__name__,
+        error,
+    )
+
+
+class _WrongCountError(ValueError):
+    """A batched read that returned more or fewer records than it was asked for."""

@@ -135,6 +135,29 @@ def test_a_wrong_number_of_records_is_refused(surplus: int, reading: millstream.
     ]
 
 
+class FailsTogether(Together):
+    """A source of which each record can be read alone, and several cannot, as of a mock whose method lacks `self`."""
+
+    def __getitems__(self, keys: Sequence[int], missing: object) -> list[int]:
+        """Fails: nobody gives the other argument."""
+        raise AssertionError(keys, missing)
+
+
+def test_a_batched_read_that_fails_alone_is_a_warning_once(
+    reading: millstream.ReadOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If each record can be read alone, records are read alone, and the log says so once."""
+    with (
+        caplog.at_level("WARNING", logger="millstream"),
+        iter(loader_of(reading, FailsTogether(), Batch(3))) as batches,
+    ):
+        assert [next(batches).tolist() for _ in range(2)] == [order_of(10)[:3], order_of(10)[3:6]]
+    (record,) = caplog.records
+    assert "FailsTogether.__getitems__ failed for 3 records, and __getitem__ read each of them: TypeError" in (
+        record.getMessage()
+    )
+
+
 class PipelineFailed(Together):
     """A source of which one record cannot be read, alone or with others."""
 

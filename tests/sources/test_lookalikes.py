@@ -59,3 +59,74 @@ def test_sources_are_taken_as_they_are(value: Any) -> None:
     """Lists, arrays, tables of other libraries that have records, and dicts by number."""
     assert advice_for(value) is None
     assert len(list(millstream.load(value, num_epochs=1))) == len(value)
+
+
+class Decoded(millstream.RangeDataSource):  # type: ignore[misc]  # final: users' programs may be unchecked
+    """A source that decodes in `__getitem__` alone."""
+
+    def __getitem__(self, record_key: Any) -> int:
+        return 100 + int(super().__getitem__(record_key))
+
+
+class DecodedColumns(millstream.InMemoryDataSource):  # type: ignore[misc]  # as above
+    """Columns that are decoded in `__getitem__` alone."""
+
+    def __getitem__(self, record_key: Any) -> int:
+        return 100 + int(super().__getitem__(record_key))
+
+
+class Forwarding:
+    """A wrapper that decodes, and forwards every other attribute, `__getitems__` too."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, record_key: int) -> int:
+        return 100 + int(self._source[record_key])
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_source":
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+
+class DecodedList(list[int]):
+    """A list that decodes in `__getitem__` alone."""
+
+    def __getitem__(self, record_key: Any) -> Any:
+        return 100 + super().__getitem__(record_key)
+
+
+class DecodedTogether(Decoded):  # type: ignore[misc]  # as above
+    """A source whose batched read is the most derived one."""
+
+    def __getitems__(self, record_keys: Any) -> list[int]:
+        """Returns the records, decoded in another way."""
+        return [200 + int(key) for key in record_keys]
+
+
+OVERRIDDEN: dict[str, tuple[Callable[[], Any], int]] = {
+    "a source of millstream": (lambda: Decoded(0, 8), 100),
+    "columns": (lambda: DecodedColumns(np.arange(8)), 100),
+    "a wrapper": (lambda: Forwarding(millstream.RangeDataSource(0, 8)), 100),
+    "a list": (lambda: DecodedList(range(8)), 100),
+    "a batched read of its own": (lambda: DecodedTogether(0, 8), 200),
+}
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_the_more_derived_read_wins(name: str) -> None:
+    """A `__getitem__` that overrides alone, or a wrapper's, is used by loaders, chains, and sources of sources."""
+    make, offset = OVERRIDDEN[name]
+    expected = [offset + key for key in range(8)]
+    both = millstream.ConcatenatedDataSource({"a": make(), "b": make()})
+
+    assert list(millstream.load(make(), num_epochs=1)) == expected
+    assert next(iter(millstream.load(make(), num_epochs=1, batch_size=8))).tolist() == expected
+    assert list(millstream.MapDataset.source(make()).to_iter_dataset()) == expected
+    assert next(iter(millstream.MapDataset.source(make()).batch(8))).tolist() == expected
+    assert list(millstream.load(both, num_epochs=1)) == expected * 2
+    assert list(millstream.load(millstream.InMemoryDataSource(make()), num_epochs=1)) == expected

@@ -435,3 +435,57 @@ def test_long_names_are_the_same_classes() -> None:
     assert FlatMapTransform is FlatMap
     assert transforms.__all__ == sorted(transforms.__all__)
     assert isinstance(Map(double), transforms.Transformation)
+
+
+class OldStyle:
+    """An operation that gets an iterator of records and yields."""
+
+    def __call__(self, records: Any) -> Any:
+        """Yields."""
+        yield from records
+
+
+class YieldingMap(Map):
+    """A subclass whose method yields."""
+
+    def map(self, element: Any) -> Any:
+        """Yields."""
+        yield element
+
+
+class YieldingFlatMap(FlatMap):
+    """A subclass whose method may yield."""
+
+    max_fan_out = 1
+
+    def flat_map(self, element: Any) -> Any:
+        """Yields."""
+        yield element
+
+
+def yielding(*elements: Any) -> Any:
+    """Yields."""
+    yield from elements
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: as_transformation(OldStyle()),
+        lambda: as_transformation(yielding),
+        lambda: as_transformation(YieldingMap()),
+        lambda: as_transformation(functools.partial(yielding, 1)),
+        lambda: RandomMap(yielding),
+        lambda: Filter(yielding),
+    ],
+)
+def test_operations_that_yield_are_refused(make: Callable[[], Any]) -> None:
+    """A generator function would turn each element into a generator: the error at construction names what to write."""
+    with pytest.raises(TypeError, match=r"which yields\. Use FlatMap\(function, max_fan_out\)"):
+        make()
+
+
+def test_a_flat_map_may_yield() -> None:
+    """The children of an element may come from a generator."""
+    assert isinstance(as_transformation(YieldingFlatMap()), FlatMap)
+    assert list(FlatMap(yielding, 1).flat_map(3)) == [3]
