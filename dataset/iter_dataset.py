@@ -13,7 +13,7 @@ from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import as_seed
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.base import as_transformation
+from millstream.transforms.given import as_transformation
 
 if TYPE_CHECKING:
     import numpy as np

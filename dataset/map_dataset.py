@@ -22,7 +22,7 @@ from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
 from millstream.sources.lookalikes import check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.base import as_transformation
+from millstream.transforms.given import as_transformation
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,13 +6,11 @@ type checkers, and optional. At run time `Map[bytes, Image]` is `Map` itself: ty
 
 import functools
 import inspect
-import reprlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from millstream.checks import as_integer, named_arguments
 from millstream.descriptions import function_name
-from millstream.transforms.batch import Batch
 from millstream.transforms.transformation import Transformation
 
 if TYPE_CHECKING:
@@ -73,7 +71,7 @@ class _Operation(Transformation, Generic[Function]):
                 f"{name} needs a function, got {function!r}: write {name}(function), "
                 f"or subclass {name} and override {method}."
             )
-        _check_yields_nothing(type(self), function)
+        check_yields_nothing(type(self), function)
         setattr(self, method, function)
 
     def __repr__(self) -> str:
@@ -239,7 +237,7 @@ class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
         self, function: Callable[[In], Iterable[Out]] | None = None, max_fan_out: SupportsIndex | None = None
     ) -> None:
         super().__init__(function)  # type: ignore[arg-type]  # which refuses None
-        self.max_fan_out = _valid_max_fan_out("FlatMap", max_fan_out)
+        self.max_fan_out = valid_max_fan_out("FlatMap", max_fan_out)
 
     def flat_map(self, element: In, /) -> Iterable[Out]:
         """Returns the children of an element in order, at most `max_fan_out` of them.
@@ -264,57 +262,15 @@ METHODS: dict[type, str] = {
 }
 """The kinds that can be made from a function, and the method of each that the function replaces."""
 
-_KINDS = f"{', '.join(kind.__name__ for kind in METHODS)} or {Batch.__name__}"
 
-
-def as_transformation(operation: Any) -> Transformation:
-    """Returns the operation that `operation` means: a bare function becomes `Map(function)`.
-
-    Raises:
-        TypeError: for a class instead of an instance, a subclass that overrides nothing or is of two kinds, a
-            `FlatMap` without an integer as `max_fan_out`, or anything that is neither an operation nor a function.
-        ValueError: for a `max_fan_out` below 1.
-    """
-    if isinstance(operation, type):
-        name = operation.__name__
-        otherwise = "" if issubclass(operation, Transformation) else f", or Map({name}) to call it with each element"
-        raise TypeError(f"An operation must be an instance, got the class {name}: write {name}(...){otherwise}.")
-    if isinstance(operation, Transformation):
-        if not operation.is_complete:
-            _check_subclass(operation)
-        return operation
-    if callable(operation):
-        return Map(operation)
-    raise TypeError(
-        f"An operation must be an instance of millstream's {_KINDS}, or a function of one element, "
-        f"got {reprlib.repr(operation)} of type {type(operation).__module__}.{type(operation).__qualname__}."
-    )
-
-
-def _check_subclass(operation: Transformation) -> None:
-    """Raises unless the operation is of one kind and has what that kind needs."""
-    name = type(operation).__name__
-    kinds = [kind for kind in METHODS if isinstance(operation, kind)]
-    if len(kinds) != 1:
-        got = " and ".join(kind.__name__ for kind in kinds) + ": split it" if kinds else "none of them"
-        raise TypeError(f"An operation must be of exactly one kind ({_KINDS}), but {name} is {got}.")
-    kind = kinds[0]
-    method = METHODS[kind]
-    if getattr(getattr(operation, method), "__func__", None) is getattr(kind, method):
-        raise TypeError(f"A subclass of {kind.__name__} must override {method}, but {name} does not.")
-    _check_yields_nothing(type(operation), getattr(operation, method))
-    if isinstance(operation, FlatMap):
-        _valid_max_fan_out(name, getattr(operation, "max_fan_out", None))
-
-
-def _valid_max_fan_out(name: str, max_fan_out: object) -> int:
+def valid_max_fan_out(name: str, max_fan_out: object) -> int:
     """Returns `max_fan_out` as an int; an error names the operation that has it."""
     if max_fan_out is None:
         raise TypeError(f"{name} needs max_fan_out, an integer: the most children that one element may have.")
     return as_integer(max_fan_out, f"{name}'s max_fan_out", minimum=1)
 
 
-def _check_yields_nothing(kind: type, function: object) -> None:
+def check_yields_nothing(kind: type, function: object) -> None:
     """Refuses a generator function unless it is a FlatMap's: it would turn each element into a generator."""
     called = (function, getattr(type(function), "__call__", None))  # noqa: B004  (the method of its class)
     if not issubclass(kind, FlatMap) and any(map(inspect.isgeneratorfunction, called)):

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, final
 
 from millstream.checks import named_arguments
 from millstream.descriptions import described
-from millstream.transforms.base import as_transformation
+from millstream.transforms.given import as_transformation
 from millstream.transforms.transformation import Transformation
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from millstream.dataset.nodes.node import ENDLESS, Positions
 from millstream.sources.base import RecordKeys
 from millstream.transforms import Transformation
-from millstream.transforms.base import as_transformation
+from millstream.transforms.given import as_transformation
 
 Operation = TypeVar("Operation", bound=Transformation)
 

@@ -13,7 +13,7 @@ from millstream.samplers.kinds import is_mixed
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.transforms import Batch, RandomMap, Transformation
-from millstream.transforms.base import as_transformation
+from millstream.transforms.given import as_transformation
 from millstream.warn import warn
 
 Operations = Sequence[Transformation | Callable[[Any], Any]]

@@ -28,7 +28,7 @@ from millstream.transforms import (
     RandomMap,
     RandomMapTransform,
 )
-from millstream.transforms.base import as_transformation
+from millstream.transforms.given import as_transformation
 
 
 class PlainAdd(Map):

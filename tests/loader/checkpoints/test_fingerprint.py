@@ -13,7 +13,7 @@ from millstream.loader.checkpoints.fingerprint import OWN_WORDS_LIMIT, SOURCE_RE
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.transforms import Batch, Filter, FlatMap, Map
-from millstream.transforms.base import as_transformation
+from millstream.transforms.given import as_transformation
 
 SAMPLER = IndexSampler(7)
 

@@ -1,0 +1,50 @@
+"""Operations as users give them: instances of the kinds, or bare functions."""
+
+import reprlib
+from typing import Any
+
+from millstream.transforms.base import METHODS, FlatMap, Map, check_yields_nothing, valid_max_fan_out
+from millstream.transforms.batch import Batch
+from millstream.transforms.transformation import Transformation
+
+_KINDS = f"{', '.join(kind.__name__ for kind in METHODS)} or {Batch.__name__}"
+
+
+def as_transformation(operation: Any) -> Transformation:
+    """Returns the operation that `operation` means: a bare function becomes `Map(function)`.
+
+    Raises:
+        TypeError: for a class instead of an instance, a subclass that overrides nothing or is of two kinds, a
+            `FlatMap` without an integer as `max_fan_out`, or anything that is neither an operation nor a function.
+        ValueError: for a `max_fan_out` below 1.
+    """
+    if isinstance(operation, type):
+        name = operation.__name__
+        otherwise = "" if issubclass(operation, Transformation) else f", or Map({name}) to call it with each element"
+        raise TypeError(f"An operation must be an instance, got the class {name}: write {name}(...){otherwise}.")
+    if isinstance(operation, Transformation):
+        if not operation.is_complete:
+            _check_subclass(operation)
+        return operation
+    if callable(operation):
+        return Map(operation)
+    raise TypeError(
+        f"An operation must be an instance of millstream's {_KINDS}, or a function of one element, "
+        f"got {reprlib.repr(operation)} of type {type(operation).__module__}.{type(operation).__qualname__}."
+    )
+
+
+def _check_subclass(operation: Transformation) -> None:
+    """Raises unless the operation is of one kind and has what that kind needs."""
+    name = type(operation).__name__
+    kinds = [kind for kind in METHODS if isinstance(operation, kind)]
+    if len(kinds) != 1:
+        got = " and ".join(kind.__name__ for kind in kinds) + ": split it" if kinds else "none of them"
+        raise TypeError(f"An operation must be of exactly one kind ({_KINDS}), but {name} is {got}.")
+    kind = kinds[0]
+    method = METHODS[kind]
+    if getattr(getattr(operation, method), "__func__", None) is getattr(kind, method):
+        raise TypeError(f"A subclass of {kind.__name__} must override {method}, but {name} does not.")
+    check_yields_nothing(type(operation), getattr(operation, method))
+    if isinstance(operation, FlatMap):
+        valid_max_fan_out(name, getattr(operation, "max_fan_out", None))
