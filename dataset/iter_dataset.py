@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, SupportsIndex, TypeVar, overload
 
+from millstream import grain_kinds
 from millstream.checks import as_integer, named_arguments
 from millstream.dataset.chain_picture import Sketch, picture_of, sketch_of, text_of
 from millstream.dataset.counted_iterator import CountedIterator
@@ -27,7 +28,7 @@ WARM = "_warm"
 """The attribute of a dataset that has the worker processes which its iterators have left."""
 
 
-class IterDataset(Generic[T_co]):
+class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     """A stream of elements that is read in order, and resumed anywhere: `iter(dataset)` is a `DatasetIterator`.
 
     It is immutable: each method returns a new dataset, and reads nothing. What it yields is a pure function of the

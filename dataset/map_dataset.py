@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeAlias, TypeVar, overload
 
+from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer_or_none
 from millstream.dataset.chain_picture import extent_of, fingerprint_of, picture_of, sketch_of, text_of
 from millstream.dataset.nodes.arguments import as_operation
@@ -40,7 +41,7 @@ Rows: TypeAlias = slice
 """The class of slices, under a name that no method has."""
 
 
-class MapDataset(Generic[T]):
+class MapDataset(grain_kinds.MapDataset, Generic[T]):
     """A lazy, immutable dataset that is read at random: `len(dataset)` and `dataset[position]`.
 
     Each method returns a new dataset and reads nothing. `len(dataset)` is the length of one epoch, and positions run on

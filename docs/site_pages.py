@@ -52,6 +52,7 @@ PARTS = {
     "checkpoint": "Positions in Orbax checkpoints.",
     "tools": "Functions for the work around training.",
     "errors": "What goes wrong, as exceptions.",
+    "grain_imports": "Grain's import names, for programs that import it.",
 }
 """The parts of the reference, each with what it is about."""
 

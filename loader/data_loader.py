@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @final
-class DataLoader(ShownLoader):
+class DataLoader(ShownLoader, grain_kinds.DataLoader):
     """An iterable over the batches of a pipeline: the same batches every time, on any machine.
 
     The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from millstream import multiprocessing as multiprocessing
     from millstream import python as python
     from millstream.dataset import DatasetIterator, IterDataset, MapDataset
+    from millstream.grain_imports import install_as_grain
     from millstream.loader import (
         DataLoader,
         DataLoaderIterator,
@@ -176,6 +177,7 @@ __all__ = [
     "device_put",
     "encode_example",
     "experimental",
+    "install_as_grain",
     "lengths_of",
     "load",
     "multiprocessing",
@@ -200,7 +202,7 @@ if not TYPE_CHECKING:
             if name in __all__
         }
         | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset"), "millstream.dataset")
-        | {"lengths_of": "millstream.tools"},
+        | {"install_as_grain": "millstream.grain_imports", "lengths_of": "millstream.tools"},
     )
 
     def __getattr__(name: str) -> object:

@@ -125,6 +125,7 @@ def test_what_users_call_is_in_the_reference_and_what_they_do_not_is_not(site: P
     assert set(re.findall(r'<h3 id="[\w.]*\.DataLoaderIterator\.(\w+)"', page)) == {
         "step",
         "epoch",
+        "shard_options",
         "start_prefetch",
         "get_state",
         "set_state",

@@ -6,6 +6,7 @@ import io
 import mmap
 import os
 import pickle
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ def pickle_pipelines(
 
     file = io.BytesIO()
     try:
-        classes = dump_with_classes(tuple(map(with_shared_records, pipelines)), file, take_out)
+        classes = dump_with_classes((_prelude(), tuple(map(with_shared_records, pipelines))), file, take_out)
     except Exception as error:
         if is_from_signal_handler(error):
             raise
@@ -75,7 +76,7 @@ def unpickle_pipelines(pickled: Any, buffers: Iterable[Any]) -> tuple[tuple[Pipe
     Raises:
         Exception: whatever the user's classes raise when unpickled.
     """
-    pipelines, classes = pickle.loads(pickled, buffers=buffers)  # noqa: S301  (written by the parent)
+    (_, pipelines), classes = pickle.loads(pickled, buffers=buffers)  # noqa: S301  (written by the parent)
     return pipelines, ClassTable(classes)
 
 
@@ -123,3 +124,9 @@ def read_pipelines(descriptor: int, file: PipelineFile) -> tuple[tuple[Pipeline,
 def with_shared_records(pipeline: Pipeline) -> Pipeline:
     """Returns a pipeline whose records, where they are a list, lie in memory that can be shared."""
     return dataclasses.replace(pipeline, source=share(pipeline.source))
+
+
+def _prelude() -> object:
+    """Returns a value that, unpickled before the pipelines, serves `grain` from millstream, if this process does so."""
+    imports = sys.modules.get("millstream.grain_imports")
+    return imports.Installed() if imports is not None and imports.is_installed() else None

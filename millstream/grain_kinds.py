@@ -1,0 +1,38 @@
+"""Bases of datasets and loaders, by which Keras recognises them: by the class name, and "grain" in the module's name.
+
+Programs and Keras also read private attributes of Grain's loader, since it has no public ones.
+"""
+
+from typing import Any
+
+
+class DataLoader:
+    """The base of `millstream.DataLoader`: its arguments, under the private names of Grain's loader."""
+
+    @property
+    def _data_source(self) -> Any:
+        return self.data_source  # type: ignore[attr-defined]  # of the subclass
+
+    @property
+    def _sampler(self) -> Any:
+        return self.sampler  # type: ignore[attr-defined]  # as above
+
+    @property
+    def _operations(self) -> Any:
+        return self.operations  # type: ignore[attr-defined]  # as above
+
+    @property
+    def _shard_options(self) -> Any:
+        return self.shard_options  # type: ignore[attr-defined]  # as above
+
+    @property
+    def _multiprocessing_options(self) -> Any:
+        return self._workers  # type: ignore[attr-defined]  # as above
+
+
+class IterDataset:
+    """The base of `millstream.IterDataset`."""
+
+
+class MapDataset:
+    """The base of `millstream.MapDataset`."""

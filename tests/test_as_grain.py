@@ -1,0 +1,148 @@
+"""Programs that import Grain run on millstream without a change, in worker processes too."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import millstream
+
+LIBRARY = """
+import grain.python as pygrain
+from grain import transforms
+from grain._src.python.dataset import dataset
+from grain._src.python.dataset.transformations import flatmap
+
+
+class Double(transforms.Map):
+    def map(self, element):
+        import grain
+        return 2 * element + (grain.__file__ is None)  # a worker has no other grain
+
+
+class Evens(dataset.MapDataset):
+    def __len__(self):
+        return len(self._parent) // 2
+
+    def __getitem__(self, position):
+        return self._parent[2 * position]
+"""
+
+SCRIPT = """
+import sys
+import grain
+import library
+import millstream
+
+assert grain.MapDataset is millstream.MapDataset is library.dataset.MapDataset
+assert library.flatmap.FlatMapIterDataset is millstream.experimental.FlatMapIterDataset
+assert grain.experimental.FlatMapIterDataset is library.flatmap.FlatMapIterDataset
+source = library.Evens(library.pygrain.MapDataset.source(range(8)))
+loader = grain.DataLoader(
+    data_source=source,
+    sampler=grain.samplers.SequentialSampler(len(source)),
+    operations=[library.Double(), grain.transforms.Batch(4)],
+    worker_count=int(sys.argv[1]),
+)
+print(sys.argv[1:], [batch.tolist() for batch in loader])
+"""
+
+MODULES = [
+    "grain",
+    "grain.checkpoint",
+    "grain.constants",
+    "grain.experimental",
+    "grain.multiprocessing",
+    "grain.python",
+    "grain.samplers",
+    "grain.sharding",
+    "grain.sources",
+    "grain.transforms",
+]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder that holds the script and the library."""
+    (folder / "library.py").write_text(LIBRARY.replace("grain.__file__ is None", "not hasattr(grain, '__file__')"))
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["script.py", "0"], ["-m", "script", "1"]])
+def test_an_unmodified_program_runs_on_millstream(tmp_path: Path, arguments: list[str]) -> None:
+    """Script and library import `grain` alone; their operations and datasets work in the trainer and in workers."""
+    ended = run(tmp_path, "-m", "millstream.as_grain", *arguments)
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == f"['{arguments[-1]}'] [[1, 5, 9, 13]]\n"
+
+
+def test_the_installation_is_refused_if_grain_is_there_already(tmp_path: Path) -> None:
+    """A program that has imported another Grain is told to install earlier; twice is once."""
+    (tmp_path / "grain").mkdir()
+    (tmp_path / "grain" / "__init__.py").touch()
+    late = run(tmp_path, "-c", "import grain, millstream; millstream.install_as_grain()")
+    twice = run(
+        tmp_path, "-c", "import millstream as m; m.install_as_grain(); m.install_as_grain(); import grain.python"
+    )
+
+    assert "RuntimeError: install_as_grain() must be called before grain is imported" in late.stderr
+    assert (twice.returncode, twice.stderr) == (0, "")
+
+
+def test_names_that_are_not_served_are_errors(tmp_path: Path) -> None:
+    """An unknown module or name says that millstream serves Grain; the names that projects use privately are there."""
+    ended = run(
+        tmp_path,
+        "-c",
+        """
+import millstream
+millstream.install_as_grain()
+import grain
+from grain._src.core import sharding
+from grain._src.python import data_loader
+from grain._src.python.dataset.transformations.source import SourceMapDataset
+from grain._src.python.ipc.shared_memory_array import SharedMemoryArrayMetadata
+print([sharding.even_split(10, grain.ShardOptions(index, 4)) for index in range(4)])
+print([sharding.even_split(10, grain.ShardOptions(index, 4, drop_remainder=True)) for index in range(4)])
+print(data_loader._determine_worker_count(3), list(SourceMapDataset([5])), isinstance(b"", SharedMemoryArrayMetadata))
+for name in ("import grain.tensorflow", "grain.NoSuchName", "from grain._src.core.sharding import no_such"):
+    try:
+        exec(name)
+    except (ImportError, AttributeError) as error:
+        print(error)
+""",
+    )
+
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines() == [
+        "[(0, 3), (3, 6), (6, 8), (8, 10)]",
+        "[(0, 2), (2, 4), (4, 6), (6, 8)]",
+        "3 [5] False",
+        f"millstream serves grain, but has no 'grain.tensorflow'. It has {', '.join(MODULES)}.",
+        "module 'grain' has no attribute 'NoSuchName': millstream serves it, without that.",
+        "cannot import name 'no_such' from 'grain._src.core.sharding' (unknown location)",
+    ]
+
+
+def test_the_loader_has_the_private_names_of_grains() -> None:
+    """Keras rebuilds a loader from them, and programs take the length of the source."""
+    loader = millstream.load(range(8), batch_size=2, worker_count=0)
+
+    assert len(loader._data_source) == 8
+    assert (loader._sampler, loader._operations) == (loader.sampler, loader.operations)
+    assert (loader._shard_options, loader._read_options) == (loader.shard_options, loader.read_options)
+    assert loader._multiprocessing_options.num_workers == 0
+    for kind in (millstream.DataLoader, millstream.IterDataset, millstream.MapDataset):
+        assert any(base.__name__ == kind.__name__ and "grain" in base.__module__ for base in kind.__mro__)
+
+
+def test_without_a_script_the_usage_is_shown(tmp_path: Path) -> None:
+    """No script is an error of usage, and help is not."""
+    assert [run(tmp_path, "-m", "millstream.as_grain", *given).returncode for given in ([], ["-m"], ["-h"])] == [
+        2,
+        2,
+        0,
+    ]
