@@ -96,6 +96,8 @@ class ActorPool:
         context = ray.get_runtime_context()
         self.cluster = context.gcs_address
         self._job, self._node = context.get_job_id(), context.get_node_id()
+        # Ray hands an actor its calls one after another.
+        self.max_reads = 1
         self._settings = tuple(import_path), reading.num_threads, STACK_SHARE * workers.stall_timeout
         self._pipeline = ray.put((pickle.PickleBuffer(pickled), [pickle.PickleBuffer(buffer) for buffer in buffers]))
         self._actor_class = ray.remote(**ray_workers.actor_options)(PipelineActor)

@@ -100,7 +100,7 @@ class RayExecutor(WorkersExecutor[Actor]):
             self._take_death(actor, event)
 
     def _take_answer(self, actor: Actor, answer: Answer) -> None:
-        packed, failure, seconds, stages, _ = answer.made
+        packed, failure, seconds, _, _, stages, _ = answer.made
         call = self._assignments.call(answer.call)
         blocks = call.request if isinstance(call, BlockCall) else None
         # The clocks of other machines are others: it ended just now. And numbers of processes come there again.

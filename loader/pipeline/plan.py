@@ -165,6 +165,19 @@ class Plan:
             return run
         return self.prepare(origins)
 
+    def read_blocks(self, start: int, stop: int, shard: int) -> Elements:
+        """Returns the records of blocks start … stop - 1, as they are read: `work_on` prepares them.
+
+        Raises:
+            BaseException: the sampler's error, whose block `prepare_blocks` finds.
+        """
+        origins = self.locate(start, stop, shard)
+        return isolated(self._read, origins)
+
+    def work_on(self, run: Elements) -> Elements:
+        """Returns the elements of records that were read, as they are before the first Batch of stage 0."""
+        return isolated(self._work_on, run)
+
     def prepare(self, origins: Origins) -> Elements:
         """Returns the elements of some records, as they are before the first Batch of stage 0."""
         return isolated(self._prepare, origins)

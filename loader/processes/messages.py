@@ -77,12 +77,15 @@ class Task(NamedTuple):
         request: the first of its blocks, the one after the last, and of which logical shard; or a pickled `Group` or
             `Fed`.
         pipeline: the number of the pipeline that is to make them.
+        num_reads: the maximum number of reads in flight at a time, this call's included. With 1, no call is begun
+            before this one has ended.
     """
 
     call: int
     released: list[int]
     request: tuple[int, int, int] | bytes
     pipeline: int
+    num_reads: int
 
 
 class Ready(NamedTuple):
@@ -108,7 +111,9 @@ class Result(NamedTuple):
         call: the call's number.
         payload: the values and origins.
         failure: the error at the end of the outputs.
-        seconds: how long it took.
+        seconds: how long it took, without a read that was made in advance.
+        idle_seconds: of these, how long no thread of the process computed.
+        read_seconds: how long the read took that was made in advance; 0 without one.
         stages: of these, how long each part of the pipeline took, in the order of the profiler.
         begun: when it began, on the clock of `time.perf_counter`, which all processes of a machine share.
     """
@@ -117,6 +122,8 @@ class Result(NamedTuple):
     payload: Payload
     failure: Failure | None
     seconds: float
+    idle_seconds: float
+    read_seconds: float
     stages: tuple[float, ...]
     begun: float
 

@@ -53,7 +53,7 @@ from millstream.loader.processes.messages import (
     Task,
 )
 from millstream.loader.processes.process_control import kill_session, looks
-from millstream.loader.threads.memory_budget import memory_budget
+from millstream.loader.threads.memory_budget import affordable_threads, memory_budget
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
@@ -163,6 +163,7 @@ class Pool:
         surroundings: Surroundings,
     ) -> None:
         self._options = workers
+        self.max_reads = max(1, affordable_threads(reading.num_threads))
         self._num_threads = reading.num_threads
         self._numbers = itertools.count()
         self.call_numbers: Iterator[int] = itertools.count()

@@ -60,7 +60,10 @@ class PoolExecutor(WorkersExecutor[Worker]):
         """Returns the stacks of the workers, by process. Any thread may ask; the workers keep working."""
         return stacks_of(self._pool)
 
-    def _last_begun(self, worker: Worker) -> int | None:
+    def _present_call(self, worker: Worker) -> int | None:
+        if self._reads.number > 1:
+            # Those after the first are only being read.
+            return next(iter(worker.calls.copy()), None)
         with contextlib.suppress(OSError, ValueError), self._pool.crash_log_of(worker) as crash_log:
             return read_call(crash_log)
         return None
@@ -69,7 +72,9 @@ class PoolExecutor(WorkersExecutor[Worker]):
         if (message := self._message_of(number, call)) is not None:
             part = self.parts.of(call)
             pipeline = self._own.pipeline if part is None else part.pipeline
-            worker.give(Task(number, worker.arena.take_released(), message, pipeline))
+            # A call that workers may have died of is made alone, so that it shows whether they did.
+            num_reads = 1 if self._assignments.is_suspect(number) else self._reads.number
+            worker.give(Task(number, worker.arena.take_released(), message, pipeline, num_reads))
 
     def _receive(self, seconds: float) -> None:
         """Takes what has happened, having waited for something for at most this many seconds."""
@@ -118,25 +123,31 @@ class PoolExecutor(WorkersExecutor[Worker]):
             failure = None if result.failure is None else unpack_failure(result.failure, self._pool.classes)
             return Elements(values, origins, failure)
 
-        self._complete(result.call, call, result.seconds, outputs)
+        self._reads.note(result.seconds, result.idle_seconds)
+        self._complete(result.call, call, result.seconds + result.read_seconds, outputs)
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
-        """Has the calls of a dead worker made by others; the one it died in only if it is for the first time."""
+        """Has the calls of a dead worker made by others; the one it died in only if it is for the first time.
+
+        Where several reads were in flight, it may have died in any of them: each is made again alone.
+        """
         lost, begun = list(worker.calls), read_call(worker.crash_log)
+        suspects = lost[: lost.index(begun) + 1] if begun in lost else []
         cause = describe_exit(exited, read_stacks(worker.crash_log))
         self._profiler.died(f"Worker process {worker.pid} {cause}")
         if begun is None and (lost or not worker.is_ready):
             self._note_death_at_start(
                 worker, f"Worker processes die while they start: the last one {cause}{describe_limits()}"
             )
-        self._assignments.lose(number for number in lost if number != begun)
-        if begun is not None and begun in lost:
+        self._assignments.lose(lost[len(suspects) :])
+        for suspect in reversed(suspects):
             self._assignments.blame(
-                begun,
+                suspect,
                 lambda deaths, records: WorkerDiedError(
                     f"{deaths} worker processes died while making the same outputs, from {records}. "
                     f"The last one {cause}"
                 ),
+                guilt=float(len(suspects) == 1),
             )
         logger.warning("millstream: worker process %s %s It is replaced.", worker.pid, cause)
         self._pool.replace(worker)

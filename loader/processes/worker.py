@@ -8,13 +8,15 @@
                exit                     source.close(), exit
 
 Guarantees:
-    * Calls are made one after the other, in the order they come, and each is noted when it begins: so it is known which
-      one a dead worker died in, if any.
+    * Calls are made one after the other, in the order they come. Where the parent asks for it, the records of the next
+      ones are read meanwhile, in threads (see `task_queue`).
+    * Each call is noted when it, or its read, begins: so it is known in which ones a dead worker may have died.
     * It does not outlive the fork server, which does not outlive the parent: the kernel kills it, whatever it is doing.
 """
 
 import contextlib
 import faulthandler
+import functools
 import os
 import signal
 import socket
@@ -23,6 +25,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.crash_log import note_call
 from millstream.loader.processes.messages import Fork, PipelineFailed, Ready, Result
+from millstream.loader.processes.task_queue import TaskQueue
 from millstream.loader.threads.memory_budget import affordable_threads
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
@@ -71,13 +74,11 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
         for plan, profiler in zip(plans, profilers, strict=True)
     ]
     channel.send(Ready(owner))
-    while channel.is_open:
-        for message in channel.receive():
-            note_call(crash_log, message.call)
-            for offset in message.released:
-                allocator.take_back(offset)
-            channel.send(Result(message.call, *makers[message.pipeline].make(message.request)))
-            del message
+    with contextlib.closing(TaskQueue(channel, makers, functools.partial(note_call, crash_log))) as tasks:
+        while (ready := tasks.next(allocator.take_back)) is not None:
+            task, reading = ready
+            channel.send(Result(task.call, *makers[task.pipeline].make(task.request, reading)))
+            del task, ready, reading
     for source in {id(one.source): one.source for one in pipelines}.values():
         close = getattr(source, "close", None)
         if callable(close):

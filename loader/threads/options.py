@@ -44,7 +44,10 @@ class ReadOptions:
     has to wait, and only as many run at once as shorten its waits.
 
     Attributes:
-        num_threads: how many threads at most, 0 for none: the consumer's thread then does everything, when it asks.
+        num_threads: the maximum number of reads in flight in this process, or in each worker process, 0 for none in
+            advance: the consumer's or worker's thread then does everything. A read is one record, or all records of a
+            call if the source reads many together. Workers have several calls in flight only where reads wait for
+            storage, and run operations in one thread unless the source reads record by record.
             Quick work is done a few blocks at a time, such as records before a Filter, and small batches of rows that
             are packed ahead.
         prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole

@@ -3,6 +3,7 @@
 Guarantees:
     * What a call makes is pickled before anything of it is announced: a worker never sends an answer and then fails.
     * A process that user code has forked never answers in the worker's name: it ends when the user's code returns.
+    * Operations run in the thread that calls `make`, unless the source reads record by record. Only reads overlap.
 """
 
 import functools
@@ -34,7 +35,9 @@ class Made(NamedTuple, Generic[Packed]):
     Attributes:
         packed: the values and origins.
         failure: the error at the end of the outputs.
-        seconds: how long it took.
+        seconds: how long it took, without a read that was made in advance.
+        idle_seconds: of these, how long no thread of the process computed: a read waited for storage, most likely.
+        read_seconds: how long the read took that was made in advance; 0 without one.
         stages: of these, how long each part of the pipeline took, in the order of the profiler.
         begun: when it began, on the clock of `time.perf_counter`, which all processes of a machine share.
     """
@@ -42,8 +45,26 @@ class Made(NamedTuple, Generic[Packed]):
     packed: Packed
     failure: Failure | None
     seconds: float
+    idle_seconds: float
+    read_seconds: float
     stages: tuple[float, ...]
     begun: float
+
+
+@final
+class AdvanceRead:
+    """The records of a call, read by another thread before the call's turn.
+
+    Attributes:
+        records: the records; None before, and if the call has to find the sampler's error itself.
+        seconds: how long the read took.
+        is_done: whether it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.records: Elements | None = None
+        self.seconds = 0.0
+        self.is_done = False
 
 
 @final
@@ -77,16 +98,34 @@ class Maker(Generic[Packed]):
         self._pack = pack
         self._process = os.getpid()
 
-    def make(self, message: tuple[int, int, int] | bytes) -> Made[Packed]:
+    def read(self, message: tuple[int, int, int], done: Callable[[], object]) -> AdvanceRead:
+        """Begins to read the records of a call in another thread, which calls `done` afterwards."""
+        reading = AdvanceRead()
+
+        def read() -> Elements:
+            return self._read_in_advance(*message)
+
+        def job() -> None:
+            records, reading.seconds = self._readers.timed(read)
+            if not isinstance(records.error, _SamplerFailed):
+                reading.records = records
+            reading.is_done = True
+            done()
+
+        self._readers.submit(job)
+        return reading
+
+    def make(self, message: tuple[int, int, int] | bytes, reading: AdvanceRead | None = None) -> Made[Packed]:
         """Returns what comes of a call.
 
         Args:
             message: the first of its blocks, the one after the last, and of which logical shard; or a pickled
                 `Group`.
+            reading: its records, if they were read in advance.
         """
-        start = time.perf_counter()
+        start, start_computing = time.perf_counter(), time.process_time()
         try:
-            run = self._perform(message)
+            run = self._perform(message, None if reading is None else reading.records)
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001  (whatever it is, the consumer gets it at its turn)
@@ -106,15 +145,32 @@ class Maker(Generic[Packed]):
         failure = None if run.error is None else pack_failure(run.error, self._classes)
         end = time.perf_counter()
         self._profiler.add(HAND_OVER, end - begin)
-        return Made(packed, failure, end - start, self._profiler.take(), start)
+        idle = max(0.0, end - start - (time.process_time() - start_computing))
+        read_seconds = 0.0 if reading is None else reading.seconds
+        return Made(packed, failure, end - start, idle, read_seconds, self._profiler.take(), start)
 
-    def _perform(self, message: tuple[int, int, int] | bytes) -> Elements:
+    def _read_in_advance(self, start: int, stop: int, shard: int) -> Elements:
+        if not self._plan.batched_source:
+            return SlicedReading(self._plan, self._readers).prepare_blocks(start, stop, shard)
+        try:
+            return self._plan.read_blocks(start, stop, shard)
+        except Exception:  # noqa: BLE001  (the call reads again, and makes it the outcome of the right block)
+            return Elements.failed(_SamplerFailed())
+
+    def _perform(self, message: tuple[int, int, int] | bytes, records: Elements | None) -> Elements:
         request = load_request(message, self._classes) if isinstance(message, bytes) else Blocks(*message)
+        if records is not None:
+            prepared = self._plan.work_on(records) if self._plan.batched_source else records
+            return self._plan.make(request, self._allocate, lambda *_: prepared)
         in_one = self._readers.size == 0 or self._plan.batched_source
         prepare_blocks = None if in_one else SlicedReading(self._plan, self._readers).prepare_blocks
         if prepare_blocks is not None and self._plan.source_knows_threads:
             prepare_blocks = functools.partial(_in_thread_of, self._readers, prepare_blocks)
         return self._plan.make(request, self._allocate, prepare_blocks)
+
+
+class _SamplerFailed(Exception):  # noqa: N818  (nobody sees it)
+    """The sampler could not tell the records of several blocks."""
 
 
 def _in_thread_of(readers: ReaderThreads, prepare_blocks: PrepareBlocks, start: int, stop: int, shard: int) -> Elements:

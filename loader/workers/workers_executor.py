@@ -4,7 +4,7 @@ Guarantees:
     * Calls are those of one pipeline, or of several, where one is fed with what the others make (see `crew`).
     * User code runs in the workers only. The consumer's thread copies elements into regrouped batches, where a stage
       is no more than that, and nothing else.
-    * Each worker has as many calls as its buffer allows: one in work, and finished ones ahead.
+    * Each worker has as many calls as its buffer allows: those being read (see `reads_in_flight`), and finished ones.
     * The calls of a worker that dies go to another one. A call that kills its worker twice is an error which names its
       records (see `assignments`), and so is one for which the consumer has waited longer than the stall timeout.
     * Workers that die while they start, again and again, are an error.
@@ -14,6 +14,7 @@ import abc
 import dataclasses
 import functools
 import logging
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
@@ -34,6 +35,7 @@ from millstream.loader.threads.profiler import Profiler
 from millstream.loader.transport.carried_elements import dump_request
 from millstream.loader.workers.crew import Crew
 from millstream.loader.workers.parts import Part, Parts
+from millstream.loader.workers.reads_in_flight import ReadsInFlight
 from millstream.loader.workers.warm_pools import WarmPools, give_back
 from millstream.loader.workers.workers_pool import WorkersPool, WorkerT
 
@@ -100,6 +102,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._own = Part(plan, self._schedule, profiler, pipeline, is_fed=feed is not None)
         self.parts = Parts(self._own)
         self._assignments = Assignments(self.parts, self._pool.call_numbers)
+        self._reads = ReadsInFlight(self._pool.max_reads)
         self._deaths_at_start = 0
         self._last_dead_at_start = -1
         if crew is not None:
@@ -124,7 +127,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         made = super().load()
         workers, finished = [], 0
         for worker in list(self._pool.workers):
-            calls, begun = worker.calls.copy(), self._last_begun(worker)
+            calls, begun = worker.calls.copy(), self._present_call(worker)
             finished += calls.index(begun) if begun in calls else 0
             text = self._blocks_text(begun) if begun in calls else None
             workers.append(WorkerLoad(worker.number, worker.pid, self._are_here, len(calls), text, worker.waited))
@@ -167,15 +170,18 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._hand_out()
 
     def _advance(self) -> None:
+        start = time.perf_counter()
         self._receive(self._seconds_to_next_look())
+        self._reads.waited(time.perf_counter() - start)
         self._look_for_stalls()
         self._hand_out()
 
     def _end(self) -> None:
+        self._reads.delivered(time.perf_counter())
         self._hand_out()
 
-    def _last_begun(self, worker: WorkerT) -> int | None:  # noqa: ARG002  (of those that can tell)
-        """Returns the number of the call that a worker began last; None where that is not known. For any thread."""
+    def _present_call(self, worker: WorkerT) -> int | None:  # noqa: ARG002  (of those that can tell)
+        """Returns the number of the call that a worker is at; None where that is not known. For any thread."""
         return None
 
     def _blocks_text(self, number: int | None) -> str | None:
@@ -243,8 +249,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     @property
     def _most_calls(self) -> int:
-        """How many calls a worker may have: one in work, and finished ones ahead."""
-        return 1 + self._options.per_worker_buffer_size
+        """How many calls a worker may have: one in work for each read in flight, and finished ones ahead."""
+        return self._reads.number + self._options.per_worker_buffer_size
 
     def _free_worker(self) -> WorkerT | None:
         """Returns the worker with the fewest calls, None if all have enough."""
@@ -285,9 +291,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             part.size.note(call, seconds)
 
     def _note_life(self, worker: WorkerT) -> None:
-        """Takes note that a worker has made something."""
+        """Takes note that a worker has made something: workers can start, unless it has been there for long."""
         if worker.number > self._last_dead_at_start:
-            # Workers can start, then. One that has been there for long says nothing of that.
             self._deaths_at_start = 0
 
     def _note_death_at_start(self, worker: WorkerT, text: str) -> None:

@@ -38,10 +38,12 @@ class WorkersPool(Pool, Protocol[WorkerT]):
     Attributes:
         call_numbers: gives each call a number.
         classes: those that crossed by value with these.
+        max_reads: the maximum number of reads that a worker may have in flight at a time.
     """
 
     call_numbers: Iterator[int]
     classes: ClassTable
+    max_reads: int
 
     @property
     def workers(self) -> list[WorkerT]:

@@ -1,0 +1,103 @@
+"""The tasks of a worker, in the order they come, with their reads in flight at the same time.
+
+A worker makes one call at a time. While a read waits for storage, though, the next ones can wait, too: threads read the
+records of the tasks that are here, as many at a time as the parent says, and the worker takes the tasks in order, each
+when its records are there.
+
+Guarantees:
+    * Tasks leave in the order they came.
+    * A task that allows one read is alone: it leaves unread, after all before it have ended, and none after it begins
+      before it has left.
+    * The worker's thread alone uses the channel. Reading threads write a byte into a pipe to wake it.
+"""
+
+import contextlib
+import os
+import select
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, final
+
+from millstream.loader.processes.channel import Channel
+from millstream.loader.processes.messages import Task
+from millstream.loader.workers.maker import AdvanceRead, Maker
+
+Ready: TypeAlias = tuple[Task, AdvanceRead | None]
+"""A task to be made now, and its records if they were read in advance."""
+
+_WAKE_BYTES = 4096
+
+
+@final
+class TaskQueue:
+    """Receives tasks, has their records read in advance, and hands the tasks out in order.
+
+    Args:
+        channel: the worker's end of its conversation with the parent.
+        makers: one for each pipeline.
+        note_begun: records the number of a call that begins.
+    """
+
+    def __init__(self, channel: Channel, makers: Sequence[Maker[Any]], note_begun: Callable[[int], None]) -> None:
+        self._channel = channel
+        self._makers = makers
+        self._note_begun = note_begun
+        self._unread: deque[Task] = deque()
+        self._reading: deque[tuple[Task, AdvanceRead]] = deque()
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        self._poll = select.poll()
+        self._poll.register(channel.fileno(), select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
+
+    def next(self, release: Callable[[int], None]) -> Ready | None:
+        """Returns the next task when its records are there; None when the parent has hung up.
+
+        Args:
+            release: takes the chunks of the arena back that the parent no longer holds.
+        """
+        while True:
+            self._receive(release)
+            if not self._channel.is_open:
+                return None
+            self._begin_reads()
+            if self._reading:
+                if self._reading[0][1].is_done:
+                    return self._reading.popleft()
+            elif self._unread:
+                task = self._unread.popleft()
+                self._note_begun(task.call)
+                return task, None
+
+    def close(self) -> None:
+        """Closes the pipe. A thread that reads may still write to it, which then fails."""
+        os.close(self._wake)
+        os.close(self._woken)
+
+    def _receive(self, release: Callable[[int], None]) -> None:
+        """Receives what has come; waits for something to come, or for a read to end, if there is nothing to do."""
+        is_ready = self._reading[0][1].is_done if self._reading else bool(self._unread)
+        for descriptor, _ in self._poll.poll(0 if is_ready else None):
+            if descriptor == self._woken:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, _WAKE_BYTES)
+                continue
+            for task in self._channel.receive():
+                for offset in task.released:
+                    release(offset)
+                self._unread.append(task)
+
+    def _begin_reads(self) -> None:
+        while self._unread:
+            task = self._unread[0]
+            if isinstance(task.request, bytes) or task.num_reads == 1 or len(self._reading) >= task.num_reads:
+                return
+            self._unread.popleft()
+            self._note_begun(task.call)
+            self._reading.append((task, self._makers[task.pipeline].read(task.request, self._wake_up)))
+
+    def _wake_up(self) -> None:
+        # Full, it wakes already; closed, there is nothing to wake.
+        with contextlib.suppress(OSError):
+            os.write(self._wake, b"\0")

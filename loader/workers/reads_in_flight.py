@@ -1,0 +1,49 @@
+"""The number of reads that each worker has in flight: one where reads compute, as many as help where they wait."""
+
+from typing import final
+
+from millstream.loader.threads.concurrency import Concurrency
+
+IDLE_CALLS = 3
+"""After this many calls in a row that mostly waited for storage, a worker gets several reads in flight."""
+
+IDLE_SHARE = 0.5
+"""A call mostly waits if its worker does not compute for more than this share of its time, and for IDLE_SECONDS."""
+
+IDLE_SECONDS = 0.001
+"""A shorter wait is not worth another thread."""
+
+
+@final
+class ReadsInFlight:
+    """Begins with one read, since several cost memory, and searches for the best number once reads wait.
+
+    Args:
+        limit: the maximum number of reads in flight in a worker, at least 1.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._concurrency = Concurrency(limit)
+        self._idle_calls = 0
+        self._waited = 0.0
+
+    @property
+    def number(self) -> int:
+        """How many reads a worker may have in flight at a time."""
+        return self._concurrency.level if self._idle_calls >= IDLE_CALLS else 1
+
+    def note(self, seconds: float, idle_seconds: float) -> None:
+        """Records a call, and for how many of its seconds the worker did not compute."""
+        if self._idle_calls < IDLE_CALLS:
+            is_idle = idle_seconds > max(IDLE_SECONDS, IDLE_SHARE * seconds)
+            self._idle_calls = self._idle_calls + 1 if is_idle else 0
+
+    def waited(self, seconds: float) -> None:
+        """Records that the consumer has waited for the next outputs."""
+        self._waited += seconds
+
+    def delivered(self, now: float) -> None:
+        """Records that these outputs were delivered now, in seconds."""
+        if self._idle_calls >= IDLE_CALLS:
+            self._concurrency.delivered(now, self._waited)
+        self._waited = 0.0

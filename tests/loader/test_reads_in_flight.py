@@ -1,0 +1,155 @@
+"""Storage is kept busy, and no busier than allowed, by every shape of pipeline and wherever records are read."""
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream
+from millstream.transforms import Batch, Filter, FirstFitPack, FlatMap, Map, Transformation
+
+NUM_THREADS = 4
+"""The number of reads that may be in flight in each process."""
+
+LATENCY = 0.02
+"""The seconds that a read takes until as many as allowed are in flight."""
+
+MAX_OUTPUTS = 3000
+"""The number of outputs after which as many reads as allowed must have been in flight."""
+
+
+class Storage:
+    """Documents that hold the largest number of reads that were in flight so far, in the process that reads.
+
+    A read ends when NUM_THREADS are in flight, or after LATENCY.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
+        self._in_flight = self._peak = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        return self.read([key])[0]
+
+    def read(self, keys: Sequence[int]) -> list[dict[str, Any]]:
+        """Returns the documents at some keys."""
+        with self._changed:
+            self._in_flight += 1
+            self._peak = max(self._peak, self._in_flight)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._peak >= NUM_THREADS, LATENCY)
+            self._in_flight -= 1
+            return [{"tokens": np.full(3, self._peak, np.int32)} for _ in keys]
+
+
+class BatchedStorage(Storage):
+    """The same, read many documents at a time."""
+
+    def __getitems__(self, keys: Sequence[int]) -> list[dict[str, Any]]:
+        """Returns the documents at some keys."""
+        return self.read(keys)
+
+
+def twice(element: Any) -> list[Any]:
+    """Returns the children of an element."""
+    return [element, element]
+
+
+SHAPES: dict[str, list[Transformation]] = {
+    "Batch": [Batch(4)],
+    "no Batch": [],
+    "Map, Batch, Map": [Map(dict), Batch(4), Map(dict)],
+    "Filter, Batch": [Filter(bool), Batch(4)],
+    "FlatMap, Batch": [FlatMap(twice, max_fan_out=2), Batch(4)],
+    "FirstFitPack": [FirstFitPack({"tokens": 12}, num_packing_bins=2)],
+    "BestFitPack, Batch": [millstream.transforms.BestFitPack({"tokens": 12}, num_packing_bins=2), Batch(2)],
+    "ConcatThenSplit, Batch": [millstream.transforms.ConcatThenSplit({"tokens": 12}), Batch(2)],
+}
+
+
+def loader_of(storage: Storage, shape: str, **settings: Any) -> millstream.DataLoader:
+    """Returns a loader of documents in order."""
+    sampler = millstream.SequentialSampler(len(storage))
+    return millstream.DataLoader(data_source=storage, sampler=sampler, operations=SHAPES[shape], **settings)
+
+
+def reads_in_flight(outputs: Iterable[Any]) -> int:
+    """Returns the largest number of reads that were in flight, having read until as many as allowed were."""
+    peak = 0
+    for _, output in zip(range(MAX_OUTPUTS), outputs, strict=False):
+        peak = max(peak, int(output["tokens"].max()))
+        if peak >= NUM_THREADS:
+            break
+    return peak
+
+
+@pytest.mark.parametrize("kind", [Storage, BatchedStorage])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("worker_count", [0, 1])
+def test_as_many_reads_are_in_flight_as_threads_allow(kind: type[Storage], shape: str, worker_count: int) -> None:
+    """Where reads wait, num_threads of them wait at the same time, and never more: here, and in each worker."""
+    reading = millstream.ReadOptions(num_threads=NUM_THREADS)
+    with iter(loader_of(kind(), shape, worker_count=worker_count, read_options=reading)) as iterator:
+        assert reads_in_flight(iterator) == NUM_THREADS
+
+
+@pytest.mark.parametrize("kind", [Storage, BatchedStorage])
+@pytest.mark.parametrize("worker_count", [0, 1])
+def test_without_threads_one_read_is_in_flight(kind: type[Storage], worker_count: int) -> None:
+    """With num_threads=0, each process reads one call after another."""
+    reading = millstream.ReadOptions(num_threads=0)
+    with iter(loader_of(kind(), "Batch", worker_count=worker_count, read_options=reading)) as iterator:
+        peaks = [int(next(iterator)["tokens"].max()) for _ in range(12)]
+    assert set(peaks) == {1}
+
+
+class Deadly(BatchedStorage):
+    """The same; a process that reads one of the documents dies, every time or only if a file can be created."""
+
+    def __init__(self, key: int, once: str = "") -> None:
+        super().__init__()
+        self._key = key
+        self._once = once
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._key, self._once)
+
+    def read(self, keys: Sequence[int]) -> list[dict[str, Any]]:
+        """Returns the documents at some keys."""
+        documents = super().read(keys)
+        if self._key in keys:
+            with contextlib.suppress(FileExistsError):
+                if self._once:
+                    Path(self._once).touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return [{**document, "key": key} for document, key in zip(documents, keys, strict=True)]
+
+
+@pytest.mark.parametrize("kills_once", [True, False])
+def test_a_death_with_several_reads_in_flight_is_blamed_on_the_right_one(kills_once: bool, tmp_path: Path) -> None:
+    """Reads that were in flight beside a deadly one come exactly; it alone is an error, if it kills again."""
+    source = Deadly(202, str(tmp_path / "killed") if kills_once else "")
+    reading = millstream.ReadOptions(num_threads=NUM_THREADS)
+    keys: list[int] = []
+    with iter(loader_of(source, "Batch", worker_count=1, read_options=reading)) as iterator:
+        expected = pytest.raises(millstream.WorkerDiedError, match="the records 200, 201, 202, 203 ")
+        with contextlib.nullcontext() if kills_once else expected:
+            for batch in itertools.islice(iterator, 80):
+                keys.extend(batch["key"].tolist())
+    assert keys == list(range(320 if kills_once else 200))
