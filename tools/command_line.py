@@ -109,6 +109,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="an option of Beam, such as flink_master=localhost:8081; may be repeated",
     )
+    convert.add_argument(
+        "--max-ratio",
+        type=_positive,
+        default=200,
+        metavar="N",
+        help="unpack a file of more than 1 GiB only if it becomes at most N times as large (200)",
+    )
     convert.add_argument("--overwrite", action="store_true", help="replace existing files")
     top = _command(commands, "top", _top, "show what the pipelines of a running trainer do, live")
     top.add_argument(

@@ -8,13 +8,13 @@ Guarantees:
     - No file is under its final name before it is whole and on disk.
     - After any end, of a process or of the machine, the same command does what is left to do.
     - A conversion is resumed only with the same records and options; two at once with one destination are refused.
+    - The hidden folder is this user's and closed to other writers, and nothing is written through a link.
     - Worker processes outlive one that was killed for up to a second. Nothing is begun before they are gone: each holds
       a lock while it writes a file.
 """
 
 import contextlib
 import dataclasses
-import errno
 import fcntl
 import json
 import os
@@ -28,6 +28,7 @@ from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
 from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.private_folders import check_private, open_private
 from millstream.tools.conversion_progress import RecordCounts, shown_progress
 from millstream.tools.conversion_units import write_unit
 from millstream.tools.kept_lengths import forget_lengths
@@ -55,7 +56,6 @@ class Conversion:
         num_shards: how many files there will be.
 
     Raises:
-        FileNotFoundError: the folder of the destination is not there.
         ValueError: more files than records, or a compression that the format lacks.
     """
 
@@ -67,9 +67,6 @@ class Conversion:
 
     def __post_init__(self) -> None:
         compression_level(self.extension, self.compression)
-        folder = os.path.dirname(self.destination)  # noqa: PTH120  (paths are strings throughout)
-        if not os.path.isdir(folder):  # noqa: PTH112
-            raise FileNotFoundError(errno.ENOENT, "No such folder to write to", folder)
         if not 1 <= self.num_shards <= len(self.source):
             raise ValueError(
                 f"The {len(self.source):,} records cannot be written to {self.num_shards:,} files: each needs one at "
@@ -124,7 +121,7 @@ Writers = Callable[[Conversion, RecordCounts, Sequence[int]], None]
 
 
 def convert(conversion: Conversion, writers: Writers, *, overwrite: bool) -> None:
-    """Writes the files that are not there yet.
+    """Writes the files that are not there yet; their folder is made if it is missing.
 
     Args:
         conversion: what to do.
@@ -134,12 +131,14 @@ def convert(conversion: Conversion, writers: Writers, *, overwrite: bool) -> Non
     Raises:
         FileExistsError: a file of that name is there.
         BlockingIOError: another process is at it.
+        PermissionError: the folder for unfinished files belongs to another user, or others may write to it.
         ValueError: an unfinished conversion with other records or options is there.
         OSError: a file cannot be read, DataSourceError if it is damaged; or cannot be written.
     """
     folder = conversion.folder
+    os.makedirs(os.path.dirname(folder), exist_ok=True)  # noqa: PTH103, PTH120
     with contextlib.suppress(FileExistsError):
-        os.mkdir(folder)  # noqa: PTH102
+        os.mkdir(folder, 0o700)  # noqa: PTH102
     with _alone_in(folder, conversion.destination):
         _wait_for_writers(conversion)
         try:
@@ -240,7 +239,7 @@ class _WriteShard(Map[int, int]):
 def _wait_for_writers(conversion: Conversion) -> None:
     """Returns when the workers of a process that was killed are gone."""
     deadline = time.monotonic() + _LAST_WRITERS_SECONDS
-    with open(conversion.writers, "ab") as lock:  # noqa: PTH123
+    with os.fdopen(open_private(conversion.writers, os.O_RDWR | os.O_CREAT), "r+b") as lock:
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -257,8 +256,13 @@ def _wait_for_writers(conversion: Conversion) -> None:
 @contextlib.contextmanager
 def _alone_in(folder: str, destination: str) -> Iterator[None]:
     """Holds a lock that ends with this process, however it ends."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    remedy = "Remove it, or choose another destination"
     try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError as error:
+        raise NotADirectoryError(error.errno, f"This must be a folder of this user. {remedy}", folder) from None
+    try:
+        check_private(descriptor, folder, remedy)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -9,6 +9,7 @@ from typing import Self, final
 
 import numpy as np
 
+from millstream.sources.storage.private_folders import open_private
 from millstream.sources.storage.progress import Progress
 
 _POLL_SECONDS = 0.25
@@ -27,14 +28,20 @@ class RecordCounts:
 
     @classmethod
     def new(cls, path: str, parts: int) -> Self:
-        """Returns counts of zero."""
-        np.zeros(parts, np.int64).tofile(path)
+        """Returns counts of zero, in a new file."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108  (paths are strings throughout)
+        with os.fdopen(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(bytes(8 * parts))
         return cls(path)
 
     def set(self, part: int, count: int) -> None:
         """Notes how many records of a part are done. Each part has one process."""
-        with open(self.path, "r+b") as file:  # noqa: PTH123  (paths are strings throughout)
-            os.pwrite(file.fileno(), np.int64(count).tobytes(), 8 * part)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.pwrite(descriptor, np.int64(count).tobytes(), 8 * part)
+        finally:
+            os.close(descriptor)
 
     def total(self) -> int:
         """Returns how many records are done."""

@@ -14,7 +14,7 @@ from millstream.tools.given_files import given_files
 from millstream.tools.record_encoding import encoded, encoding_for
 from millstream.tools.record_sizes import in_bytes
 from millstream.tools.record_writers import EXTENSIONS
-from millstream.tools.unpacking import unpack
+from millstream.tools.unpacking import MAX_RATIO, unpack
 
 
 def converted(
@@ -29,6 +29,7 @@ def converted(
     overwrite: bool,
     runner: str | None = None,
     runner_options: Sequence[str] = (),
+    max_ratio: int = MAX_RATIO,
 ) -> str:
     """Converts or unpacks, and returns what was done in a line.
 
@@ -39,7 +40,7 @@ def converted(
     if runner_options and runner is None:
         raise ValueError(f"--runner-option={runner_options[0]} is for a runner of Beam: pass --runner=NAME, too.")
     if not destination.endswith(EXTENSIONS):
-        return _unpacked(sources, destination, overwrite=overwrite)
+        return _unpacked(sources, destination, max_ratio, overwrite=overwrite)
     found = given_files(sources, format)
     if len(found) > 1:
         raise ValueError(
@@ -69,7 +70,7 @@ def _opened(kind: FileFormat, paths: list[str], encode: str) -> Any:
     return JsonTexts(paths) if kind.name == "jsonl" and encode != "example" else kind.open(paths)
 
 
-def _unpacked(sources: Sequence[str], destination: str, *, overwrite: bool) -> str:
+def _unpacked(sources: Sequence[str], destination: str, max_ratio: int, *, overwrite: bool) -> str:
     rule = f"DST must end in {', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]} to write records, got {destination!r}"
     if len(sources) > 1:
         raise ValueError(f"{rule}; and to unpack, there must be a single SRC, got {len(sources)}.")
@@ -78,6 +79,7 @@ def _unpacked(sources: Sequence[str], destination: str, *, overwrite: bool) -> s
         start = file.read(HEAD_BYTES)
     if compression_of(start) is None and not is_zlib(start):
         raise ValueError(f"{rule}. {path!r} is not compressed: there is nothing to unpack, either.")
-    if os.path.lexists(destination) and (not overwrite or os.path.samefile(path, destination)):  # noqa: PTH121
+    if os.path.lexists(destination) and (not overwrite or os.path.realpath(path) == os.path.realpath(destination)):
         raise FileExistsError(f"{destination!r} exists already. Pass --overwrite to replace it.")
-    return f"{destination}: {in_bytes(unpack(path, destination))}, unpacked"
+    os.makedirs(os.path.dirname(destination), exist_ok=True)  # noqa: PTH103, PTH120  (paths are strings throughout)
+    return f"{destination}: {in_bytes(unpack(path, destination, max_ratio))}, unpacked"

@@ -30,24 +30,27 @@ def make_private_folder(folder: str) -> None:
             os.mkdir(path, 0o700)  # noqa: PTH102
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        check_private(descriptor, folder)
+        check_private(descriptor, folder, f"Use a folder of your own, or run `chmod 700 {folder}` if it is")
     finally:
         os.close(descriptor)
 
 
-def check_private(descriptor: int, folder: str) -> None:
+def check_private(descriptor: int, folder: str, remedy: str) -> None:
     """Checks that an open folder belongs to this user, and that no other user may write to it.
+
+    Args:
+        descriptor: the folder, open.
+        folder: its path, for the error.
+        remedy: the last sentence of the error, without its full stop.
 
     Raises:
         PermissionError: it is another user's, or others may write to it.
     """
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "The folder belongs to another user. Use a folder of your own", folder)
+        raise PermissionError(errno.EPERM, f"The folder belongs to another user. {remedy}", folder)
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(
-            errno.EPERM, f"Other users may write to the folder. Use another one, or run `chmod 700 {folder}`", folder
-        )
+        raise PermissionError(errno.EPERM, f"Other users may write to the folder. {remedy}", folder)
 
 
 def open_private(path: str, flags: int, mode: int = 0o600) -> int:

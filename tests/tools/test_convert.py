@@ -1,5 +1,6 @@
 """`millstream convert`: what is written, in what form, and what happens when it is killed."""
 
+import gzip
 import json
 import os
 import resource
@@ -298,7 +299,6 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
         (["a.txt", "b.array_record", "--compression=zstd:23"], "between 1 and 22, got 23"),
         (["a.txt", "a.csv", "b.bag"], "several formats, text, csv, whose records are not alike"),
         (["a.txt", "b.parquet"], "DST must end in .array_record, .bag or .bagz to write records"),
-        (["a.txt", "nowhere/b.bag"], "No such folder to write to: '"),
         (["absent.txt", "b.bag"], "No such file or directory: "),
         (["a.txt", "a.csv", "b.txt"], "to unpack, there must be a single SRC, got 2"),
     ],
@@ -313,6 +313,48 @@ def test_what_cannot_be_converted_is_a_sentence(arguments: list[str], words: str
     assert reported.count("\n") == 1
     assert visible(tmp_path) == ["a.csv", "a.txt"]
     assert not list(tmp_path.glob(".*.conversion"))
+
+
+def test_folders_of_the_destination_are_made(tmp_path: Path) -> None:
+    """To write records, and to unpack."""
+    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"one"))
+    run("convert", "a.tfrecord", "new/folder/a.bag", folder=tmp_path)
+    run("convert", "b.txt.gz", "other/folder/b.txt", folder=tmp_path)
+    assert records_in(tmp_path / "new/folder/a.bag") == RECORDS
+    assert (tmp_path / "other/folder/b.txt").read_bytes() == b"one"
+
+
+@pytest.mark.parametrize("name", ["counts", "writers", "plan.json", "0.json"])
+def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
+    """Links in the folder for unfinished files, whose name is known to everybody, lead nowhere."""
+    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    (tmp_path / "thesis.json").write_text("{}")
+    (tmp_path / ".b.bag.conversion").mkdir(0o700)
+    (tmp_path / ".b.bag.conversion" / name).symlink_to(tmp_path / "thesis.json")
+    subprocess.run([*COMMAND, "convert", "a.tfrecord", "b.bag"], cwd=tmp_path, check=False, capture_output=True)
+    assert (tmp_path / "thesis.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("kind", ["open to all", "another user's", "link"])
+def test_a_folder_of_others_is_refused(kind: str, tmp_path: Path) -> None:
+    """What is in it may come from anybody. It stays as it is, and so does what a link leads to."""
+    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
+    folder, target = tmp_path / ".b.bag.conversion", tmp_path / "target"
+    target.mkdir(0o700)
+    if kind == "open to all":
+        folder.mkdir()
+        folder.chmod(0o777)
+    elif kind == "link" or os.geteuid() != 0:
+        folder.symlink_to(target if kind == "link" else "/")
+    else:
+        folder.mkdir()
+        os.chown(folder, 65534, 65534)
+    _, reported = run("convert", "a.tfrecord", "b.bag", folder=tmp_path, status=1)
+    assert "Remove it, or choose another destination: '" in reported
+    assert os.path.lexists(folder)
+    assert [*target.iterdir()] == []
+    assert not (tmp_path / "b.bag").exists()
 
 
 @pytest.mark.parametrize("option", ["--shards=0", "--jobs=-1", "--encode=xml"])

@@ -4,9 +4,11 @@ import bz2
 import gzip
 import lzma
 import shlex
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -17,6 +19,7 @@ from record_files import every_record, tfrecord_bytes
 
 from millstream.errors import DataSourceError
 from millstream.sources import TextLineDataSource, TFRecordDataSource
+from millstream.tools import unpacking
 from millstream.tools.unpacking import unpack
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -56,6 +59,50 @@ def test_every_truncation_and_damage_is_an_error(ending: str, tmp_path: Path) ->
     with pytest.raises(DataSourceError, match="packed' is damaged"):
         unpack(str(packed), str(tmp_path / "plain"))
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+
+
+BOMBS: dict[str, Callable[[], Any]] = {
+    "bz2": lambda: bz2.BZ2Compressor(9),
+    "gz": lambda: zlib.compressobj(9, wbits=31),
+    "xz": lambda: lzma.LZMACompressor(preset=0),
+    "zst": lambda: zstandard.ZstdCompressor().compressobj(),
+}
+
+
+@pytest.mark.parametrize("ending", BOMBS)
+def test_bombs_are_errors_unless_the_limit_is_raised(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says how, and nothing of the content is left. Memory is bounded, however much comes out."""
+    compressor, size = BOMBS[ending](), 64 << 20
+    packed = b"".join(compressor.compress(bytes(8 << 20)) for _ in range(8)) + compressor.flush()
+    (tmp_path / "packed").write_bytes(packed)
+    monkeypatch.setattr(unpacking, "_ALWAYS_BYTES", 1 << 20)
+    with pytest.raises(DataSourceError, match=r"it may be a decompression bomb.*raise the limit: --max-ratio="):
+        unpack(str(tmp_path / "packed"), str(tmp_path / "plain"))
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+    tracemalloc.start()
+    try:
+        assert unpack(str(tmp_path / "packed"), str(tmp_path / "plain"), size // len(packed) + 1) == size
+        assert tracemalloc.get_traced_memory()[1] < size / 3
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_content_that_is_small_in_any_case_is_never_refused(tmp_path: Path) -> None:
+    """Whatever its ratio: up to 1 GiB."""
+    (tmp_path / "packed").write_bytes(bz2.compress(bytes(1_000_000)))
+    assert unpack(str(tmp_path / "packed"), str(tmp_path / "plain"), 1) == 1_000_000
+
+
+def test_a_window_of_zstd_that_a_file_cannot_need_is_an_error(tmp_path: Path) -> None:
+    """It would be memory of 2 GB for a few bytes. A file that is trusted may have it."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "packed").write_bytes(compressor.compress(b"text") + compressor.flush())
+    with pytest.raises(DataSourceError, match="needs more memory"):
+        unpack(str(tmp_path / "packed"), str(tmp_path / "plain"))
+    assert unpack(str(tmp_path / "packed"), str(tmp_path / "plain"), 10**9) == 4
 
 
 @pytest.mark.parametrize(
