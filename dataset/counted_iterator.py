@@ -24,12 +24,22 @@ class CountedIterator(DatasetIterator[Any]):
         self._begin = begin
         self._iterator = first
         self._count = 0
+        # True if the iterator may be at another element than `_count`, or over.
+        self._has_failed = False
 
     def __next__(self) -> Any:
         """Returns the next element."""
         self._check_open()
-        element = next(self._iterator)
-        self._count += 1
+        if self._has_failed:
+            # A generator is over once it has raised.
+            self._restart(self._count)
+        self._has_failed = True
+        try:
+            element = next(self._iterator)
+        except StopIteration:
+            self._has_failed = False
+            raise
+        self._count, self._has_failed = self._count + 1, False
         return element
 
     def get_state(self) -> dict[str, Any]:
@@ -41,10 +51,16 @@ class CountedIterator(DatasetIterator[Any]):
         self._check_open()
         if not isinstance(state, dict) or state.keys() != {"count"}:
             raise CheckpointError(f"The state is not that of an iterator whose elements are counted: {state!r}.")
+        self._restart(state["count"])
+
+    def _restart(self, count: int) -> None:
+        """Begins again, and drops the first elements."""
+        self._has_failed = True
         self.close_iterator()
-        self._iterator, self._count = self._begin(), 0
-        for _ in itertools.islice(self, state["count"]):
+        self._iterator = self._begin()
+        for _ in itertools.islice(self._iterator, count):
             pass
+        self._count, self._has_failed = count, False
 
     def close(self) -> None:
         """Closes the iterator, where it can be closed."""

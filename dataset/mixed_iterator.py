@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.drawing import Drawn, DrawnIterator, drawn_from, noted_state
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.recovering_iterator import KEPT_ELEMENTS, RecoveringIterator
 from millstream.dataset.streams import checked_state, move_all, opened_below
 from millstream.errors import CheckpointError
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
@@ -22,7 +23,7 @@ LOOK_AHEAD = 1024
 
 
 @final
-class MixedIterator(DrawnIterator):
+class MixedIterator(RecoveringIterator[Any], DrawnIterator):
     """Draws from the stream that is due; ends where that has ended.
 
     Args:
@@ -49,9 +50,7 @@ class MixedIterator(DrawnIterator):
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)
 
-    def __next__(self) -> Any:
-        """Returns the next element of the stream that is due."""
-        self._check_open()
+    def _draw(self) -> Any:
         if self._ended:
             raise StopIteration
         (due,) = self._streams_due(1)
@@ -71,6 +70,11 @@ class MixedIterator(DrawnIterator):
         self._check_open()
         if self._ended:
             return Drawn([], None)
+        if self._is_torn:
+            self._recover()
+        if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
+            self._keep()
+        self._is_torn = True
         due = self._streams_due(count)
         places = np.argsort(due, kind="stable")
         bounds = np.searchsorted(due[places], np.arange(len(self._parents) + 1)).tolist()
@@ -85,8 +89,9 @@ class MixedIterator(DrawnIterator):
                 values[place] = value
             if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
                 end, failure = own[len(drawn.values)], drawn.error
-        self._position += end
+        self._position, self._num_since = self._position + end, self._num_since + end
         self._ended = end < count and failure is None
+        self._is_torn = end < count
         return Drawn(values[:end], failure)
 
     def _streams_due(self, count: int) -> NDArray[Any]:
@@ -98,15 +103,19 @@ class MixedIterator(DrawnIterator):
             self._due = self._schedule.locate(positions)[0]
         return self._due[row : row + count]
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns how many elements have come, and where each stream is."""
-        return self.noted_state()()
+    def _state(self) -> dict[str, Any]:
+        return self._noted()()
 
     def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns what gives that."""
+        """Returns what gives the state that `get_state` would return now."""
+        if self._is_torn:
+            self._recover()
+        return self._noted()
+
+    def _noted(self) -> Callable[[], dict[str, Any]]:
         noted = [noted_state(parent) for parent in self._parents]
         position, ended = self._position, self._ended
-        return lambda: self._state([of_parent() for of_parent in noted], position, ended=ended)
+        return lambda: self._state_of([of_parent() for of_parent in noted], position, ended=ended)
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns how many elements of each stream come before a position, if each begins where the mixture does."""
@@ -128,19 +137,14 @@ class MixedIterator(DrawnIterator):
         """Returns the state at a position at which this many elements of each stream have come, all read at random."""
         readers = [parent for parent in self._parents if isinstance(parent, ReadIterator)]
         states = [reader.state_after(count) for reader, count in zip(readers, drawn, strict=True)]
-        return self._state(states, position, ended=False)
+        return self._state_of(states, position, ended=False)
 
-    def _state(self, states: list[dict[str, Any]], position: int, *, ended: bool) -> dict[str, Any]:
+    def _state_of(self, states: list[dict[str, Any]], position: int, *, ended: bool) -> dict[str, Any]:
         parents = states if self._names is None else dict(zip(self._names, states, strict=True))
         return {"parents": parents, "position": position, "ended": ended}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position. By name, streams that it does not know start from the beginning.
-
-        Raises:
-            CheckpointError: it is not the state of such a mixture.
-        """
-        self._check_open()
+    def _move(self, state: dict[str, Any]) -> None:
+        """Moves to a position. By name, streams that it does not know start from the beginning."""
         checked = checked_state(state, {"parents", "position", "ended"}, "a mixture")
         saved = checked["parents"]
         if (self._names is not None) != isinstance(saved, Mapping):

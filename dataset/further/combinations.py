@@ -6,6 +6,7 @@ from typing import Any, SupportsIndex, final
 from millstream.checks import as_flag, as_integer, as_integer_or_none
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.streams import as_stream, checked_state, move_all, opened_below
 from millstream.errors import CheckpointError
 from millstream.sources.base import own
@@ -40,34 +41,31 @@ class ZipIterDataset(IterDataset[tuple[Any, ...]]):
 
 
 @final
-class _ZipIterator(DatasetIterator[tuple[Any, ...]]):
-    """Draws an element of each stream, in order. Where one fails, what the others gave waits for the next attempt."""
+class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
+    """Draws an element of each stream, in order."""
 
     def __init__(self, parents: Sequence[DatasetIterator[Any]], strict: bool) -> None:
         super().__init__(parents)
         self._strict = strict
         self._ended = False
-        self._drawn: list[Any] = []
 
-    def __next__(self) -> tuple[Any, ...]:
-        """Returns the next elements."""
-        self._check_open()
+    def _draw(self) -> tuple[Any, ...]:
         if self._ended:
             raise StopIteration
-        for parent in self._parents[len(self._drawn) :]:
+        drawn = []
+        for parent in self._parents:
             try:
-                self._drawn.append(next(parent))
+                drawn.append(next(parent))
             except StopIteration:
-                self._end()
-        drawn, self._drawn = tuple(self._drawn), []
-        return drawn
+                self._end(len(drawn))
+        return tuple(drawn)
 
-    def _end(self) -> None:
+    def _end(self, shorter: int) -> None:
         """Ends, since one of the streams has; which must be the first, and all others too, where it is strict."""
-        drawn, self._drawn, self._ended = len(self._drawn), [], True
-        shorter, longer = drawn, 0
-        if self._strict and not drawn:
+        longer = 0
+        if self._strict and not shorter:
             longer = next((number for number, one in enumerate(self._parents) if number and _has_more(one)), 0)
+        self._ended = True
         if self._strict and shorter != longer:
             raise ValueError(
                 f"ZipIterDataset: parents[{shorter}] has ended before parents[{longer}]. With strict=False, it ends "
@@ -75,15 +73,10 @@ class _ZipIterator(DatasetIterator[tuple[Any, ...]]):
             )
         raise StopIteration
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns where each stream is."""
-        if self._drawn:
-            raise ValueError("One of the zipped datasets has failed: there is no state before `next` has succeeded.")
+    def _state(self) -> dict[str, Any]:
         return {"parents": [parent.get_state() for parent in self._parents], "ended": self._ended}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position."""
-        self._check_open()
+    def _move(self, state: dict[str, Any]) -> None:
         checked = checked_state(state, {"parents", "ended"}, "zipped datasets")
         if len(checked["parents"]) != len(self._parents):
             raise CheckpointError(
@@ -91,7 +84,7 @@ class _ZipIterator(DatasetIterator[tuple[Any, ...]]):
                 "here: zip those that were zipped when it was saved."
             )
         move_all(self._parents, checked["parents"])
-        self._drawn, self._ended = [], checked["ended"]
+        self._ended = checked["ended"]
 
 
 def _has_more(iterator: DatasetIterator[Any]) -> bool:
@@ -130,7 +123,7 @@ class LimitIterDataset(IterDataset[Any]):
 
 
 @final
-class _LimitIterator(DatasetIterator[Any]):
+class _LimitIterator(RecoveringIterator[Any]):
     """Draws some elements."""
 
     def __init__(self, parent: DatasetIterator[Any], limit: int) -> None:
@@ -138,22 +131,17 @@ class _LimitIterator(DatasetIterator[Any]):
         self._limit = limit
         self._count = 0
 
-    def __next__(self) -> Any:
-        """Returns the next element."""
-        self._check_open()
+    def _draw(self) -> Any:
         if self._count >= self._limit:
             raise StopIteration
         element = next(self._parent)
         self._count += 1
         return element
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns how many were drawn."""
+    def _state(self) -> dict[str, Any]:
         return {"parent": self._parent.get_state(), "count": self._count}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position."""
-        self._check_open()
+    def _move(self, state: dict[str, Any]) -> None:
         checked = checked_state(state, {"parent", "count"}, "a limited dataset")
         self._parent.set_state(checked["parent"])
         self._count = checked["count"]
@@ -187,7 +175,7 @@ class RepeatIterDataset(IterDataset[Any]):
 
 
 @final
-class _RepeatIterator(DatasetIterator[Any]):
+class _RepeatIterator(RecoveringIterator[Any]):
     """Draws from a stream, and sends it back to its beginning where it ends; so its worker processes stay."""
 
     def __init__(self, parent: DatasetIterator[Any], num_epochs: int | None) -> None:
@@ -198,9 +186,7 @@ class _RepeatIterator(DatasetIterator[Any]):
         # Whether this epoch has yielded anything: one that yields nothing is the last.
         self._is_empty = True
 
-    def __next__(self) -> Any:
-        """Returns the next element."""
-        self._check_open()
+    def _draw(self) -> Any:
         while True:
             try:
                 element = next(self._parent)
@@ -213,13 +199,10 @@ class _RepeatIterator(DatasetIterator[Any]):
                 self._is_empty = False
                 return element
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns the epoch, and where in it."""
+    def _state(self) -> dict[str, Any]:
         return {"parent": self._parent.get_state(), "epoch": self._epoch, "is_empty": self._is_empty}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position."""
-        self._check_open()
+    def _move(self, state: dict[str, Any]) -> None:
         checked = checked_state(state, {"parent", "epoch", "is_empty"}, "a repeated dataset")
         self._parent.set_state(checked["parent"])
         self._epoch, self._is_empty = checked["epoch"], checked["is_empty"]
@@ -251,34 +234,44 @@ class CacheIterDataset(IterDataset[Any]):
 
 
 @final
-class _CacheIterator(DatasetIterator[Any]):
+class _CacheIterator(RecoveringIterator[Any]):
     """Keeps what it draws; a dict or list is given out as a copy, which its reader may change."""
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:
         super().__init__(parent)
         self._beginning = parent.get_state()
         self._kept: list[Any] = []
+        # False while the parent may be after another element than the last one kept.
+        self._is_in_step = True
         self._position = 0
 
-    def __next__(self) -> Any:
-        """Returns the next element."""
-        self._check_open()
+    def _draw(self) -> Any:
         if self._position == len(self._kept):
-            self._kept.append(next(self._parent))
+            self._keep_next()
         element = own(self._kept[self._position])
         self._position += 1
         return element
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns how many were drawn."""
+    def _state(self) -> dict[str, Any]:
         return {"parent": self._beginning, "position": self._position}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position: draws what is not kept yet."""
-        self._check_open()
+    def _move(self, state: dict[str, Any]) -> None:
         checked = checked_state(state, {"parent", "position"}, "a cached dataset")
         if not self._kept:
             self._parent.set_state(checked["parent"])
         while len(self._kept) < checked["position"]:
-            self._kept.append(next(self._parent))
+            self._keep_next()
         self._position = checked["position"]
+
+    def _keep_next(self) -> None:
+        if not self._is_in_step:
+            self._parent.set_state(self._beginning)
+            for _ in self._kept:
+                next(self._parent)
+        self._is_in_step = False
+        try:
+            self._kept.append(next(self._parent))
+        except StopIteration:
+            self._is_in_step = True
+            raise
+        self._is_in_step = True

@@ -7,6 +7,7 @@ from millstream.checks import as_integer
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.streams import as_stream, checked_state, opened_below
 from millstream.errors import CheckpointError
 
@@ -80,7 +81,7 @@ class _Slot:
 
 
 @final
-class _InterleaveIterator(DatasetIterator[Any]):
+class _InterleaveIterator(RecoveringIterator[Any]):
     """Draws from one slot after the other."""
 
     def __init__(self, datasets: Any, num_slots: int) -> None:
@@ -91,9 +92,7 @@ class _InterleaveIterator(DatasetIterator[Any]):
         self._turn = 0
         self._is_begun = False
 
-    def __next__(self) -> Any:
-        """Returns the next element of the dataset whose turn it is."""
-        self._check_open()
+    def _draw(self) -> Any:
         self._begin()
         ended = 0
         while ended < len(self._slots):
@@ -110,14 +109,11 @@ class _InterleaveIterator(DatasetIterator[Any]):
             self._turn = (self._turn + 1) % len(self._slots)
         raise StopIteration
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns which datasets are open, and where each of them is."""
+    def _state(self) -> dict[str, Any]:
         self._begin()
         return {"next": self._next, "turn": self._turn, "slots": [slot.state() for slot in self._slots]}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a position: opens the datasets that were open there."""
-        self._check_open()
+    def _move(self, state: dict[str, Any]) -> None:
         checked = checked_state(state, {"next", "turn", "slots"}, "interleaved datasets")
         if len(checked["slots"]) != len(self._slots):
             raise CheckpointError(

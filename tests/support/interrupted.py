@@ -35,12 +35,13 @@ def moments_of(code: CodeType) -> frozenset[int]:
     return frozenset(found)
 
 
-def interrupt_at(number: int, work: Callable[[], Any]) -> bool:
+def interrupt_at(number: int, work: Callable[[], Any], within: str = "millstream") -> bool:
     """Does some work, with an exception at one of the moments in the library's code at which a handler could run.
 
     Args:
         number: which of these moments, from 0.
         work: what is done, in this thread.
+        within: the package whose code is interrupted.
 
     Returns:
         True if there were that many: else nothing was interrupted.
@@ -49,7 +50,7 @@ def interrupt_at(number: int, work: Callable[[], Any]) -> bool:
     is_over = False
 
     def enter(frame: FrameType, _event: str, _argument: object) -> Any:
-        if is_over or not frame.f_globals.get("__name__", "").startswith("millstream"):
+        if is_over or not frame.f_globals.get("__name__", "").startswith(within):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         moments = moments_of(frame.f_code)

@@ -1,0 +1,89 @@
+"""An iterator over other iterators whose position an interruption cannot separate from theirs.
+
+An exception from a signal's handler may come after a parent has advanced and before the iterator has counted that. So
+`next` leaves a mark while it draws. Whoever finds the mark goes back to a state kept earlier, and draws what came since
+again: a stream is a function, so the same elements come.
+"""
+
+import abc
+from typing import Any, TypeVar
+
+from millstream.dataset.dataset_iterator import DatasetIterator
+
+T_co = TypeVar("T_co", covariant=True)
+
+KEPT_ELEMENTS = 1024
+"""A state is kept each time after this many elements: at most this many are drawn again."""
+
+
+class RecoveringIterator(DatasetIterator[T_co]):
+    """Draws from its parents, and is at one position with them whatever interrupts it."""
+
+    _is_torn = False
+    """True from before an element is drawn until it is counted; it stays so if that fails."""
+    _kept_state: Any = None
+    _num_since = 0
+    """The number of elements since `_kept_state`."""
+
+    def __next__(self) -> T_co:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: the stream has ended.
+            ValueError: the iterator is closed.
+            Exception: the error of a parent; the next call draws the same element again.
+        """
+        self._check_open()
+        if self._is_torn:
+            self._recover()
+        if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
+            self._keep()
+        self._is_torn = True
+        try:
+            element = self._draw()
+        except StopIteration:
+            self._is_torn = False
+            raise
+        self._num_since, self._is_torn = self._num_since + 1, False
+        return element
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position as a small dict that JSON can hold."""
+        if self._is_torn:
+            self._recover()
+        return self._state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves to a position.
+
+        Raises:
+            CheckpointError: it is not a state of such a dataset. The iterator is as it was.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        if not self._is_torn:
+            self._keep()
+        self._is_torn = True
+        self._move(state)
+        self._kept_state, self._num_since, self._is_torn = None, 0, False
+
+    @abc.abstractmethod
+    def _draw(self) -> T_co:
+        """Returns the next element; what is left half done is repaired."""
+
+    @abc.abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """Returns the position."""
+
+    @abc.abstractmethod
+    def _move(self, state: dict[str, Any]) -> None:
+        """Moves the parents and this iterator; what is left half done is repaired."""
+
+    def _keep(self) -> None:
+        self._kept_state, self._num_since = self._state(), 0
+
+    def _recover(self) -> None:
+        self._move(self._kept_state)
+        for _ in range(self._num_since):
+            self._draw()
+        self._is_torn = False

@@ -1,0 +1,106 @@
+"""Streams of streams, interrupted at many moments: whatever was half done, they are where their state says."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from interrupted import interrupt_at
+
+from millstream import DatasetIterator, IterDataset, MapDataset, ReadOptions
+from millstream.dataset import (
+    CacheIterDataset,
+    InterleaveIterDataset,
+    LimitIterDataset,
+    RepeatIterDataset,
+    ZipIterDataset,
+)
+from millstream.transforms import FlatMap
+
+
+def numbers(count: int, start: int = 0) -> IterDataset[Any]:
+    """Returns a stream of numbers that is read when it is asked."""
+    return MapDataset.range(start, start + count).to_iter_dataset(ReadOptions(num_threads=0))
+
+
+class Own(IterDataset[int]):
+    """A stream of the user's: a generator, without states."""
+
+    def __iter__(self) -> Any:
+        yield from range(40)
+
+
+STREAMS: dict[str, Callable[[], IterDataset[Any]]] = {
+    "limit": lambda: LimitIterDataset(numbers(40), 12),
+    "limit of children": lambda: LimitIterDataset(numbers(9).apply(FlatMap(lambda n: [n * 10, n * 10 + 1], 2)), 12),
+    "repeat": lambda: RepeatIterDataset(numbers(4), 3),
+    "cache": lambda: RepeatIterDataset(CacheIterDataset(numbers(5)), 3),
+    "zip": lambda: ZipIterDataset([numbers(12), numbers(20, 100).filter(lambda n: n % 2)], strict=False),
+    "mix": lambda: IterDataset.mix([numbers(12), numbers(9, 100).filter(lambda n: n % 2)]),
+    "fed": lambda: IterDataset.mix([numbers(12), Own()]).map(str).prefetch(ReadOptions(num_threads=0)),
+    "interleave": lambda: InterleaveIterDataset([numbers(3), numbers(4, 100), numbers(5, 200)], cycle_length=2),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("does_move", [False, True], ids=["next", "set_state"])
+def test_a_stream_that_is_interrupted_at_any_moment_is_where_it_says(name: str, does_move: bool) -> None:
+    """An exception after calls in `next` and `set_state`: what follows is what follows its state in the stream.
+
+    A `next` may lose its element on the way to the caller, and that one alone.
+    """
+    dataset = STREAMS[name]()
+    expected = list(dataset)
+    with iter(dataset) as other:
+        next(other)
+        early = other.get_state()
+    for moment in itertools.count(step=9 if name == "interleave" else 2):
+        with iter(dataset) as iterator, iter(dataset) as fresh:
+            got = list(itertools.islice(iterator, 3))
+
+            def work() -> None:
+                if does_move:
+                    iterator.set_state(early)
+                else:
+                    got.extend(next(iterator) for _ in range(5))  # noqa: B023
+
+            was_interrupted = interrupt_at(moment, work, within="millstream.dataset")
+            fresh.set_state(iterator.get_state())
+            rest = list(iterator)
+            assert rest == list(fresh)
+            position = len(expected) - len(rest)
+            assert rest == expected[position:]
+            assert position in ((1, 3) if does_move else (len(got), len(got) + 1))
+        if not was_interrupted:
+            break
+    assert moment > 2
+
+
+@pytest.mark.parametrize(
+    "of", [lambda own: own.map(lambda n: n), lambda own: LimitIterDataset(own, 9), lambda own: IterDataset.mix([own])]
+)
+def test_a_generator_that_fails_twice_is_drawn_from_again(of: Callable[[Any], Any]) -> None:
+    """A generator is over once it has raised: the next attempt begins a new one, and no element is lost."""
+    failures = [3, 7]
+
+    class Flaky(IterDataset[int]):
+        """A stream whose network fails twice."""
+
+        def __iter__(self) -> Iterator[int]:  # type: ignore[override]
+            for number in range(9):
+                if failures and number == failures[0]:
+                    raise ConnectionError(failures.pop(0))
+                yield number
+
+    got: list[int] = []
+    errors = 0
+    iterator: DatasetIterator[int] = iter(of(Flaky()))
+    while True:
+        try:
+            got.append(next(iterator))
+        except StopIteration:
+            break
+        except ConnectionError:
+            errors += 1
+    iterator.close()
+    assert (got, errors) == (list(range(9)), 2)
