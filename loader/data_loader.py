@@ -52,8 +52,9 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
         shard_options: which part of every global batch to read; None for the sampler's, which is by default all of it.
         read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
         workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
-        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch before
-            that is an error; `math.inf` for however long that takes.
+        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch, or for
+            threads that read ahead and finish nothing, before that is an error; `math.inf` for however long that takes.
+            A call that the consumer's own thread makes, as with `num_threads=0`, cannot be ended.
         enable_profiling: whether to keep who worked on which batch in the last seconds, for the timeline of `report`.
             What `profile()` and `summary()` say is always known.
         debug: whether to make everything in this thread, without workers and threads whatever `worker_count`,

@@ -76,7 +76,7 @@ class Execution:
         # What an iterator needs is imported now: a trainer that changes its folder must not import what lies there.
         self.pools = self._pools_of(pipeline, reading) if self._workers.num_workers else None
         if self.pools is None:
-            _executor_here(reading)
+            _executor_here(reading, workers)
         self.profiler = profiler or Profiler(pipeline.labels)
         self.plan = Plan(pipeline, watch or self.profiler.timed)
         self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
@@ -173,15 +173,15 @@ class Execution:
             return PartExecutor(
                 self.plan, position, profiler=self.profiler, crew=self._crew, pipeline=self._number, feed=self._feed
             )
-        return _executor_here(self._reading)(self.plan, position, feed=self._feed)
+        return _executor_here(self._reading, self._workers)(self.plan, position, feed=self._feed)
 
 
-def _executor_here(reading: ReadOptions) -> Callable[..., Executor]:
+def _executor_here(reading: ReadOptions, workers: MultiprocessingOptions) -> Callable[..., Executor]:
     """Returns what makes the executor of a plan where this process does all the work."""
     if reading.reads_ahead:
         from millstream.loader.threads.thread_executor import ThreadExecutor  # noqa: PLC0415  (nobody needs both)
 
-        return functools.partial(ThreadExecutor, options=reading)
+        return functools.partial(ThreadExecutor, options=reading, stall_timeout=workers.stall_timeout)
     from millstream.loader.threads.inline_executor import InlineExecutor  # noqa: PLC0415
 
-    return InlineExecutor
+    return functools.partial(InlineExecutor, stall_timeout=workers.stall_timeout)

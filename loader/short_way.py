@@ -63,8 +63,9 @@ def load(
         worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
         worker_buffer_size: how many finished batches each worker keeps ready, at least 1.
         read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
-        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch before
-            that is an error; `math.inf` for however long that takes.
+        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch, or for
+            threads that read ahead and finish nothing, before that is an error; `math.inf` for however long that takes.
+            A call that the consumer's own thread makes, as with `num_threads=0`, cannot be ended.
         enable_profiling: whether to keep who worked on which batch, for the timeline of `report`.
         debug: whether to make everything in this thread, and to warn of what is wrong with operations.
         workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.

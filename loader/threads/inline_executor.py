@@ -6,6 +6,7 @@ Guarantees:
     * What a signal's handler raises in the consumer's thread leaves `next_outputs` at once, as it is.
 """
 
+import math
 import time
 from typing import TYPE_CHECKING, final
 
@@ -45,13 +46,15 @@ def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) ->
 class InlineExecutor(Executor):
     """Everything happens when the consumer asks: in its thread, or in one other where its settings would be seen."""
 
-    def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
+    def __init__(
+        self, plan: Plan, position: Position, feed: "Feed | None" = None, *, stall_timeout: float = math.inf
+    ) -> None:
         super().__init__(plan, position, feed)
         self._memory = RecycledMemory()
         self._size = CallSize(plan)
         self._settings = ThreadSettings()
         self._may_work_here = True
-        self._thread = ThreadedCalls(plan, 1, self._memory.allocate, self)
+        self._thread = ThreadedCalls(plan, 1, self._memory.allocate, self, stall_timeout)
 
     def close(self) -> None:
         """Stops the thread, if there is one, waiting at most CLOSE_SECONDS for it if it is inside user code."""

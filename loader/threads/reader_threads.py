@@ -96,6 +96,11 @@ class ReaderThreads:
         """How many threads are at a job. Any thread may ask."""
         return len(self._busy)
 
+    @property
+    def busy_threads(self) -> list[threading.Thread]:
+        """Those that are at a job."""
+        return [thread for thread in self._started.copy() if thread.ident in self._busy]
+
     def check_process(self) -> None:
         """Raises a RuntimeError in a forked process: threads do not come along, and it would wait for them forever."""
         if self._started and self._process != os.getpid():

@@ -47,13 +47,21 @@ LEAST_AHEAD = 2
 class ThreadExecutor(Executor):
     """Threads run the calls to come while the consumer works."""
 
-    def __init__(self, plan: Plan, position: Position, options: ReadOptions, feed: "Feed | None" = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        position: Position,
+        options: ReadOptions,
+        feed: "Feed | None" = None,
+        *,
+        stall_timeout: float = math.inf,
+    ) -> None:
         super().__init__(plan, position, feed)
         self._options = options
         self._memory = RecycledMemory()
         self._size = CallSize(plan, min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // LEAST_AHEAD)))
         num_threads = affordable_threads(options.num_threads)
-        self._threads = ThreadedCalls(plan, num_threads, self._memory.allocate, self)
+        self._threads = ThreadedCalls(plan, num_threads, self._memory.allocate, self, stall_timeout)
         self._concurrency = Concurrency(num_threads)
         self._settings = ThreadSettings()
         self._may_work_here = True

@@ -3,10 +3,12 @@
 Guarantees:
     * The consumer's thread alone hands calls out and receives what came of them. The threads get closures through one
       queue and hand results back through another; they share nothing else.
+    * The consumer waits for a bounded time: a call that finishes too late is an error, and its outcome is dropped.
     * The threads end with their owner: by `close()`, or at the end of the owner's life (see `reader_threads`).
 """
 
 import functools
+import math
 import queue
 from typing import Any, NamedTuple, final
 
@@ -16,6 +18,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
+from millstream.loader.threads.waiting import Wait
 
 
 class Finished(NamedTuple):
@@ -41,18 +44,24 @@ class ThreadedCalls:
         num_threads: how many threads may work at once.
         allocate: where batches are made.
         owner: with whom the threads end.
-
-    Attributes:
-        in_work: how many calls were handed out and not received.
+        stall_timeout: for how many seconds the consumer waits while no call finishes.
     """
 
-    def __init__(self, plan: Plan, num_threads: int, allocate: Allocate, owner: Any) -> None:
-        self.in_work = 0
+    def __init__(
+        self, plan: Plan, num_threads: int, allocate: Allocate, owner: Any, stall_timeout: float = math.inf
+    ) -> None:
+        self._in_work: dict[Call, None] = {}
+        self._stall_timeout = stall_timeout
         self._plan = plan
         self._allocate = allocate
         self._readers = ReaderThreads(num_threads)
         self._readers.end_with(owner)
         self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
+
+    @property
+    def in_work(self) -> int:
+        """How many calls were handed out and not received."""
+        return len(self._in_work)
 
     @property
     def num_finished(self) -> int:
@@ -87,20 +96,33 @@ class ThreadedCalls:
             elements, seconds = self._readers.timed(make)
             self._finished.put(Finished(call, elements, seconds + reading.seconds_of_others))
 
-        self.in_work += 1
+        self._in_work[call] = None
         self._readers.submit(job)
 
     def receive(self) -> Finished:
-        """Returns what came of a call, having waited for it.
+        """Returns what came of a call, having waited for it; the oldest one is an error when it stalls.
 
         Raises:
             ValueError: the iterator was closed meanwhile.
         """
-        finished = self._finished.get()
-        if finished is None:
-            raise ValueError("The read-ahead threads were stopped: the iterator was closed, perhaps by another thread.")
-        self.in_work -= 1
-        return finished
+        wait = Wait(self._stall_timeout)
+        while True:
+            try:
+                finished = self._finished.get(timeout=wait.seconds)
+            except queue.Empty:
+                oldest = next(iter(self._in_work))
+                error = wait.was_in_vain(self._plan.describe(oldest.request), self._readers.busy_threads)
+                if error is None:
+                    continue
+                finished = Finished(oldest, Elements.failed(error), 0.0)
+            if finished is None:
+                raise ValueError(
+                    "The read-ahead threads were stopped: the iterator was closed, perhaps by another thread."
+                )
+            # One that had stalled was received as an error.
+            if finished.call in self._in_work:
+                del self._in_work[finished.call]
+                return finished
 
     def close(self) -> None:
         """Stops the threads, waiting at most CLOSE_SECONDS for those inside user code."""

@@ -1,0 +1,93 @@
+"""The consumer never waits without end for threads: a stall is a log line, and then an error that says where it is."""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+import millstream
+from millstream.loader.threads import thread_executor, waiting
+from millstream.transforms import Batch, Map
+
+
+class Stuck:
+    """Numbers, of which one is not read before it is released."""
+
+    def __init__(self, key: int) -> None:
+        self.released = threading.Event()
+        self._key = key
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, key: int) -> int:
+        self.read_from_storage([key])
+        return key
+
+    def read_from_storage(self, keys: Sequence[int]) -> None:
+        """Waits if the key is among these."""
+        if self._key in keys:
+            self.released.wait()
+
+
+class BatchedStuck(Stuck):
+    """The same, read many at a time."""
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Returns the numbers."""
+        self.read_from_storage(keys)
+        return list(keys)
+
+
+@pytest.fixture
+def released() -> Iterator[list[Stuck]]:
+    """Releases the sources in a list after the test."""
+    sources: list[Stuck] = []
+    yield sources
+    for source in sources:
+        source.released.set()
+
+
+@pytest.mark.parametrize("kind", [Stuck, BatchedStuck])
+def test_a_read_that_never_returns_is_reported_and_becomes_an_error(
+    kind: type[Stuck],
+    released: list[Stuck],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All batches before come, then a log line, then an error at its turn: with record keys and the read's stack."""
+    monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.05)
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
+    source = kind(43)
+    released.append(source)
+    sampler = millstream.SequentialSampler(1000)
+    loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[Batch(10)], stall_timeout=0.3)
+    batches: list[list[int]] = []
+    with (
+        caplog.at_level(logging.WARNING, "millstream"),
+        pytest.raises(millstream.WorkerStalledError) as caught,
+        iter(loader) as iterator,
+    ):
+        batches.extend(batch.tolist() for batch in iterator)
+    assert batches == [list(range(first, first + 10)) for first in range(0, 40, 10)]
+    (record,) = [record for record in caplog.records if "finished nothing" in record.getMessage()]
+    for text in (str(caught.value), record.getMessage()):
+        assert "the records 40, 41, 42" in text
+        assert "read_from_storage" in text
+
+
+def test_operations_that_never_return_are_an_error_too(released: list[Stuck], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation after a Batch that waits forever is an error, and a finished call after it is not taken for it."""
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
+    source = Stuck(-1)
+    released.append(source)
+    operations = [Batch(10), Map(lambda batch: (batch[0] == 20 and source.released.wait(), batch[0])[1])]
+    sampler = millstream.SequentialSampler(1000)
+    loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=operations, stall_timeout=0.3)
+    firsts: list[int] = []
+    with pytest.raises(millstream.WorkerStalledError, match="the records 20, 21"), iter(loader) as iterator:
+        firsts.extend(iterator)
+    assert firsts == [0, 10]
+    source.released.set()
+    assert sum(1 for _ in loader) == 100
