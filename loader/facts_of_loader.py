@@ -24,7 +24,9 @@ from millstream.loader.threads.profiler import CONSUMER, HAND_OVER, NEXT, Profil
 from millstream.pictured import Pictured
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.epochs import EpochSampler
 from millstream.sources import DataSource
+from millstream.sources.files.end_to_end import Files
 from millstream.sources.lookalikes import batched_read_of
 
 Structures = Mapping[str, tuple[str, ...]]
@@ -102,6 +104,7 @@ def source_facts(source: DataSource[Any]) -> SourceFacts:
         num_records=len(source),
         reads_many=type(source) in (list, tuple, range) or batched_read_of(source) is not None,
         parts=_parts(source),
+        window_units=source.window_units if isinstance(source, Files) and hasattr(source, "window_units") else None,
     )
 
 
@@ -113,6 +116,7 @@ def order_facts(sampler: Sampler, order: VectorisedSampler | AdaptedSampler) -> 
         length=order.length,
         answers_for_many=not isinstance(order, AdaptedSampler) or hasattr(sampler, "record_keys"),
         weights=_parts(sampler),
+        is_global_shuffle=isinstance(sampler, EpochSampler) and getattr(sampler, "shuffle", False),
     )
 
 

@@ -52,7 +52,9 @@ def load(
         weights: how many records of each component come, in proportion, by name or in their order; None for one source.
         stop: where a mixture ends, see `MixtureSampler`.
         num_epochs: how often to go through the source, or through each source; None for endlessly.
-        shuffle: whether to shuffle, anew in each epoch; needs a seed.
+        shuffle: whether to shuffle, anew in each epoch; needs a seed. The shuffle is global, an `IndexSampler`. Of a
+            source that is read in units which do not all fit into its memory (`source.window_units` is a number, as of
+            a `ParquetDataSource` larger than its `cache_bytes`), it is a `HierarchicalSampler` with these windows.
         seed: of the order and of all random operations, 0 … 2**64 - 1; None for a pipeline without any randomness.
             Component number k of a mixture has a seed that is a hash of seed and k.
         shard_options: which part of every global batch to read; None for all of it.
@@ -88,11 +90,11 @@ def load(
         raise ValueError("batch_fn makes batches, but batch_size=None asks for none: give batch_size as well.")
     sampler: Sampler
     if weights is None:
-        sampler = IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+        sampler = _order(source, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     else:
         source = sources.ConcatenatedDataSource(_checked_components(source))
         orders = {
-            name: IndexSampler(len(part), shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
+            name: _order(part, shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
             for number, (name, part) in enumerate(source.parts.items())
         }
         sampler = samplers.MixtureSampler(orders, weights, stop=stop)
@@ -119,6 +121,14 @@ def _checked_components(sources: Any) -> Mapping[str, DataSource[Any]]:
             f"weights=...), got {type(sources).__name__}."
         )
     return sources
+
+
+def _order(source: Any, *, shuffle: bool, num_epochs: int | None, seed: int | None) -> Sampler:
+    """Returns the order of a source: shuffled in windows if it is read in units that do not all fit into its memory."""
+    window_units = getattr(source, "window_units", None)
+    if not shuffle or seed is None or window_units is None or sum(source.unit_sizes) != len(source):
+        return IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+    return samplers.HierarchicalSampler(source.unit_sizes, window_units=window_units, num_epochs=num_epochs, seed=seed)
 
 
 def _nth_seed(seed: int | None, number: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line."""
+"""Warnings: those that point at the user's line, and those that go to the log."""
 
 import sys
 import warnings
@@ -10,3 +10,10 @@ def warn(message: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == "millstream":
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level + 1)
+
+
+def log_warning(message: str) -> None:
+    """Logs a warning to the logger `millstream`."""
+    import logging  # noqa: PLC0415  (takes long to import)
+
+    logging.getLogger("millstream").warning("millstream: %s", message)

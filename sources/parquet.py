@@ -18,7 +18,7 @@ from millstream.sources.tables.arrow_library import columns_of, has_valid_text, 
 from millstream.sources.tables.arrow_structures import dicts_or_error, records_of
 from millstream.sources.tables.parquet_file import ParquetFile
 from millstream.sources.tables.row_groups import RowGroup, RowGroups
-from millstream.warn import warn
+from millstream.warn import log_warning
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -46,7 +46,8 @@ class ParquetDataSource(Files[ParquetFile]):
 
     Memory: window_units times the size of a decoded row group should be half of `cache_bytes` at most, since one window
     is read while another one ends. Prefer threads (`worker_count=0`), which share the row groups: each worker process
-    would decode all of them. A global shuffle works, but decodes a row group for nearly each row; there is a warning.
+    would decode all of them. `load(source, shuffle=True)` takes this order by itself where not all row groups fit. A
+    global shuffle works, but decodes a row group for nearly each row; there is a warning in the log.
 
     A record has the names of the columns as keys, and as values:
 
@@ -76,8 +77,9 @@ class ParquetDataSource(Files[ParquetFile]):
             fetch just what is wanted.
 
     Attributes:
-        unit_sizes: how many records there are in each row group, in the order of the records: an int64 array of shape
-            (n,).
+        unit_sizes: the number of records of each row group, in the order of the records: int64, shape (n,).
+        window_units: how many row groups a shuffle should keep together, so that they fit into half of `cache_bytes`,
+            by their sizes in the files' metadata; None if all fit into `cache_bytes`, where any order is as fast.
 
     Raises:
         ImportError: pyarrow is not installed: `pip install 'millstream[parquet]'`.
@@ -117,6 +119,7 @@ class ParquetDataSource(Files[ParquetFile]):
         self._wanted = None if columns is None else tuple(columns)
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._group_sizes: dict[str, list[int]] = {}
+        self._group_bytes: list[int] = []
         self._schemas: dict[str, Any] = {}
         super().__init__(paths, cache)
         schema = self._schemas[self._paths[0]]
@@ -127,7 +130,10 @@ class ParquetDataSource(Files[ParquetFile]):
         self._columns = columns_of(schema, self._names)
         for path in self._paths:
             self._check_types(path)
-        del self._schemas
+        # One window is read while another one ends.
+        window = max(1, self._cache_bytes // (2 * max(self._group_bytes, default=1)))
+        self.window_units = None if sum(self._group_bytes) <= self._cache_bytes else window
+        del self._schemas, self._group_bytes
         self._index_units()
         self._begin()
 
@@ -167,7 +173,7 @@ class ParquetDataSource(Files[ParquetFile]):
 
     @property
     def unit_sizes(self) -> NDArray[np.int64]:
-        """How many records there are in each row group, in the order of the records: an int64 array of shape (n,)."""
+        """The number of records of each row group, in the order of the records: int64, shape (n,)."""
         return np.diff(self._unit_ends, prepend=0)
 
     def close(self) -> None:
@@ -192,6 +198,7 @@ class ParquetDataSource(Files[ParquetFile]):
         file = self._open(path, path)
         file.close()
         self._group_sizes[path], self._schemas[path] = file.group_sizes, file.schema
+        self._group_bytes += file.group_bytes(self._wanted)
         return file.num_records
 
     def _open(self, path: str, place: str) -> ParquetFile:
@@ -199,14 +206,12 @@ class ParquetDataSource(Files[ParquetFile]):
         return ParquetFile(path, self._identities[path])
 
     def _begin(self) -> None:
-        """Sets what belongs to this process."""
         at_once = FETCHED_AT_ONCE if self._is_far else min(_DECODED_AT_ONCE, os.cpu_count() or 1)
         self._decoded_groups = RowGroups(self._columns, self._cache_bytes, _JUDGED_UNITS, at_once)
         self._has_advised = False
 
     @property
     def _is_far(self) -> bool:
-        """Whether reading waits for a network."""
         return any(map(is_url, self._paths))
 
     def _check_names(self, path: str) -> None:
@@ -300,7 +305,7 @@ class ParquetDataSource(Files[ParquetFile]):
         if self._has_advised:
             return
         self._has_advised = True
-        warn(
+        log_warning(
             f"Row group {group} of {decoded.path!r} has {decoded.num_records:,} rows, which take {decoded.num_bytes:,} "
             f"bytes of memory, more than cache_bytes={self._cache_bytes:,}: only one such row group is kept, so that a "
             "shuffle decodes it again and again. Write the file with smaller row groups (in pyarrow, "
@@ -308,7 +313,6 @@ class ParquetDataSource(Files[ParquetFile]):
         )
 
     def _advise(self) -> None:
-        """Warns once if most of what was decoded was dropped before it was asked for."""
         uses = list(self._decoded_groups.units.dropped)
         served, records = sum(use.served for use in uses), sum(use.num_records for use in uses)
         if len(uses) < _JUDGED_UNITS or served * _WASTE >= records:
@@ -316,7 +320,7 @@ class ParquetDataSource(Files[ParquetFile]):
         self._has_advised = True
         num_bytes = sum(use.num_bytes for use in uses) // len(uses)
         window = max(1, self._cache_bytes // (2 * max(1, num_bytes)))
-        warn(
+        log_warning(
             f"Of the last {len(uses)} row groups that were decoded and dropped, only {served:,} of {records:,} rows "
             "were asked for: the order is too random for Parquet, or many worker processes decode the same row groups. "
             f"A row group takes {num_bytes:,} bytes of memory here. Use the order of "

@@ -66,7 +66,7 @@ def advice_of(facts: LoaderFacts) -> tuple[Advice, ...]:
             *_given(facts, (trouble,)),
         )
     rules = (
-        (waiting, bottleneck, batched_reads, read_ahead, sampler_keys, pickled_batches, copied_batches)
+        (waiting, units, bottleneck, batched_reads, read_ahead, sampler_keys, pickled_batches, copied_batches)
         if measured.wait_share >= WAITING
         else (not_waiting, idle_workers)
     )
@@ -100,6 +100,25 @@ def not_waiting(facts: LoaderFacts) -> Advice:
     )
 
 
+def units(facts: LoaderFacts) -> Advice | None:
+    """Says that units are decoded again and again because the order does not stay among a few of them."""
+    if facts.source.window_units is None or facts.stage(Kind.READ) is not facts.slowest:
+        return None
+    if facts.order.is_global_shuffle:
+        order = f"HierarchicalSampler(source.unit_sizes, window_units={facts.source.window_units}, seed=...)"
+        return Advice(
+            "units",
+            f"{facts.source.kind} decodes a whole unit for nearly each record, because a global shuffle does not stay "
+            f"among the units in memory: use {order}, or load(source, shuffle=True), or raise cache_bytes.",
+        )
+    processes = " Each worker process decodes all units: use threads instead." if facts.num_workers else ""
+    return Advice(
+        "units",
+        f"Decoding units of {facts.source.kind} takes {share_text(facts.share(facts.slowest))} of the pipeline's time: "
+        f"select fewer columns.{processes}",
+    )
+
+
 def batched_reads(facts: LoaderFacts) -> Advice | None:
     """Says that a source which is read record by record should read many at once."""
     read = facts.stage(Kind.READ)
@@ -118,6 +137,9 @@ def read_ahead(facts: LoaderFacts) -> Advice | None:
     read = facts.stage(Kind.READ)
     share = facts.share(read)
     if read is not facts.slowest or facts.num_workers or not _is_large(facts, read):
+        return None
+    if facts.source.window_units is not None and read.place is not Place.TRAINER:
+        # `units` says what helps.
         return None
     takes = f"Reading takes {share_text(share)} of the pipeline's time"
     if read.place is Place.TRAINER:
@@ -150,6 +172,9 @@ def sampler_keys(facts: LoaderFacts) -> Advice | None:
 def bottleneck(facts: LoaderFacts) -> Advice | None:
     """Says which part of the work takes longest, and how many workers would hide it; or what else it is."""
     slowest = facts.slowest
+    if slowest.kind is Kind.READ and facts.source.window_units is not None:
+        # `units` says what helps.
+        return None
     if facts.pipeline_seconds < WAITING * facts.measured.seconds:
         return Advice(
             "something_else",

@@ -65,6 +65,7 @@ class SourceFacts:
         num_records: how many it has.
         reads_many: whether many records can be read in one call, or are at hand without a read.
         parts: the sources that lie end to end in it, with the number of records of each.
+        window_units: how many of its units a shuffle should keep together; None if any order is as fast.
     """
 
     name: str
@@ -72,6 +73,7 @@ class SourceFacts:
     num_records: int
     reads_many: bool
     parts: tuple[tuple[str, float], ...] = ()
+    window_units: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +86,7 @@ class OrderFacts:
         length: how many positions it has; None where it is endless.
         answers_for_many: whether it gives the keys of many positions at once.
         weights: what the components of a mixture are called, and how many of their records come in proportion.
+        is_global_shuffle: true if any record may follow any other.
     """
 
     name: str
@@ -91,6 +94,7 @@ class OrderFacts:
     length: int | None
     answers_for_many: bool
     weights: tuple[tuple[str, float], ...] = ()
+    is_global_shuffle: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

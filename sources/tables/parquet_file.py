@@ -60,6 +60,11 @@ class ParquetFile:
                 f"{path!r} is not a Parquet file, or is damaged, or was cut short: {_words(error)}. Restore the file."
             ) from error
 
+    def group_bytes(self, names: Sequence[str] | None) -> list[int]:
+        """Returns the size of each row group in bytes, decompressed: of the columns with these names, or of all."""
+        groups = [self._metadata.row_group(number) for number in range(self._metadata.num_row_groups)]
+        return [sum(_column_bytes(group.column(n), names) for n in range(group.num_columns)) for group in groups]
+
     @property
     def num_records(self) -> int:
         """How many rows it has."""
@@ -204,3 +209,15 @@ class _ObjectFile:
 def _words(error: BaseException) -> str:
     """Returns the library's words in one line."""
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+
+
+_VALUE_BYTES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
+
+
+def _column_bytes(column: Any, names: Sequence[str] | None) -> int:
+    """Returns the size of a column of a row group: decompressed, and numbers no longer in a dictionary."""
+    if names is not None and column.path_in_schema.split(".", 1)[0] not in names:
+        return 0
+    stored: int = column.total_uncompressed_size
+    decoded: int = column.num_values * _VALUE_BYTES.get(column.physical_type, 0)
+    return max(stored, decoded)

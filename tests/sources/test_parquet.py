@@ -321,23 +321,68 @@ def test_no_more_is_kept_than_there_is_room_for(path: Path) -> None:
         assert (kept, list(source._decoded_groups.units._entries)) == ([2, 0], [2])
 
 
-def test_a_row_group_without_room_warns_once_with_numbers(path: Path) -> None:
+def test_a_row_group_without_room_is_logged_once_with_numbers(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What it takes, what there is, and what to do."""
     with ParquetDataSource(path, columns=["id"], cache_bytes=100) as source:
-        with pytest.warns(UserWarning, match=r"30 rows, which take 244 bytes .* cache_bytes=100.*row_group_size"):
-            source[0]
+        assert source[0]["id"] == 0
         assert source[50]["id"] == 50
+    (message,) = caplog.messages
+    assert re.search(r"30 rows, which take 244 bytes .* cache_bytes=100.*row_group_size", message)
 
 
-def test_a_global_shuffle_works_and_warns_once_what_to_do(tmp_path: Path) -> None:
+def test_a_global_shuffle_works_and_logs_once_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Once so many row groups were dropped with most of their rows unread."""
     pq.write_table(pa.table({"id": range(2000)}), tmp_path / "a.parquet", row_group_size=20)
     with ParquetDataSource(tmp_path / "a.parquet", cache_bytes=700) as source:
         keys = np.random.default_rng(0).permutation(2000)
-        with pytest.warns(UserWarning, match=r"of 320 rows were asked for.*window_units=2, seed") as caught:
-            ids = [int(record["id"]) for at in range(0, 2000, 50) for record in source.__getitems__(keys[at : at + 50])]
+        ids = [int(record["id"]) for at in range(0, 2000, 50) for record in source.__getitems__(keys[at : at + 50])]
         assert ids == keys.tolist()
-        assert len(caught) == 1
+    (message,) = caplog.messages
+    assert re.search(r"of 320 rows were asked for.*window_units=2, seed", message)
+
+
+class Counting(ParquetDataSource):
+    """Counts the row groups that are decoded."""
+
+    decoded = 0
+
+    def _decoded(self, number: int, key: int, row: int) -> Any:
+        self.decoded += 1
+        return super()._decoded(number, key, row)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_shuffled_load_of_more_than_fits_decodes_each_row_group_once(tmp_path: Path, *, mixed: bool) -> None:
+    """So long as the window fits into the memory; where all row groups fit, the shuffle is global."""
+    pq.write_table(pa.table({"id": range(2000)}), tmp_path / "a.parquet", row_group_size=20)
+    with Counting(tmp_path / "a.parquet", cache_bytes=8000) as source:
+        assert source.window_units is not None
+        assert 2 <= source.window_units <= 25
+        if mixed:
+            loader = millstream.load(
+                {"a": source}, weights={"a": 1}, shuffle=True, seed=3, num_epochs=1, batch_size=10, drop_remainder=True
+            )
+        else:
+            loader = millstream.load(source, shuffle=True, seed=3, num_epochs=1, batch_size=10)
+        ids = np.concatenate([batch["id"] for batch in loader])
+        assert sorted(ids.tolist()) == list(range(2000))
+        assert ids.tolist() != sorted(ids.tolist())
+        assert source.decoded == 100
+    with ParquetDataSource(tmp_path / "a.parquet") as small:
+        assert small.window_units is None
+        loader = millstream.load(small, shuffle=True, seed=3, num_epochs=1)
+        assert [int(record["id"]) for record in loader] == (
+            millstream.IndexSampler(2000, shuffle=True, seed=3).record_keys(0, 2000).tolist()
+        )
+
+
+def test_windows_count_the_wanted_columns_and_decoded_numbers(tmp_path: Path) -> None:
+    """Numbers count as decoded, though a file may have them in a dictionary; other columns do not count."""
+    table = pa.table({"id": np.zeros(4000, np.int64), "text": ["x" * 100] * 4000})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
+    for columns, cache_bytes, expected in ((["id"], 32_000, None), (["id"], 31_000, 19), (None, 1000, 1)):
+        with ParquetDataSource(tmp_path / "a.parquet", columns=columns, cache_bytes=cache_bytes) as source:
+            assert source.window_units == expected
 
 
 def test_reading_in_order_warns_of_nothing(tmp_path: Path) -> None:

@@ -197,6 +197,21 @@ CASES = (
         view=label_and_tokens,
     ),
     _parquet_case("parquet", "rows of Parquet files: a number and 512 tokens, 16 row groups shuffled", is_wide=False),
+    _table_case(
+        "parquet_default",
+        "the same, four times as large as the memory for row groups, as load(shuffle=True) has it by itself",
+        lambda count: data.table_files(count, "parquet", is_wide=False),
+        peers=(Contender("millstream", threads=None, mode="default"), *GRAIN),
+        bounds=(Contender("bare", mode="row groups"),),
+        goals=(
+            Goal(
+                "0.5 of a HierarchicalSampler",
+                0.5,
+                Pick("millstream", 0, mode=""),
+                Pick("millstream", 0, mode="default"),
+            ),
+        ),
+    ),
     _parquet_case("parquet_columns", "the same, two of four columns of 2 KB a row", is_wide=True),
     _table_case(
         "huggingface",

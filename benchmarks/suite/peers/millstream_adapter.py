@@ -39,6 +39,10 @@ class MillstreamAdapter:
         if contender.mode == "chain":
             chain = iter(_chain(work, contender))
             return Stream(chain, chain.close, _Position(chain), chain)
+        if contender.mode == "default":
+            loader = _default(work, contender)
+            iterator = iter(loader)
+            return Stream(iterator, iterator.close, _Position(iterator), loader)
         as_columns = contender.mode == "columns"
         source = millstream.InMemoryDataSource(columns_of(work)) if as_columns else _source(work.source)
         batch_fn = list if contender.peer == "millstream_unpacked" else None
@@ -80,6 +84,23 @@ def _workers(contender: Contender) -> dict[str, Any]:
         ray_cluster(contender.workers)
         return {"workers": millstream.RayWorkers(contender.workers)}
     return {"worker_count": contender.workers}
+
+
+def _default(work: Work, contender: Contender) -> Any:
+    """Returns what `load(shuffle=True)` makes of Parquet files that are four times as large as the memory for them."""
+    if not isinstance(work.source, Files):
+        raise UnsupportedError("only of files")
+    whole = our_source(work.source)
+    cache_bytes = len(whole) * len(whole[0]["tokens"].tobytes()) // 4
+    source = millstream.ParquetDataSource(list(work.source.paths), columns=work.source.columns, cache_bytes=cache_bytes)
+    return millstream.load(
+        source,
+        shuffle=True,
+        seed=SEED,
+        num_epochs=1 if work.one_epoch else None,
+        batch_size=work.batch_size,
+        worker_count=contender.workers,
+    )
 
 
 def _chain(work: Work, contender: Contender) -> Any:

@@ -327,3 +327,16 @@ def test_advice_of_any_numbers_is_sentences(seconds: tuple[float, ...], workers:
         for word in advice.text.replace(";", " ").split():
             if word.startswith("worker_count="):
                 assert 1 <= int(word.removeprefix("worker_count=")) <= max(cores, workers - 1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("is_global_shuffle", [False, True])
+def test_slow_units_are_not_answered_with_workers(workers: int, *, is_global_shuffle: bool) -> None:
+    """Where decoding units is slow, the advice is the order, fewer columns or threads: never workers or read-ahead."""
+    facts = facts_of_run(read=50.0, waits=50.0, trains=5.0, workers=workers, threads=4)
+    facts = with_order(with_source(facts, window_units=7), is_global_shuffle=is_global_shuffle)
+    texts = {advice.kind: advice.text for advice in advice_of(facts)}
+    assert not set(texts) & {"bottleneck", "read_further_ahead", "uneven"}
+    assert ("window_units=7" in texts["units"]) == is_global_shuffle
+    assert "worker_count" not in " ".join(texts.values())
+    assert "units" not in kinds(with_source(facts, window_units=None))
