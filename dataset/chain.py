@@ -1,7 +1,7 @@
 """A chain of operations, compiled to the pipeline that a loader runs."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, Self, final
 
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -9,14 +9,11 @@ from millstream.dataset.fed_iterator import FedIterator, with_states
 from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.options import in_force
-from millstream.dataset.running import Running, WarmWorkers
+from millstream.dataset.running import Running, Shared, WarmWorkers
 from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded
 from millstream.loader.pipeline.filter_limits import FilterLimits
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import Transformation
-
-if TYPE_CHECKING:
-    from millstream.loader.workers.crew import Crew
 
 NO_THREADS = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
@@ -63,41 +60,44 @@ class Chain:
         return cls(node, tuple(reversed(operations)), workers, reading, is_ahead)
 
 
-def iterator_of(dataset: IterDataset[Any], *, ahead: bool = True, crew: "Crew | None" = None) -> DatasetIterator[Any]:
+def iterator_of(dataset: IterDataset[Any], shared: Shared | None = None) -> DatasetIterator[Any]:
     """Returns a new iterator of a dataset.
 
     Args:
         dataset: where the chain ends.
-        ahead: whether threads may read ahead; worker processes do, where the chain has any.
-        crew: the worker processes of what draws from it, if they are to do its work, too: it has none of its own then.
+        shared: the threads and workers that it shares with others, if it is below a combination of datasets.
     """
     with in_force(dataset) as options:
-        return _opened(dataset, options.filter_limits, ahead=ahead, crew=crew)
+        return _opened(dataset, options.filter_limits, shared)
 
 
-def _opened(
-    dataset: IterDataset[Any], limits: FilterLimits, *, ahead: bool, crew: "Crew | None"
-) -> DatasetIterator[Any]:
+def _opened(dataset: IterDataset[Any], limits: FilterLimits, shared: Shared | None) -> DatasetIterator[Any]:
     chain = Chain.of(dataset)
+    crew = None if shared is None else shared.crew
     workers = chain.workers if crew is None else MultiprocessingOptions()
-    running = Running(workers, NO_THREADS, warm_workers_of(dataset), limits, crew, id(dataset))
-    leaf, has_workers = chain.leaf, bool(workers.num_workers)
+    threads = None if shared is None else shared.threads
+    running = Running(workers, NO_THREADS, warm_workers_of(dataset), limits, crew, id(dataset), threads)
+    leaf = chain.leaf
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
-        reading = (chain.reading or leaf.reading) if ahead or has_workers else NO_THREADS
+        reading = chain.reading or leaf.reading
         return ReadIterator(leaf, chain.operations, dataclasses.replace(running, reading=reading))
     # Without an operation, too: then a state does not depend on how many workers there are, none or some.
     is_followed = bool(chain.operations) or chain.is_ahead
-    if isinstance(leaf, Combined):
+    running = dataclasses.replace(running, reading=chain.reading or NO_THREADS)
+    if isinstance(leaf, Combined) and not iterates_itself(leaf):
         if not is_followed:
-            return leaf.drawn(crew)
-        drawing = dataclasses.replace(running, reading=chain.reading or NO_THREADS)
-        return leaf.followed_by(chain.operations, drawing, ahead=ahead, chosen=bool(chain.reading))
-    is_compiled = isinstance(leaf, Ahead) and not iterates_itself(leaf)
-    stream = iterator_of(leaf, ahead=ahead, crew=crew) if is_compiled else with_states(leaf)
+            return leaf._drawn(shared or Shared())  # noqa: SLF001  (not for users)
+        following = leaf._followed_by(chain.operations, running, chosen=bool(chain.reading))  # noqa: SLF001
+        if following is not None:
+            return following
+        stream = leaf._drawn(shared or Shared())  # noqa: SLF001  (not for users)
+    elif isinstance(leaf, Ahead) and not iterates_itself(leaf):
+        stream = iterator_of(leaf, shared)
+    else:
+        stream = with_states(leaf)
     if not is_followed:
         return stream
-    drawing = dataclasses.replace(running, reading=chain.reading if ahead and chain.reading else NO_THREADS)
-    return FedIterator(stream, chain.operations, drawing, _epoch_length(leaf))
+    return FedIterator(stream, chain.operations, running, _epoch_length(leaf))
 
 
 def warm_workers_of(dataset: IterDataset[Any]) -> WarmWorkers:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,10 @@ from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.drawing import Drawn, DrawnIterator, drawn_from, noted_state
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.recovering_iterator import KEPT_ELEMENTS, RecoveringIterator
+from millstream.dataset.running import Shared
 from millstream.dataset.streams import checked_state, move_all, opened_below
 from millstream.errors import CheckpointError
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
-
-if TYPE_CHECKING:
-    from millstream.loader.workers.crew import Crew
 
 LOOK_AHEAD = 1024
 """For this many elements it is found at once which streams they come from."""
@@ -30,7 +28,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         streams: the datasets.
         weights: whole numbers without a common divisor, one for each.
         names: what they are called in states; None where these go by order.
-        crew: the worker processes of what draws from this, which do the streams' work, too; None where there are none.
+        shared: the threads and workers of the streams.
     """
 
     def __init__(
@@ -38,21 +36,22 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         streams: Sequence[IterDataset[Any]],
         weights: tuple[int, ...],
         names: Sequence[Any] | None,
-        crew: "Crew | None" = None,
+        shared: Shared,
     ) -> None:
-        super().__init__([opened_below(stream, crew) for stream in streams])
+        super().__init__([opened_below(stream, shared) for stream in streams])
         self._streams = streams
-        self._crew = crew
+        self._shared = shared
         self._names = names
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).parts
         self._position = 0
-        self._ended = False
+        self._ended = self._is_reading = False
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)
 
     def _draw(self) -> Any:
         if self._ended:
             raise StopIteration
+        self._begin()
         (due,) = self._streams_due(1)
         try:
             element = next(self._parents[due])
@@ -75,6 +74,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
             self._keep()
         self._is_torn = True
+        self._begin()
         due = self._streams_due(count)
         places = np.argsort(due, kind="stable")
         bounds = np.searchsorted(due[places], np.arange(len(self._parents) + 1)).tolist()
@@ -93,6 +93,12 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._ended = end < count and failure is None
         self._is_torn = end < count
         return Drawn(values[:end], failure)
+
+    def _begin(self) -> None:
+        """Has all streams read at the same time, before the first of them is waited for."""
+        if not self._is_reading and self._shared.crew is None:
+            self.start_prefetch()
+        self._is_reading = True
 
     def _streams_due(self, count: int) -> NDArray[Any]:
         """Returns which streams the next elements come from."""
@@ -162,6 +168,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         move_all([parents[number] for number in known], [states[number] for number in known])
         for number in set(range(len(parents))) - set(known):
             parents[number].close()
-            parents[number] = opened_below(self._streams[number], self._crew)
+            parents[number] = opened_below(self._streams[number], self._shared)
         self._parents = tuple(parents)
         self._position, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
+        self._is_reading = False

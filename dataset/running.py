@@ -13,6 +13,7 @@ from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.front import Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.shared_threads import SharedThreads
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -41,6 +42,21 @@ class WarmWorkers:
 
 @final
 @dataclasses.dataclass(frozen=True)
+class Shared:
+    """What all chains below one combination of datasets share.
+
+    Attributes:
+        threads: the threads of this process that read ahead.
+        crew: the worker processes of what draws from the combination, which do the chains' work, too; None where there
+            are none.
+    """
+
+    threads: SharedThreads = dataclasses.field(default_factory=SharedThreads)
+    crew: "Crew | None" = None
+
+
+@final
+@dataclasses.dataclass(frozen=True)
 class Running:
     """Where operations run, and what limits them there.
 
@@ -51,6 +67,7 @@ class Running:
         limits: how much filters may drop.
         crew: the worker processes of what draws from this, which do its work too; None where there are none.
         name: what this is called among all that they work for.
+        threads: the threads of this process, if others have them, too; None for its own.
     """
 
     workers: MultiprocessingOptions
@@ -59,6 +76,7 @@ class Running:
     limits: FilterLimits = UNLIMITED
     crew: "Crew | None" = None
     name: "Hashable" = None
+    threads: SharedThreads | None = None
 
     @property
     def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
@@ -68,5 +86,7 @@ class Running:
     def execution(self, part: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
         """Returns what runs a pipeline, which is the same each time for one part of a dataset."""
         name = (self.name, part)
-        execution = Execution(pipeline, self.workers, self.reading, feed, front=front, crew=self.crew, name=name)
+        execution = Execution(
+            pipeline, self.workers, self.reading, feed, front=front, crew=self.crew, name=name, threads=self.threads
+        )
         return self.warm.lend(execution, part, self.reading, self.limits)

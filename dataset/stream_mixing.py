@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from millstream.dataset.chain import NO_THREADS, Chain
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -11,16 +11,13 @@ from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.mixed_iterator import MixedIterator
 from millstream.dataset.mixed_reading import MixtureIterator, straight_node
 from millstream.dataset.nodes.joining_nodes import Mixed
-from millstream.dataset.running import Running
+from millstream.dataset.running import Running, Shared
 from millstream.dataset.stream_nodes import Combined, ReadIterDataset
 from millstream.dataset.streams import as_stream
 from millstream.loader.threads.options import ReadOptions
 from millstream.samplers.components import named_parts
 from millstream.samplers.weights import checked_weights
 from millstream.transforms import Transformation
-
-if TYPE_CHECKING:
-    from millstream.loader.workers.crew import Crew
 
 
 @final
@@ -43,36 +40,37 @@ class MixedIterDataset(Combined):
         self.weights = checked_weights([1] * len(parts) if weights is None else weights, self.names)
         self.is_named = isinstance(datasets, Mapping)
 
-    def drawn(self, crew: "Crew | None") -> MixedIterator:  # noqa: D102  (as for any)
-        return MixedIterator(self.parents, self.weights, self.names if self.is_named else None, crew)
+    def _drawn(self, shared: Shared) -> MixedIterator:
+        return MixedIterator(self.parents, self.weights, self.names if self.is_named else None, shared)
 
-    def followed_by(  # noqa: D102  (as for any)
-        self, operations: tuple[Transformation, ...], running: Running, *, ahead: bool, chosen: bool
+    def _followed_by(
+        self, operations: tuple[Transformation, ...], running: Running, *, chosen: bool
     ) -> DatasetIterator[Any]:
         has_workers = bool(running.workers.num_workers)
         # One set of workers, or one plan, has the threads of one chain.
         reading = running.reading if chosen else max(map(_reading, self.parents), key=lambda one: one.num_threads)
-        reading = reading if ahead or has_workers else NO_THREADS
         nodes = [straight_node(parent, has_workers=has_workers) for parent in self.parents]
         parts = tuple(node for node in nodes if node is not None)
         if len(parts) == len(nodes) and running.crew is None:
-            stream, mixed = self.drawn(None), Mixed(parts, self.weights, self.names)
-            drawing = running if ahead else dataclasses.replace(running, reading=NO_THREADS)
-            fed = FedIterator(stream, operations, drawing)
+            stream, mixed = self._drawn(_shared_by(running)), Mixed(parts, self.weights, self.names)
+            fed = FedIterator(stream, operations, running)
             return MixtureIterator(fed, stream, mixed, operations, dataclasses.replace(running, reading=reading))
         if has_workers:
             from millstream.loader.workers.crew import Crew  # noqa: PLC0415  (where there are workers)
 
             running = dataclasses.replace(running, reading=reading, crew=Crew())
-        elif not ahead:
-            running = dataclasses.replace(running, reading=NO_THREADS)
-        return FedIterator(self.drawn(running.crew), operations, running)
+        return FedIterator(self._drawn(_shared_by(running)), operations, running)
 
     def _line(self) -> str:
         return f"mix(weights={dict(zip(self.names, self.weights, strict=True))})"
 
     def _shares(self) -> Sequence[tuple[str, float]]:
         return [(str(name), weight) for name, weight in zip(self.names, self.weights, strict=True)]
+
+
+def _shared_by(running: Running) -> Shared:
+    """Returns what the streams share, given where the operations after them run."""
+    return Shared(crew=running.crew) if running.threads is None else Shared(running.threads, running.crew)
 
 
 def _reading(stream: IterDataset[Any]) -> ReadOptions:

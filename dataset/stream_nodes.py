@@ -1,20 +1,17 @@
 """What a straight chain consists of: a leaf that is read, operations, seeds, and where they run."""
 
 import abc
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.running import Running
+from millstream.dataset.running import Running, Shared
 from millstream.dataset.stream_seeds import seeded, seeded_group
 from millstream.descriptions import described
 from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import GroupingOperation
-
-if TYPE_CHECKING:
-    from millstream.loader.workers.crew import Crew
 
 
 class Operated(IterDataset[Any]):
@@ -105,31 +102,34 @@ class ReadIterDataset(IterDataset[Any]):
 
 
 class Combined(IterDataset[Any]):
-    """A dataset that may know a better way than to be drawn from, for what comes after it."""
+    """A dataset that draws from other datasets, one or several: what is below it has one set of threads or workers."""
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return self.drawn(None)
+        return self._drawn(Shared())
 
     @abc.abstractmethod
-    def drawn(self, crew: "Crew | None") -> DatasetIterator[Any]:
-        """Returns an iterator that works when it is asked.
+    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+        """Returns an iterator that draws in the consumer's thread.
 
         Args:
-            crew: the worker processes of what draws from it, if they are to do its work.
+            shared: the threads and workers of the datasets below.
         """
 
-    @abc.abstractmethod
-    def followed_by(
-        self, operations: tuple[Transformation, ...], running: Running, *, ahead: bool, chosen: bool
-    ) -> DatasetIterator[Any]:
-        """Returns an iterator of operations after this dataset.
+    def _followed_by(
+        self,
+        operations: tuple[Transformation, ...],  # noqa: ARG002  (of those that know a better way)
+        running: Running,  # noqa: ARG002
+        *,
+        chosen: bool,  # noqa: ARG002
+    ) -> DatasetIterator[Any] | None:
+        """Returns an iterator of operations after this dataset; None if they are to be fed with what is drawn.
 
         Args:
             operations: what is done with each element, in order.
             running: where.
-            ahead: whether threads of this process may work ahead.
-            chosen: whether the threads were asked for; else the datasets above say which.
+            chosen: True if the threads were asked for; else the datasets below decide.
         """
+        return None
 
 
 def _iterator_of(dataset: IterDataset[Any]) -> DatasetIterator[Any]:

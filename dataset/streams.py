@@ -1,21 +1,19 @@
-"""Datasets that other datasets are drawn from, and their iterators: in the consumer's thread, without read-ahead.
+"""Datasets that other datasets are drawn from, and their iterators.
 
-A combination of many datasets would otherwise have threads for each of them. What stands after it in the chain may
-have workers and threads as ever, and so may a dataset beneath that asks for worker processes.
+All of one combination share one set of threads, which read ahead for each of them as far as it is drawn from.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from millstream.dataset.chain import iterates_itself, iterator_of
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import with_states
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.running import Shared
+from millstream.dataset.stream_nodes import Ahead
 from millstream.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from millstream.loader.workers.crew import Crew
 
 
 def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
@@ -31,14 +29,24 @@ def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
     return dataset
 
 
-def opened_below(dataset: IterDataset[Any], crew: "Crew | None" = None) -> DatasetIterator[Any]:
-    """Returns a new iterator of a dataset that works when it is asked.
+def opened_below(dataset: IterDataset[Any], shared: Shared | None = None) -> DatasetIterator[Any]:
+    """Returns a new iterator of a dataset.
 
     Args:
         dataset: what to iterate over.
-        crew: the worker processes of what draws from it, if they are to do its work.
+        shared: the threads and workers of all that are opened below one combination; None for its own.
     """
-    return with_states(dataset) if iterates_itself(dataset) else iterator_of(dataset, ahead=False, crew=crew)
+    return with_states(dataset) if iterates_itself(dataset) else iterator_of(dataset, shared)
+
+
+def reads_in_threads(dataset: IterDataset[Any]) -> bool:
+    """Returns True if nothing of a dataset runs elsewhere than in this process, in threads of the library and its own.
+
+    Worker processes and iterators of the user's own are not to be begun before their turn.
+    """
+    if iterates_itself(dataset) or (isinstance(dataset, Ahead) and dataset.workers.num_workers):
+        return False
+    return all(reads_in_threads(parent) for parent in dataset.parents if isinstance(parent, IterDataset))
 
 
 def move_all(iterators: Sequence[DatasetIterator[Any]], states: Sequence[Any]) -> None:

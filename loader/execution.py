@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.pipeline.feed import Feed
     from millstream.loader.showing.facts import LoaderFacts
+    from millstream.loader.threads.shared_threads import SharedThreads
     from millstream.loader.workers.crew import Crew
     from millstream.loader.workers.warm_pools import WarmPools
 
@@ -41,6 +42,7 @@ class Execution:
         front: how the pipeline was said: advice says what to write there.
         crew: which pipelines the workers have, where this one draws from others, or others from it.
         name: what this one is called there.
+        threads: the threads of this process, if other pipelines have them, too; None for its own.
 
     Attributes:
         pipeline: what is run.
@@ -64,6 +66,7 @@ class Execution:
         front: Front = LOADER,
         crew: "Crew | None" = None,
         name: Hashable = None,
+        threads: "SharedThreads | None" = None,
     ) -> None:
         self.pipeline = pipeline
         self._front = front
@@ -72,11 +75,12 @@ class Execution:
         self._reading = reading
         self._feed = feed
         self._crew = crew
+        self._threads = threads
         self._number = 0 if crew is None else crew.enlist(name, pipeline)
         # What an iterator needs is imported now: a trainer that changes its folder must not import what lies there.
         self.pools = self._pools_of(pipeline, reading) if self._workers.num_workers else None
         if self.pools is None:
-            _executor_here(reading, workers)
+            _executor_here(reading, workers, threads)
         self.profiler = profiler or Profiler(pipeline.labels)
         self.plan = Plan(pipeline, watch or self.profiler.timed)
         self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
@@ -173,15 +177,17 @@ class Execution:
             return PartExecutor(
                 self.plan, position, profiler=self.profiler, crew=self._crew, pipeline=self._number, feed=self._feed
             )
-        return _executor_here(self._reading, self._workers)(self.plan, position, feed=self._feed)
+        return _executor_here(self._reading, self._workers, self._threads)(self.plan, position, feed=self._feed)
 
 
-def _executor_here(reading: ReadOptions, workers: MultiprocessingOptions) -> Callable[..., Executor]:
+def _executor_here(
+    reading: ReadOptions, workers: MultiprocessingOptions, threads: "SharedThreads | None"
+) -> Callable[..., Executor]:
     """Returns what makes the executor of a plan where this process does all the work."""
     if reading.reads_ahead:
         from millstream.loader.threads.thread_executor import ThreadExecutor  # noqa: PLC0415  (nobody needs both)
 
-        return functools.partial(ThreadExecutor, options=reading, stall_timeout=workers.stall_timeout)
+        return functools.partial(ThreadExecutor, options=reading, stall_timeout=workers.stall_timeout, threads=threads)
     from millstream.loader.threads.inline_executor import InlineExecutor  # noqa: PLC0415
 
     return functools.partial(InlineExecutor, stall_timeout=workers.stall_timeout)

@@ -5,15 +5,16 @@ from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none
 from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.recovering_iterator import RecoveringIterator
+from millstream.dataset.running import Shared
+from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream, checked_state, move_all, opened_below
 from millstream.errors import CheckpointError
 from millstream.sources.base import own
 
 
 @final
-class ZipIterDataset(IterDataset[tuple[Any, ...]]):
+class ZipIterDataset(Combined):
     """Tuples of the elements that datasets yield at the same time.
 
     Args:
@@ -36,8 +37,8 @@ class ZipIterDataset(IterDataset[tuple[Any, ...]]):
         super().__init__([as_stream(parent, f"parents[{number}]") for number, parent in enumerate(parents)])
         self.strict = as_flag(strict, "strict")
 
-    def __iter__(self) -> DatasetIterator[tuple[Any, ...]]:
-        return _ZipIterator([opened_below(parent) for parent in self.parents], self.strict)
+    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+        return _ZipIterator([opened_below(parent, shared) for parent in self.parents], self.strict)
 
 
 @final
@@ -47,11 +48,14 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
     def __init__(self, parents: Sequence[DatasetIterator[Any]], strict: bool) -> None:
         super().__init__(parents)
         self._strict = strict
-        self._ended = False
+        self._ended = self._is_reading = False
 
     def _draw(self) -> tuple[Any, ...]:
         if self._ended:
             raise StopIteration
+        if not self._is_reading:
+            self.start_prefetch()
+            self._is_reading = True
         drawn = []
         for parent in self._parents:
             try:
@@ -84,7 +88,7 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
                 "here: zip those that were zipped when it was saved."
             )
         move_all(self._parents, checked["parents"])
-        self._ended = checked["ended"]
+        self._ended, self._is_reading = checked["ended"], False
 
 
 def _has_more(iterator: DatasetIterator[Any]) -> bool:
@@ -96,7 +100,7 @@ def _has_more(iterator: DatasetIterator[Any]) -> bool:
 
 
 @final
-class LimitIterDataset(IterDataset[Any]):
+class LimitIterDataset(Combined):
     """The first elements of a dataset.
 
     Args:
@@ -115,8 +119,8 @@ class LimitIterDataset(IterDataset[Any]):
         super().__init__(as_stream(parent, "parent"))
         self.count = as_integer(count, "count", minimum=1)
 
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _LimitIterator(opened_below(self._parent), self.count)
+    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+        return _LimitIterator(opened_below(self._parent, shared), self.count)
 
     def _line(self) -> str:
         return f"LimitIterDataset(count={self.count})"
@@ -148,7 +152,7 @@ class _LimitIterator(RecoveringIterator[Any]):
 
 
 @final
-class RepeatIterDataset(IterDataset[Any]):
+class RepeatIterDataset(Combined):
     """The elements of a dataset several times: the same ones, with the same draws, each time.
 
     Args:
@@ -167,8 +171,8 @@ class RepeatIterDataset(IterDataset[Any]):
         super().__init__(as_stream(parent, "parent"))
         self.num_epochs = as_integer_or_none(num_epochs, "num_epochs")
 
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _RepeatIterator(opened_below(self._parent), self.num_epochs)
+    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+        return _RepeatIterator(opened_below(self._parent, shared), self.num_epochs)
 
     def _line(self) -> str:
         return f"RepeatIterDataset(num_epochs={self.num_epochs})"
@@ -209,7 +213,7 @@ class _RepeatIterator(RecoveringIterator[Any]):
 
 
 @final
-class CacheIterDataset(IterDataset[Any]):
+class CacheIterDataset(Combined):
     """The elements of a dataset, kept in memory once they have been drawn: for a `RepeatIterDataset` after it.
 
     Where it is resumed in another process, the elements before are drawn once more.
@@ -229,8 +233,8 @@ class CacheIterDataset(IterDataset[Any]):
     def __init__(self, parent: Any) -> None:
         super().__init__(as_stream(parent, "parent"))
 
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _CacheIterator(opened_below(self._parent))
+    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+        return _CacheIterator(opened_below(self._parent, shared))
 
 
 @final

@@ -5,15 +5,17 @@ from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer
 from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.recovering_iterator import RecoveringIterator
-from millstream.dataset.streams import as_stream, checked_state, opened_below
+from millstream.dataset.running import Shared
+from millstream.dataset.stream_nodes import Combined
+from millstream.dataset.streams import as_stream, checked_state, opened_below, reads_in_threads
 from millstream.errors import CheckpointError
+from millstream.interruptions import is_from_signal_handler
 
 
 @final
-class InterleaveIterDataset(IterDataset[Any]):
+class InterleaveIterDataset(Combined):
     """One element of each of `cycle_length` datasets in turn; where one has ended, the next one takes its turns.
 
     With `[a, b, c]` and `cycle_length=2`, it yields of a, b, a, b, …, and of c instead of the one that ends first.
@@ -22,8 +24,8 @@ class InterleaveIterDataset(IterDataset[Any]):
         datasets: a list of datasets; or a `MapDataset` whose elements are datasets, such as one that maps names of
             files to datasets. It is asked for one when its turn comes, so it may have no end.
         cycle_length: how many are open at a time, at least 1.
-        num_make_iter_threads: accepted for Grain's sake, and without effect, as the next two: what stands after in the
-            chain may have threads and workers.
+        num_make_iter_threads: accepted for Grain's sake, and without effect, as the next two: one set of threads reads
+            all datasets that are open, as many as their own `ReadOptions` allow.
         make_iter_buffer_size: see `num_make_iter_threads`.
         iter_buffer_size: see `num_make_iter_threads`.
 
@@ -54,8 +56,8 @@ class InterleaveIterDataset(IterDataset[Any]):
         self.datasets = datasets
         self.cycle_length = as_integer(cycle_length, "cycle_length", minimum=1)
 
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _InterleaveIterator(self.datasets, min(self.cycle_length, len(self.datasets)))
+    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+        return _InterleaveIterator(self.datasets, min(self.cycle_length, len(self.datasets)), shared)
 
     def _line(self) -> str:
         return f"interleave({len(self.datasets)} datasets, cycle_length={self.cycle_length})"
@@ -82,18 +84,25 @@ class _Slot:
 
 @final
 class _InterleaveIterator(RecoveringIterator[Any]):
-    """Draws from one slot after the other."""
+    """Draws from one slot after the other.
 
-    def __init__(self, datasets: Any, num_slots: int) -> None:
+    All slots read ahead at the same time. Once a dataset has ended, those that come next are opened before their turn,
+    so that the first elements of short ones are there by then. They are at their beginning, and in no state.
+    """
+
+    def __init__(self, datasets: Any, num_slots: int, shared: Shared) -> None:
         super().__init__()
         self._datasets = datasets
+        self._shared = shared
         self._slots = [_Slot() for _ in range(num_slots)]
+        self._early: dict[int, DatasetIterator[Any]] = {}
         self._next = 0
         self._turn = 0
-        self._is_begun = False
+        self._is_begun = self._is_reading = False
 
     def _draw(self) -> Any:
-        self._begin()
+        if not self._is_reading:
+            self.start_prefetch()
         ended = 0
         while ended < len(self._slots):
             slot = self._slots[self._turn]
@@ -102,6 +111,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
                     element = next(slot.iterator)
                 except StopIteration:
                     self._open_next(slot)
+                    self._open_early()
                     continue
                 self._turn = (self._turn + 1) % len(self._slots)
                 return element
@@ -126,10 +136,11 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             slot.number, slot.last = saved["dataset"], saved["state"]
             slots.append(slot)
             if not saved["ended"]:
-                slot.iterator = _opened(self._datasets[slot.number], slot.number)
+                slot.iterator = self._opened(self._datasets[slot.number], slot.number)
                 slot.iterator.set_state(saved["state"])
-        self._close_slots()
-        self._slots, self._next, self._turn, self._is_begun = slots, checked["next"], checked["turn"], True
+        self._close_all()
+        self._slots, self._next, self._turn = slots, checked["next"], checked["turn"]
+        self._is_begun, self._is_reading = True, False
 
     def start_prefetch(self) -> None:
         """Opens the first datasets, and has those begin to work ahead that do."""
@@ -138,10 +149,11 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         for slot in self._slots:
             if slot.iterator is not None:
                 slot.iterator.start_prefetch()
+        self._is_reading = True
 
     def close(self) -> None:
         """Closes the datasets that are open."""
-        self._close_slots()
+        self._close_all()
         super().close()
 
     def _begin(self) -> None:
@@ -152,27 +164,54 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             self._is_begun = True
 
     def _open_next(self, slot: _Slot) -> None:
-        """Gives a slot the next dataset; none where there are no more."""
-        if slot.iterator is not None:
-            slot.last = slot.iterator.get_state()
-            slot.iterator.close()
-            slot.iterator = None
-        while self._next < len(self._datasets):
-            number = self._next
-            dataset = self._datasets[number]
+        """Gives a slot the next dataset; none where there are no more. What fails here is tried again."""
+        number, iterator = self._following()
+        ended, last = slot.iterator, slot.last
+        if ended is not None:
+            last = ended.get_state()
+        # In one statement: an exception of a signal's handler comes before or after it.
+        slot.iterator, self._next, slot.last = iterator, number + 1, last
+        if iterator is not None:
+            slot.number = number
+        self._early.pop(number, None)
+        if ended is not None:
+            ended.close()
+
+    def _following(self) -> tuple[int, DatasetIterator[Any] | None]:
+        """Returns the next dataset's number and iterator; where there are no more, the last number and None."""
+        for number in range(self._next, len(self._datasets)):
+            if number in self._early:
+                return number, self._early[number]
             # A hole of the MapDataset is not a dataset.
-            if dataset is not None:
-                slot.number, slot.iterator = number, _opened(dataset, number)
-                self._next += 1
+            if (dataset := self._datasets[number]) is not None:
+                return number, self._opened(dataset, number)
+        return max(self._next, len(self._datasets)) - 1, None
+
+    def _open_early(self) -> None:
+        """Opens datasets whose turn comes next, as many as there are slots, and has them begin to read."""
+        number = max(self._early, default=self._next - 1) + 1
+        while len(self._early) < len(self._slots) and number < len(self._datasets):
+            try:
+                dataset = self._datasets[number]
+                if dataset is not None and not reads_in_threads(as_stream(dataset, f"datasets[{number}]")):
+                    return
+                if dataset is not None:
+                    self._early[number] = iterator = self._opened(dataset, number)
+                    iterator.start_prefetch()
+            except Exception as error:
+                self._early.pop(number, None)
+                if is_from_signal_handler(error):
+                    raise
+                # Its error comes at its turn.
                 return
-            self._next += 1
+            number += 1
 
-    def _close_slots(self) -> None:
-        for slot in self._slots:
-            if slot.iterator is not None:
-                slot.iterator.close()
+    def _opened(self, dataset: Any, number: int) -> DatasetIterator[Any]:
+        """Returns a new iterator of the dataset of a number."""
+        return opened_below(as_stream(dataset, f"datasets[{number}]"), self._shared)
 
-
-def _opened(dataset: Any, number: int) -> DatasetIterator[Any]:
-    """Returns a new iterator of the dataset of a number."""
-    return opened_below(as_stream(dataset, f"datasets[{number}]"))
+    def _close_all(self) -> None:
+        early, self._early = self._early, {}
+        for iterator in [*early.values(), *(slot.iterator for slot in self._slots)]:
+            if iterator is not None:
+                iterator.close()

@@ -21,6 +21,7 @@ class Call(abc.ABC):
         num_blocks: how many blocks it reads; later stages read none.
         outputs: what came of it.
         part: the number of the part that it is of, where the workers have several; else 0.
+        seconds_before: the seconds that its elements took to be drawn, before it was handed out.
     """
 
     shard: int
@@ -29,6 +30,7 @@ class Call(abc.ABC):
     num_blocks: int
     outputs: Outputs | None = dataclasses.field(default=None, init=False)
     part: int = dataclasses.field(default=0, init=False)
+    seconds_before: float = dataclasses.field(default=0.0, init=False)
 
     @property
     @abc.abstractmethod

@@ -1,9 +1,11 @@
 """The number of blocks per call: enough to share the cost of a call, few enough to wait for and to hold in memory."""
 
+import time
 from typing import final
 
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.schedules import AnySchedule
 
 CALL_SECONDS = 0.01
 """A call of several small blocks grows until it takes this long: worth its overhead, and short enough to wait for."""
@@ -34,6 +36,15 @@ _WEIGHT = 0.25
 """The weight of the latest call in the estimate for its size."""
 
 
+def taken_call(schedule: AnySchedule, stage: int, max_blocks: int) -> Call | None:
+    """Returns the next call of a stage, if any, with the seconds that it took to draw its elements."""
+    begin = time.perf_counter()
+    call = schedule.take(stage, max_blocks)
+    if call is not None:
+        call.seconds_before = time.perf_counter() - begin
+    return call
+
+
 @final
 class CallSize:
     """Begins with one block, doubles while a larger call is cheaper per block, and halves when it no longer is.
@@ -62,8 +73,12 @@ class CallSize:
         self._calls_to_retry = 0
 
     def note(self, call: Call, seconds: float) -> None:
-        """Records the cost of a call that is complete, in seconds."""
+        """Records the cost of a call that is complete, in seconds.
+
+        The time for drawing its elements counts, too: a consumer that has asked for one of them waits for all.
+        """
         size = call.num_blocks
+        seconds += call.seconds_before
         if not size or self._max_blocks == 1 or call.outputs is None:
             return
         block_bytes = call.outputs.num_bytes / size

@@ -17,7 +17,8 @@ from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.threads.call_size import CallSize
+from millstream.loader.threads.call_size import CallSize, taken_call
+from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 
@@ -54,11 +55,15 @@ class InlineExecutor(Executor):
         self._size = CallSize(plan)
         self._settings = ThreadSettings()
         self._may_work_here = True
-        self._thread = ThreadedCalls(plan, 1, self._memory.allocate, self, stall_timeout)
+        self._readers = ReaderThreads(1)
+        self._readers.end_with(self)
+        self._thread = ThreadedCalls(plan, self._readers, self._memory.allocate, self, stall_timeout)
 
     def close(self) -> None:
         """Stops the thread, if there is one, waiting at most CLOSE_SECONDS for it if it is inside user code."""
+        self._readers.stop()
         self._thread.close()
+        self._readers.join(CLOSE_SECONDS)
 
     def _begin(self) -> None:
         self._may_work_here = self._settings.are_neutral()
@@ -67,7 +72,7 @@ class InlineExecutor(Executor):
 
     def _advance(self) -> None:
         stage = self._schedule.next_stage
-        call = None if stage is None else self._schedule.take(stage, self._size.blocks)
+        call = None if stage is None else taken_call(self._schedule, stage, self._size.blocks)
         if call is None:
             return
         if self._may_work_here:

@@ -18,11 +18,10 @@ from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.threads.call_size import RECORDS_PER_CALL, CallSize
-from millstream.loader.threads.concurrency import Concurrency
+from millstream.loader.threads.call_size import RECORDS_PER_CALL, CallSize, taken_call
 from millstream.loader.threads.inline_executor import run_here
-from millstream.loader.threads.memory_budget import affordable_threads
 from millstream.loader.threads.options import ReadOptions
+from millstream.loader.threads.shared_threads import LEAST_AHEAD, SharedThreads
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 
@@ -39,13 +38,19 @@ SOLO_CALLS = 3
 SOLO_SECONDS = 0.004
 """A call that takes longer is worth handing over for certain: no more has to be learned."""
 
-LEAST_AHEAD = 2
-"""How many blocks may be ready or in work, however large: with one alone, nobody works while it waits to be taken."""
-
 
 @final
 class ThreadExecutor(Executor):
-    """Threads run the calls to come while the consumer works."""
+    """Threads run the calls to come while the consumer works.
+
+    Args:
+        plan: what makes the outputs.
+        position: where the pass begins.
+        options: the number of threads and the size of the buffer.
+        feed: where the elements of stage 0 come from; None where they are read.
+        stall_timeout: for how many seconds the consumer waits while no call finishes.
+        threads: the threads, if other executors have them, too; None for its own.
+    """
 
     def __init__(
         self,
@@ -55,19 +60,22 @@ class ThreadExecutor(Executor):
         feed: "Feed | None" = None,
         *,
         stall_timeout: float = math.inf,
+        threads: SharedThreads | None = None,
     ) -> None:
         super().__init__(plan, position, feed)
-        self._options = options
         self._memory = RecycledMemory()
         self._size = CallSize(plan, min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // LEAST_AHEAD)))
-        num_threads = affordable_threads(options.num_threads)
-        self._threads = ThreadedCalls(plan, num_threads, self._memory.allocate, self, stall_timeout)
-        self._concurrency = Concurrency(num_threads)
+        self._shared = SharedThreads() if threads is None else threads
+        readers = self._shared.enter(self, options)
+        self._threads = ThreadedCalls(plan, readers, self._memory.allocate, self, stall_timeout)
         self._settings = ThreadSettings()
         self._may_work_here = True
-        self._solo_calls = SOLO_CALLS
+        kind = type(plan.pipeline.source), len(plan.stages)
+        self._kinds = [(kind, stage) for stage in range(len(plan.stages))]
+        # The first calls of a kind that the others know show nothing new.
+        self._solo_calls = 0 if self._kinds[0] in self._shared.typical_seconds else SOLO_CALLS
         self._calls_ahead = 1
-        self._most_calls = max(options.prefetch_buffer_size, LEAST_AHEAD)
+        self._most_calls = max(options.prefetch_buffer_size, self._shared.least_ahead)
         self._seconds = [math.inf for _ in plan.stages]
         self._waited = 0.0
 
@@ -78,7 +86,7 @@ class ThreadExecutor(Executor):
         return dataclasses.replace(
             made,
             ready=made.ready + threads.num_finished,
-            most_threads=self._concurrency.level,
+            most_threads=self._shared.level,
             busy_threads=threads.num_busy,
         )
 
@@ -88,8 +96,9 @@ class ThreadExecutor(Executor):
         self._hand_out()
 
     def close(self) -> None:
-        """Stops the threads, waiting at most CLOSE_SECONDS for those inside user code."""
+        """Drops the calls; the last executor of the threads stops them (see `SharedThreads.leave`)."""
         self._threads.close()
+        self._shared.leave(self)
 
     def _begin(self) -> None:
         self._threads.check_process()
@@ -116,15 +125,16 @@ class ThreadExecutor(Executor):
 
     def _end(self) -> None:
         if self._calls_ahead == self._most_calls and not self._plan.source_is_stream:
-            self._concurrency.delivered(time.perf_counter(), self._waited)
-            self._threads.resize(self._concurrency.level)
+            self._shared.delivered(time.perf_counter(), self._waited)
         self._hand_out()
 
     def _hand_out(self) -> None:
         # A later stage may have a cheap call ready, for the consumer to make when its turn comes. What must be read
         # for those after it does not wait for that.
         for stage in reversed(range(len(self._plan.stages))):
-            while not self._is_cheap(stage) and self._may_begin(stage) and (call := self._take(stage)):
+            while not self._is_cheap(stage) and self._may_begin(stage):
+                if (call := taken_call(self._schedule, stage, self._most_blocks)) is None:
+                    break
                 self._threads.hand_out(call)
 
     def _is_cheap(self, stage: int) -> bool:
@@ -132,7 +142,10 @@ class ThreadExecutor(Executor):
         if not self._may_work_here or (stage == 0 and self._plan.source_knows_threads):
             return False
         size = self._schedule.next_blocks(self._size.blocks) if stage == 0 else 1
-        return self._seconds[stage] * size < HAND_OVER_SECONDS
+        seconds = self._seconds[stage]
+        if math.isinf(seconds):
+            seconds = self._shared.typical_seconds.get(self._kinds[stage], seconds)
+        return seconds * size < HAND_OVER_SECONDS
 
     def _may_begin(self, stage: int) -> bool:
         """Whether the next call of this stage may begin: later stages only use up what is there already."""
@@ -141,13 +154,18 @@ class ThreadExecutor(Executor):
         begun = self._schedule.backlog
         if begun >= self._calls_ahead:
             return False
-        return begun < LEAST_AHEAD or self._schedule.records_ahead < self._options.prefetch_buffer_size
+        return begun < self._shared.least_ahead or self._schedule.records_ahead < self._shared.records_ahead(self)
 
-    def _take(self, stage: int) -> Call | None:
-        return self._schedule.take(stage, self._size.blocks)
+    @property
+    def _most_blocks(self) -> int:
+        """The number of blocks that a call for a thread may make: several executors share the buffer."""
+        if self._shared.is_single:
+            return self._size.blocks
+        records = self._shared.records_ahead(self) - self._schedule.records_ahead
+        return max(1, min(self._size.blocks, records // self._plan.partition.block))
 
     def _run_one_here(self, stage: int) -> None:
-        call = self._take(stage)
+        call = taken_call(self._schedule, stage, self._size.blocks)
         if call is not None:
             seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
             self._note_seconds(call, seconds, made_here=True)
@@ -168,6 +186,12 @@ class ThreadExecutor(Executor):
         long, by its waits for the lock and for a core: there, short times count for more than long ones.
         """
         self._size.note(call, seconds)
+        if call.stage == 0:
+            self._shared.note_read(self, call.num_records)
+        self._follow(call, seconds, made_here=made_here)
+        self._shared.typical_seconds[self._kinds[call.stage]] = self._seconds[call.stage]
+
+    def _follow(self, call: Call, seconds: float, *, made_here: bool) -> None:
         latest, known = seconds / (call.num_blocks or 1), self._seconds[call.stage]
         if self._solo_calls > 0 or math.isinf(known):
             self._seconds[call.stage] = min(known, latest)

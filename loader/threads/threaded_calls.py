@@ -4,19 +4,20 @@ Guarantees:
     * The consumer's thread alone hands calls out and receives what came of them. The threads get closures through one
       queue and hand results back through another; they share nothing else.
     * The consumer waits for a bounded time: a call that finishes too late is an error, and its outcome is dropped.
-    * The threads end with their owner: by `close()`, or at the end of the owner's life (see `reader_threads`).
+    * Calls that no thread has begun are dropped by `close()`, and at the end of the owner's life.
 """
 
 import functools
 import math
 import queue
+import weakref
 from typing import Any, NamedTuple, final
 
 from millstream.columnar import Allocate
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
+from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
 from millstream.loader.threads.waiting import Wait
 
@@ -41,21 +42,22 @@ class ThreadedCalls:
 
     Args:
         plan: what makes the outputs.
-        num_threads: how many threads may work at once.
+        readers: the threads, which may work for others, too.
         allocate: where batches are made.
-        owner: with whom the threads end.
+        owner: the executor that receives the outputs.
         stall_timeout: for how many seconds the consumer waits while no call finishes.
     """
 
     def __init__(
-        self, plan: Plan, num_threads: int, allocate: Allocate, owner: Any, stall_timeout: float = math.inf
+        self, plan: Plan, readers: ReaderThreads, allocate: Allocate, owner: Any, stall_timeout: float = math.inf
     ) -> None:
         self._in_work: dict[Call, None] = {}
         self._stall_timeout = stall_timeout
         self._plan = plan
         self._allocate = allocate
-        self._readers = ReaderThreads(num_threads)
-        self._readers.end_with(owner)
+        self._readers = readers
+        self._owner = weakref.ref(owner)
+        self._is_closed = False
         self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
 
     @property
@@ -82,16 +84,14 @@ class ThreadedCalls:
         """Raises a RuntimeError in a process that was forked since: the threads are not there."""
         self._readers.check_process()
 
-    def resize(self, num_threads: int) -> None:
-        """Sets how many threads may work at once."""
-        self._readers.resize(num_threads)
-
     def hand_out(self, call: Call) -> None:
         """Has a thread make a call; where the source reads record by record, the others may help it."""
         reading = SlicedReading(self._plan, self._readers)
         prepare_blocks = None if self._plan.batched_source else reading.prepare_blocks
 
         def job() -> None:
+            if self._is_closed or self._owner() is None:
+                return
             make = functools.partial(self._plan.make, call.request, self._allocate, prepare_blocks)
             elements, seconds = self._readers.timed(make)
             self._finished.put(Finished(call, elements, seconds + reading.seconds_of_others))
@@ -125,8 +125,7 @@ class ThreadedCalls:
                 return finished
 
     def close(self) -> None:
-        """Stops the threads, waiting at most CLOSE_SECONDS for those inside user code."""
-        self._readers.stop()
+        """Drops the calls that no thread has begun. Idempotent."""
+        self._is_closed = True
         # Another thread may wait for what is dropped now.
         self._finished.put(None)
-        self._readers.join(CLOSE_SECONDS)

@@ -19,7 +19,7 @@ from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.schedules import AnySchedule
-from millstream.loader.threads.call_size import CallSize
+from millstream.loader.threads.call_size import CallSize, taken_call
 from millstream.loader.threads.profiler import Profiler
 
 RECORDS_PER_MESSAGE = 2048
@@ -66,11 +66,11 @@ class Part:
     def take(self, stage: int) -> Call | None:
         """Returns the next call of a stage, if there is one."""
         if stage > 0 or not self.is_fed:
-            call = self.schedule.take(stage, self.size.blocks)
+            call = taken_call(self.schedule, stage, self.size.blocks)
         else:
             self.is_drawing = True
             try:
-                call = self.schedule.take(stage, self.size.blocks)
+                call = taken_call(self.schedule, stage, self.size.blocks)
             finally:
                 self.is_drawing = False
         if call is not None:

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from millstream import Batch, FirstFitPack, IterDataset, MapDataset
 from millstream.dataset.chain import NO_THREADS, Chain
 from millstream.dataset.fed_iterator import FedIterator
-from millstream.dataset.mixed_iterator import MixedIterator
 from millstream.dataset.mixed_reading import MixtureIterator
-from millstream.dataset.running import Running
+from millstream.dataset.running import Running, Shared
 from millstream.dataset.stream_mixing import MixedIterDataset
 from millstream.loader.threads.options import MultiprocessingOptions
 
@@ -68,8 +67,7 @@ def drawn_iterator(dataset: IterDataset[Any]) -> FedIterator:
     """Returns an iterator that draws from the mixed stream: what a mixture of any streams has."""
     chain = Chain.of(dataset)
     assert isinstance(chain.leaf, MixedIterDataset)
-    stream = MixedIterator(chain.leaf.parents, chain.leaf.weights, chain.leaf.names)
-    return FedIterator(stream, chain.operations, Running(MultiprocessingOptions(), NO_THREADS))
+    return FedIterator(chain.leaf._drawn(Shared()), chain.operations, Running(MultiprocessingOptions(), NO_THREADS))
 
 
 def listed(batches: Any) -> list[list[float]]:

@@ -32,7 +32,7 @@ from worker_pools import at_most, environment, in_background
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 from millstream.loader import device_iterator
-from millstream.loader.threads import threaded_calls
+from millstream.loader.threads import shared_threads
 from millstream.transforms import Batch
 
 pytestmark = pytest.mark.third_party
@@ -393,7 +393,7 @@ class Stuck:
 @pytest.fixture
 def short_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes closing an iterator wait less long for user code."""
-    for module in (device_iterator, threaded_calls):
+    for module in (device_iterator, shared_threads):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
 
 

@@ -27,7 +27,7 @@ from process_tree import processes_below
 import millstream
 from millstream.loader.live import server
 from millstream.loader.live.client import asked
-from millstream.loader.threads import threaded_calls
+from millstream.loader.threads import inline_executor, shared_threads
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter, FlatMap
@@ -137,7 +137,8 @@ def test_a_first_next_that_is_interrupted_loses_nothing(
 
     Threads that have ended are not waited for: such a wait, which is as long as the bound, would fail `rest_of`.
     """
-    monkeypatch.setattr(threaded_calls, "CLOSE_SECONDS", 2 * WAIT_SECONDS)
+    for module in (inline_executor, shared_threads):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", 2 * WAIT_SECONDS)
     loader = loader_of(**options)
     expected = [np.asarray(batch).tolist() for batch in loader]
     chance = random.Random(times)

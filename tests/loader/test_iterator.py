@@ -16,7 +16,7 @@ from streams import comparable
 
 import millstream
 from millstream.errors import CheckpointError
-from millstream.loader.threads import thread_executor, threaded_calls
+from millstream.loader.threads import shared_threads, thread_executor
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 
@@ -479,7 +479,7 @@ def test_stopping_ends_the_wait_of_another_thread(
     stop: Callable[[millstream.DataLoaderIterator], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A `next` that waits for threads raises as soon as another thread has closed or interrupted the iterator."""
-    monkeypatch.setattr(threaded_calls, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(shared_threads, "CLOSE_SECONDS", 0.1)
     is_read, goes_on = threading.Event(), threading.Event()
 
     def read(key: int) -> int:

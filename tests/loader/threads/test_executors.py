@@ -15,7 +15,7 @@ import pytest
 from worker_pools import python
 
 import millstream
-from millstream.loader.threads import sliced_reading, thread_executor, threaded_calls
+from millstream.loader.threads import shared_threads, sliced_reading, thread_executor
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.transforms import Batch, Filter, Map
@@ -216,7 +216,7 @@ def test_short_calls_are_left_to_the_consumer(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("leave", ["close", "with", "error"])
 def test_leaving_does_not_wait_for_a_stuck_read(leave: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that hangs in user code delays the consumer by a bounded time, and ends when its call does."""
-    monkeypatch.setattr(threaded_calls, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(shared_threads, "CLOSE_SECONDS", 0.1)
     stuck, release = threading.Event(), threading.Event()
 
     def hang(key: int) -> None:

@@ -1,0 +1,120 @@
+"""The threads of one or several executors, and how far ahead each of them may read.
+
+All chains below an interleave, a zip, a mixture and the like have one set of threads, so that many slow files are read
+at the same time. Each executor keeps its own schedule and hands out its own calls; what they share is here.
+
+Guarantees:
+    * Never more threads work than the options of one executor allow, however many executors there are.
+    * Records ready or in work, of all executors together, are as many as the buffer of one. An executor gets the share
+      of them that it reads, so that a source that is drawn from more often is read further ahead. Each may have one
+      call ready or in work.
+    * The threads end when the last executor leaves, and with their owner (see `reader_threads`).
+"""
+
+import weakref
+from typing import TYPE_CHECKING, Any, final
+
+from millstream.loader.threads.concurrency import Concurrency
+from millstream.loader.threads.memory_budget import affordable_threads
+from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from millstream.loader.threads.options import ReadOptions
+
+REMEMBERED_BUFFERS = 4
+"""Shares follow what was read last: about this many buffers of records."""
+
+LEAST_AHEAD = 2
+"""The number of blocks of a single executor that may be ready or in work, however large: with one alone, no thread
+works while it waits to be taken."""
+
+
+@final
+class SharedThreads:
+    """Threads for the executors that have entered.
+
+    Attributes:
+        typical_seconds: the seconds that a block or group of each stage took last, by the kind of the source and the
+            stage: an estimate for executors that have made no call yet.
+    """
+
+    def __init__(self) -> None:
+        self.typical_seconds: dict[Hashable, float] = {}
+        self._records_read: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        self._total = 0.0
+        self._most_threads = 0
+        self._buffer = 0
+        self._concurrency = Concurrency(1)
+        self._readers: ReaderThreads | None = None
+
+    @property
+    def level(self) -> int:
+        """The number of threads that may work at once."""
+        return self._concurrency.level
+
+    def enter(self, executor: Any, options: "ReadOptions") -> ReaderThreads:
+        """Adds an executor and returns the threads.
+
+        Args:
+            executor: who hands out calls.
+            options: the number of threads and the size of the buffer: the largest of all executors count.
+        """
+        num_threads = affordable_threads(options.num_threads)
+        self._buffer = max(self._buffer, options.prefetch_buffer_size)
+        if num_threads > self._most_threads:
+            self._most_threads, self._concurrency = num_threads, Concurrency(num_threads)
+        self._records_read[executor] = 0.0
+        readers = self._readers
+        if readers is None or readers.is_stopped:
+            self._readers = readers = ReaderThreads(self.level)
+            readers.end_with(self)
+        elif readers.size != self.level:
+            readers.resize(self.level)
+        return readers
+
+    def leave(self, executor: Any) -> None:
+        """Removes an executor; the last one ends the threads, waiting at most CLOSE_SECONDS for user code. Idempotent.
+
+        Any thread may call it.
+        """
+        self._records_read.pop(executor, None)
+        if not self._records_read and (readers := self._readers) is not None:
+            readers.stop()
+            readers.join(CLOSE_SECONDS)
+
+    @property
+    def is_single(self) -> bool:
+        """True if one executor alone has the threads."""
+        return len(self._records_read) <= 1
+
+    @property
+    def least_ahead(self) -> int:
+        """The number of blocks of each executor that may be ready or in work, however large."""
+        return LEAST_AHEAD if self.is_single else 1
+
+    def records_ahead(self, executor: Any) -> int:
+        """Returns how many records of an executor may be ready or in work."""
+        if self.is_single:
+            return self._buffer
+        count = len(self._records_read)
+        return int(self._buffer * (self._records_read.get(executor, 0.0) + 1) / (self._total + count))
+
+    def note_read(self, executor: Any, num_records: int) -> None:
+        """Records that a call of an executor has read records."""
+        read = self._records_read
+        if self.is_single or executor not in read:
+            return
+        read[executor] += num_records
+        self._total += num_records
+        if self._total > REMEMBERED_BUFFERS * (self._buffer + len(read)):
+            for one in list(read):
+                read[one] = read.get(one, 0.0) / 2
+            self._total = sum(read.values())
+
+    def delivered(self, now: float, waited: float) -> None:
+        """Records that outputs were delivered, and adjusts the number of threads (see `Concurrency`)."""
+        self._concurrency.delivered(now, waited)
+        if self._readers is not None and self._readers.size != self.level:
+            self._readers.resize(self.level)

@@ -1,0 +1,133 @@
+"""What is below an interleave, a zip, a mixture and the like is read in parallel, and not much further than needed."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from millstream import IterDataset, MapDataset, ReadOptions
+from millstream.dataset import (
+    CacheIterDataset,
+    InterleaveIterDataset,
+    LimitIterDataset,
+    RepeatIterDataset,
+    ZipIterDataset,
+)
+
+NUM_STREAMS = 4
+LENGTH = 1000
+
+
+class Gate:
+    """Reads of all streams, which end only when `count` of them are in flight at once.
+
+    Attributes:
+        most: the largest number of reads that were in flight at once.
+        num_begun: the number of reads that have begun.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.most = self.num_begun = 0
+        self._in_flight = 0
+        self._count = count
+        self._changed = threading.Condition()
+
+    def read(self) -> None:
+        """Waits for the others, in vain for a bounded time."""
+        with self._changed:
+            self._in_flight += 1
+            self.num_begun += 1
+            self.most = max(self.most, self._in_flight)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most >= self._count, timeout=10.0)
+            self._in_flight -= 1
+
+
+class Gated:
+    """A source whose reads pass a gate."""
+
+    def __init__(self, first: int, gate: Gate) -> None:
+        self._first = first
+        self._gate = gate
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, number: int) -> int:
+        self._gate.read()
+        return self._first + number
+
+
+def gated(gate: Gate, reading: ReadOptions | None = None) -> list[IterDataset[Any]]:
+    """Returns streams whose records say which one they are of."""
+    return [MapDataset.source(Gated(number * LENGTH, gate)).to_iter_dataset(reading) for number in range(NUM_STREAMS)]
+
+
+def keep(_: Any) -> bool:
+    """Keeps all elements, which nothing but running it shows."""
+    return True
+
+
+def filtered(streams: list[IterDataset[Any]]) -> list[IterDataset[Any]]:
+    """Returns streams that cannot be read at random."""
+    return [stream.filter(keep) for stream in streams]
+
+
+def interleave(streams: list[IterDataset[Any]]) -> IterDataset[Any]:
+    """Returns the streams in turn, all open."""
+    return InterleaveIterDataset(streams, cycle_length=NUM_STREAMS)
+
+
+JOINS: dict[str, Callable[[list[IterDataset[Any]]], IterDataset[Any]]] = {
+    "interleave": interleave,
+    "zip": ZipIterDataset,
+    "mix": IterDataset.mix,
+    "mix of filtered": lambda streams: IterDataset.mix(filtered(streams)),
+    "limit of interleave": lambda streams: LimitIterDataset(interleave(streams), 100),
+    "repeat of interleave": lambda streams: RepeatIterDataset(interleave(streams), 2),
+    "cache of interleave": lambda streams: CacheIterDataset(interleave(streams)),
+    "interleave of limits": lambda streams: interleave([LimitIterDataset(stream, 100) for stream in streams]),
+    "mix of zips": lambda streams: IterDataset.mix([ZipIterDataset(streams[:2]), ZipIterDataset(streams[2:])]),
+    "map of interleave": lambda streams: interleave(streams).map(str),
+    "batch of filtered mix": lambda streams: IterDataset.mix(filtered(streams)).batch(NUM_STREAMS),
+    "prefetched map of interleave": lambda streams: interleave(streams).map(str).prefetch(ReadOptions(2, 4)),
+}
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_all_streams_below_a_join_are_read_at_the_same_time(join: str) -> None:
+    """The first element comes only if a read of each stream is in flight at once."""
+    gate = Gate(NUM_STREAMS)
+    with iter(JOINS[join](gated(gate))) as iterator:
+        next(iterator)
+    assert gate.most >= NUM_STREAMS
+
+
+def test_streams_below_a_join_are_read_at_the_same_time_before_workers() -> None:
+    """Where worker processes run what comes after an interleave, threads of this process read what is below it."""
+    gate = Gate(NUM_STREAMS)
+    with iter(interleave(gated(gate)).map(str).mp_prefetch(1)) as iterator:
+        next(iterator)
+    assert gate.most >= NUM_STREAMS
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_all_streams_together_are_read_as_far_ahead_as_one(join: str) -> None:
+    """Before an output, records of one buffer are read ahead, and a few more for calls: not a buffer of each."""
+    gate, buffer, outputs = Gate(1), 48, 20
+    with iter(JOINS[join](gated(gate, ReadOptions(2, buffer)))) as iterator:
+        for _ in range(outputs):
+            next(iterator)
+        begun = gate.num_begun
+    used = outputs * NUM_STREAMS
+    assert begun <= used + 2 * buffer
+
+
+def test_short_streams_are_opened_before_their_turn() -> None:
+    """In an interleave, the first reads of the next streams are in flight while those before are drawn from."""
+    free, gate = Gate(1), Gate(3)
+    sources = [Gated(number, free if number < 2 else gate) for number in range(8)]
+    streams = [MapDataset.source(source)[:1].to_iter_dataset() for source in sources]
+    assert list(InterleaveIterDataset(streams, cycle_length=2)) == list(range(8))
+    assert gate.most >= 3
