@@ -17,6 +17,7 @@ from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.pipeline.stages import Watch
+from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 from millstream.loader.shown_loader import ShownLoader
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
@@ -51,6 +52,12 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
         worker_buffer_size: how many finished batches each worker keeps ready, at least 1.
         shard_options: which part of every global batch to read; None for the sampler's, which is by default all of it.
         read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
+        on_error: what to do with a record that fails, with an Exception of the source or of an operation before the
+            first Batch or packer: "raise" it, or "skip" the record. If nothing drops, splits or packs before the first
+            Batch, the next key that works takes its place, in key order: batches stay full, and len and seek hold.
+            Elsewhere, the record is dropped, as by a Filter. `errors` lists the records.
+        max_errors: with on_error="skip", how many records may fail in this process before the error of the next one is
+            raised; None for any number but all of them.
         workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
         stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch, or for
             threads that read ahead and finish nothing, before that is an error; `math.inf` for however long that takes.
@@ -90,8 +97,11 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
         enable_profiling: bool = False,
         debug: bool = False,
         workers: "RayWorkers | None" = None,
+        on_error: str = "raise",
+        max_errors: int | None = MAX_ERRORS,
     ) -> None:
-        self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options)
+        tolerance = Tolerance.of(on_error, max_errors)
+        self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options, tolerance)
         if read_options is not None:
             check_kind(read_options, "read_options", ReadOptions)
         self._is_debugging = as_flag(debug, "debug")
@@ -149,6 +159,14 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
     def workers(self) -> "RayWorkers | None":
         """The actors that work instead of worker processes; None without, and in debug mode."""
         return self._ray_workers
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """The records that failed, of all passes in this process: the error as text, by record key.
+
+        Records that were read ahead are included. It is empty with on_error="raise".
+        """
+        return {} if self._plan.errors is None else dict(self._plan.errors.texts)
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""

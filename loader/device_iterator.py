@@ -74,7 +74,7 @@ class DeviceIterator(ResumableIterator):
 
     Its position is just after the last batch delivered: batches that are already on the device do not count. An
     exception comes at its turn and leaves the position as it was: `next` tries the same batch again and, where the
-    pipeline is 1:1, `seek(step + 1)` passes over it.
+    pipeline is 1:1, `seek(step + 1)` skips it.
 
     One thread at a time may use it, except that any may `close` it. Where two meet, one gets a ValueError.
 

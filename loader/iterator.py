@@ -54,7 +54,7 @@ class DataLoaderIterator(ResumableIterator):
     so a state taken between two training steps resumes with exactly the batch that would have come next.
 
     An exception raised by the pipeline leaves the position as it was: `next` tries the same batch again and, where the
-    pipeline is 1:1, `seek(step + 1)` passes over it.
+    pipeline is 1:1, `seek(step + 1)` skips it.
 
     One thread at a time may use it, except that any may `close` it. Where two meet, one gets a ValueError.
 

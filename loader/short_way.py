@@ -8,6 +8,7 @@ from millstream.checks import as_integer, named_arguments
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.habits import LOAD_HABITS, LOAD_NEEDS_NAMES
 from millstream.loader.pipeline.arguments import Operations, check_list
+from millstream.loader.pipeline.tolerance import MAX_ERRORS
 from millstream.loader.threads.options import ReadOptions
 from millstream.randomness import SEED_LIMIT
 from millstream.samplers import IndexSampler, Sampler
@@ -42,6 +43,8 @@ def load(
     enable_profiling: bool = False,
     debug: bool = False,
     workers: "RayWorkers | None" = None,
+    on_error: str = "raise",
+    max_errors: int | None = MAX_ERRORS,
 ) -> DataLoader:
     """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
 
@@ -71,6 +74,8 @@ def load(
         enable_profiling: whether to keep who worked on which batch, for the timeline of `report`.
         debug: whether to make everything in this thread, and to warn of what is wrong with operations.
         workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
+        on_error: what to do with a record that fails: "raise" the error, or "skip" the record, see `DataLoader`.
+        max_errors: with on_error="skip", how many records may fail; None for any number but all of them.
 
     Raises:
         TypeError, ValueError: as `DataLoader`.
@@ -111,6 +116,8 @@ def load(
         enable_profiling=enable_profiling,
         debug=debug,
         workers=workers,
+        on_error=on_error,
+        max_errors=max_errors,
     )
 
 

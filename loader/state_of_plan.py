@@ -1,5 +1,7 @@
 """What a state says: the stream of a plan, and a position in it."""
 
+import dataclasses
+
 from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
 from millstream.loader.checkpoints.state import LoaderState, Place, Stream
 from millstream.loader.pipeline.arguments import first_deciding, joining_batch
@@ -24,6 +26,14 @@ def stream_of(plan: Plan) -> Stream:
 
 
 def _fingerprint(pipeline: Pipeline) -> Fingerprint:
+    described = _fingerprint_of_parts(pipeline)
+    if pipeline.tolerance is None:
+        return described
+    # The number of errors is not: it decides where the stream stops, and not what it is.
+    return dataclasses.replace(described, words={**described.words, "on_error": "skip"})
+
+
+def _fingerprint_of_parts(pipeline: Pipeline) -> Fingerprint:
     if first_deciding(pipeline.operations) is None:
         return fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations)
     sizes = {}

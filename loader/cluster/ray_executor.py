@@ -21,7 +21,7 @@ from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
-from millstream.loader.transport.payload import unpack_failure
+from millstream.loader.transport.payload import unpack_failure, unpack_failures
 from millstream.loader.workers.warm_pools import WarmPools
 from millstream.loader.workers.workers_executor import WorkersExecutor
 
@@ -100,7 +100,7 @@ class RayExecutor(WorkersExecutor[Actor]):
             self._take_death(actor, event)
 
     def _take_answer(self, actor: Actor, answer: Answer) -> None:
-        packed, failure, seconds, _, _, stages, _ = answer.made
+        packed, failure, seconds, _, _, stages, _, failures = answer.made
         call = self._assignments.call(answer.call)
         blocks = call.request if isinstance(call, BlockCall) else None
         # The clocks of other machines are others: it ended just now. And numbers of processes come there again.
@@ -113,6 +113,7 @@ class RayExecutor(WorkersExecutor[Actor]):
             run = self._unpack(packed, self._pool.classes)
             if failure is not None:
                 run.error = unpack_failure(failure, self._pool.classes)
+            run.failures = unpack_failures(failures, self._pool.classes)
             return run
 
         self._complete(answer.call, call, seconds, outputs)

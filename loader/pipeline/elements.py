@@ -1,7 +1,8 @@
 """What flows between operations: a run of elements, and where each came from."""
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +96,12 @@ class Origins:
         """Returns the origins of some of the elements: a slice, a mask or an array of rows."""
         return type(self)(self.table[:, which], self.names)
 
+    def with_keys(self, record_keys: NDArray[np.int64]) -> Self:
+        """Returns the same origins, of the records of other keys."""
+        table = self.table.copy()
+        table[1] = record_keys
+        return type(self)(table, self.names)
+
     def named(self, names: tuple[Any, ...]) -> Self:
         """Returns the same origins, which know what the components are called."""
         return self if names == self.names else type(self)(self.table, names)
@@ -145,6 +152,43 @@ class Origins:
         return cls(np.concatenate([part.table for part in some], axis=1), some[0].names)
 
 
+class FailedRecord(NamedTuple):
+    """A record that failed.
+
+    Attributes:
+        origin: the column of `Origins.table` that says where it is, with its key, or that of a substitute which failed.
+        where: the key and the position as text, with the component of a mixture.
+        text: the class and the message of the error.
+        error: what was raised; between processes, a packed form of it.
+    """
+
+    origin: tuple[int, ...]
+    where: str
+    text: str
+    error: Any
+
+    @classmethod
+    def at(cls, origins: Origins, row: int, error: BaseException) -> Self:
+        """Returns the record that an element came from."""
+        origin = tuple(origins.table[:5, row].tolist())
+        return cls(origin, describe_origin(origins, row), _text_of(error), error)
+
+    @property
+    def position(self) -> int:
+        """Its position in the order."""
+        return self.origin[0]
+
+    @property
+    def record_key(self) -> int:
+        """Its key."""
+        return self.origin[1]
+
+    @property
+    def block(self) -> int:
+        """The block of its position."""
+        return self.origin[3]
+
+
 class Elements:
     """A run of elements in order, and the error that ends it, if any.
 
@@ -155,14 +199,20 @@ class Elements:
         values: the elements.
         origins: where each came from.
         error: what was raised instead of the next element.
+        at: the position of the record that the error is of; None if it is of no single record.
+        failures: the records that failed, and were left out or replaced, in the order of their positions.
     """
 
-    __slots__ = ("error", "origins", "values")
+    __slots__ = ("at", "error", "failures", "origins", "values")
 
-    def __init__(self, values: Sequence[Any], origins: Origins, error: BaseException | None = None) -> None:
+    def __init__(
+        self, values: Sequence[Any], origins: Origins, error: BaseException | None = None, at: int | None = None
+    ) -> None:
         self.values = values
         self.origins = origins
         self.error = error
+        self.at = at
+        self.failures: tuple[FailedRecord, ...] = ()
 
     @classmethod
     def failed(cls, error: BaseException) -> Self:
@@ -177,7 +227,20 @@ class Elements:
         if len(kept) == 1:
             return kept[0]
         values = [value for part in kept for value in part.values]
-        return cls(values, Origins.concatenate([part.origins for part in kept]), kept[-1].error)
+        whole = cls(values, Origins.concatenate([part.origins for part in kept]), kept[-1].error, kept[-1].at)
+        whole.failures = tuple(failure for part in kept for failure in part.failures)
+        return whole
+
+
+def position_at(origins: Origins, row: int) -> int | None:
+    """Returns the position of an element; None if there is no such row."""
+    return int(origins.position[row]) if row < len(origins) else None
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Adds a note to an exception, which may be of any class, and so refuse it."""
+    with contextlib.suppress(Exception):
+        error.add_note(text)
 
 
 def describe_records(origins: Origins) -> str:
@@ -198,3 +261,11 @@ def describe_origin(origins: Origins, row: int) -> str:
     if origins.names:
         where += f", component {origins.names[origins.component[row]]!r}"
     return f"record key {origins.record_key[row]} ({where})"
+
+
+def _text_of(error: BaseException) -> str:
+    """Returns the class and the message of an exception, which may be of a class that refuses to show it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  (as above)
+        return type(error).__name__

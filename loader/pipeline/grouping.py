@@ -12,7 +12,7 @@ import numpy as np
 from millstream.columnar import Allocate
 from millstream.errors import StackError
 from millstream.interruptions import cannot_wait
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements, Origins, position_at
 from millstream.loader.pipeline.steps import Step, collect
 from millstream.transforms.grouping import MOST_PIECES, GroupingOperation, Identity, Pieces, Prepared
 
@@ -57,7 +57,8 @@ def prepared(operation: Preparing, run: Elements, where: str, *, splits: bool = 
     if splits or made.counts is not None:
         counts = [1] * count if made.counts is None else made.counts
         origins = origins.fan_out(counts, MOST_PIECES if splits else 1)
-    return Elements(made.values, origins.with_sizes(made.sizes), run.error if error is None else error)
+    ends = (run.error, run.at) if error is None else (error, position_at(run.origins, count))
+    return Elements(made.values, origins.with_sizes(made.sizes), *ends)
 
 
 def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool = False) -> Step:

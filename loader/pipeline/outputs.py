@@ -48,6 +48,7 @@ class Outputs(abc.ABC):
         error: what was raised instead of the next output.
         first: how many outputs at the start were already used before the schedule began.
         num_records: how many records, or elements of the stage before, they were made of.
+        failures: the records among them that failed, and were left out or replaced.
         num_bytes: approximately how much memory they take.
     """
 
@@ -56,6 +57,7 @@ class Outputs(abc.ABC):
         self.values = values if type(values) is Rows else list(values)
         self.origins = elements.origins
         self.error = elements.error
+        self.failures = elements.failures
         self.first = min(first, len(elements.values))
         self.num_records = num_records
         self.num_bytes = num_bytes(values)

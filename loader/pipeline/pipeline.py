@@ -21,6 +21,7 @@ from millstream.loader.pipeline.arguments import (
 from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
 from millstream.loader.pipeline.mixed_arguments import check_scopes
 from millstream.loader.pipeline.packing import check_packing
+from millstream.loader.pipeline.tolerance import Tolerance, check_tolerance
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.kinds import is_mixed
@@ -42,6 +43,7 @@ class Pipeline:
         operations: what to do with each record, in order.
         shard: which part of every global batch is made.
         filter_limits: how much Filters may drop.
+        tolerance: how many records may fail; None if the first error is raised.
     """
 
     source: DataSource[Any]
@@ -50,10 +52,16 @@ class Pipeline:
     operations: tuple[Transformation, ...]
     shard: ShardOptions
     filter_limits: FilterLimits = UNLIMITED
+    tolerance: Tolerance | None = None
 
     @classmethod
     def of(
-        cls, source: DataSource[Any], sampler: Sampler, operations: Operations, shard_options: ShardOptions | None
+        cls,
+        source: DataSource[Any],
+        sampler: Sampler,
+        operations: Operations,
+        shard_options: ShardOptions | None,
+        tolerance: Tolerance | None = None,
     ) -> Self:
         """Returns the pipeline of what a user gives.
 
@@ -62,6 +70,7 @@ class Pipeline:
             sampler: which record at which position.
             operations: what to do with each record; a bare function is a `Map`.
             shard_options: which shard to read; None for the sampler's own, or all of it.
+            tolerance: how many records may fail; None if the first error is raised.
 
         Raises:
             TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
@@ -76,8 +85,9 @@ class Pipeline:
         check_padding(checked, shard)
         check_ends(checked, order, shard)
         check_logical_shards(checked, shard)
+        check_tolerance(tolerance, order)
         warn_checkpoints_need_same_shards(checked, shard)
-        return cls(source, sampler, order, checked, shard)
+        return cls(source, sampler, order, checked, shard, tolerance=tolerance)
 
     @functools.cached_property
     def components(self) -> tuple[Any, ...]:

@@ -19,11 +19,13 @@ import numpy as np
 from millstream.columnar import Allocate
 from millstream.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.pipeline.arguments import first_deciding
-from millstream.loader.pipeline.elements import Elements, Origins, describe_records
+from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, describe_records
+from millstream.loader.pipeline.error_log import ErrorLog
+from millstream.loader.pipeline.failing_records import without_failures
 from millstream.loader.pipeline.first_look import FirstLook
 from millstream.loader.pipeline.isolation import isolated
 from millstream.loader.pipeline.logical_shard import LogicalShard
-from millstream.loader.pipeline.outputs import Cursor, Position
+from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.packing import most_batches
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -31,6 +33,8 @@ from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart
 from millstream.loader.pipeline.requests import Fed, Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import annotated, run_steps
+from millstream.loader.pipeline.substitutes import KeyCycle, with_substitutes
+from millstream.samplers.kinds import is_mixed
 from millstream.sources.lookalikes import batched_read_of
 from millstream.transforms import Batch, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap
 
@@ -58,6 +62,7 @@ class Plan:
             for, and no record is read twice.
         blocks_are_batches: whether a block is a batch; else it is some records.
         most_blocks: how many blocks are worth a call, however quick they are; None where they are not batches.
+        errors: the records that failed, of all passes in this process; None if the first error is raised.
 
     Args:
         pipeline: what to compile.
@@ -80,11 +85,14 @@ class Plan:
         self.most_blocks = most_batches(groups[0], self.partition.block) if self.blocks_are_batches else None
         self.source_is_stream = self.source_knows_threads and len(source) >= MOST_HELD
         self._told: set[str] = set()
+        tolerance = pipeline.tolerance
+        self.errors = None if tolerance is None else ErrorLog(tolerance, len(source))
         self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
         stage = self.stages[0]
         self._record_steps = stage.steps[: stage.num_record_steps]
         self._block_steps = stage.steps[stage.num_record_steps :]
+        self._has_places = self.one_to_one or bool(self._block_steps)
         self._first_look = FirstLook(
             None if self.source_is_stream else source.__getitem__,
             pipeline.labels,
@@ -172,11 +180,11 @@ class Plan:
             BaseException: the sampler's error, whose block `prepare_blocks` finds.
         """
         origins = self.locate(start, stop, shard)
-        return isolated(self._read, origins)
+        return isolated(self._read_records, origins)
 
     def work_on(self, run: Elements) -> Elements:
         """Returns the elements of records that were read, as they are before the first Batch of stage 0."""
-        return isolated(self._work_on, run)
+        return isolated(self._complete, run)
 
     def prepare(self, origins: Origins) -> Elements:
         """Returns the elements of some records, as they are before the first Batch of stage 0."""
@@ -184,10 +192,17 @@ class Plan:
 
     def finish(self, run: Elements, allocate: Allocate) -> Elements:
         """Returns the outputs of stage 0, given the prepared elements of whole blocks."""
+        failures = run.failures
         run = isolated(run_steps, self._block_steps, run, allocate)
+        run.failures = failures
         if self._first_look.left_at_batches:
             self._first_look.at_batches(run, last=len(self.stages[0].steps) - 1)
         return run
+
+    def note_failures(self, outputs: Outputs) -> None:
+        """Notes the records that failed for outputs of stage 0, and cuts these if there are too many."""
+        if self.errors is not None:
+            self.errors.check(outputs, are_blocks=bool(self._block_steps))
 
     def tell_once(self, topic: str, text: str) -> None:
         """Says something about the stream in the log, the first time that it is about this topic."""
@@ -204,14 +219,42 @@ class Plan:
         return isolated(run_steps, self.stages[stage].steps, group, allocate)
 
     def _prepare(self, origins: Origins) -> Elements:
-        return self._work_on(self._read(origins))
+        return self._complete(self._read_records(origins))
+
+    def _read_records(self, origins: Origins) -> Elements:
+        """Returns the records, those that fail left out if errors are skipped."""
+        if self.errors is None:
+            return self._read(origins)
+        failed: list[FailedRecord] = []
+        run = without_failures(lambda run: self._read(run.origins), Elements(range(len(origins)), origins), failed)
+        run.failures = tuple(failed)
+        return run
+
+    def _complete(self, run: Elements) -> Elements:
+        """Returns the elements of records that were read, those that failed replaced where each has its place."""
+        run = self._work_on(run)
+        if run.failures and self._has_places:
+            names = self.pipeline.components
+            run = with_substitutes(
+                run, names, lambda origins: self._work_on(self._read_records(origins)), self._key_cycle
+            )
+        return run
+
+    @functools.cached_property
+    def _key_cycle(self) -> KeyCycle:
+        """The order of the keys among which a substitute is found; cached, because it may sort keys."""
+        order = self.pipeline.order if is_mixed(self.pipeline.order) else self.pipeline.sampler
+        return KeyCycle(order, len(self.pipeline.source))
 
     def _work_on(self, run: Elements) -> Elements:
-        if not self._first_look.left:
+        if not self._first_look.left and self.errors is None:
             return run_steps(self._record_steps, run, np.empty)
+        failed = list(run.failures)
         watched = self._first_look.at_records(run)
         for number, step in enumerate(self._record_steps):
-            run = self._first_look.at_results(number, step, run)
+            make = functools.partial(self._first_look.at_results, number, step)
+            run = make(run) if self.errors is None else without_failures(make, run, failed)
             if watched is not None:
                 watched.after(number)
+        run.failures = tuple(sorted(failed, key=lambda failure: failure.position))
         return run

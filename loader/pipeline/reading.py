@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from millstream.columnar import ColumnarRecords
 from millstream.interruptions import cannot_wait
-from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
+from millstream.loader.pipeline.elements import Elements, Origins, describe_origin, position_at
 from millstream.loader.pipeline.steps import annotated, collect
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords
@@ -42,7 +42,8 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     def read_singly(origins: Origins) -> Elements:
         keys = origins.record_key.tolist()
         values, error = collect(map(read_one, keys), origins, where, len(keys), may_end=True)
-        return Elements(values, origins.take(slice(len(values))), error)
+        at = None if error is None else position_at(origins, len(values))
+        return Elements(values, origins.take(slice(len(values))), error, at)
 
     if read_many is None:
         return read_singly

@@ -160,6 +160,8 @@ class Schedule:
         for stage, pending in enumerate(self._pending):
             while pending and (outputs := pending[0].outputs) is not None:
                 made = pending.popleft()
+                if outputs.failures:
+                    self._plan.note_failures(outputs)
                 # What ends in an error has not let nothing through; what ends with the source may have.
                 if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
                     self._empty_epochs.note(stage, made.num_blocks, len(outputs.values))

@@ -5,7 +5,6 @@ that fails at one element passes on the elements before it, so a chain of steps 
 element, only faster.
 """
 
-import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from millstream.columnar import Allocate
 from millstream.descriptions import described
 from millstream.errors import StackError
 from millstream.interruptions import cannot_wait
-from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
+from millstream.loader.pipeline.elements import Elements, Origins, add_note, describe_origin, position_at
 from millstream.loader.pipeline.one_component import Results, within
 from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
@@ -123,7 +122,7 @@ def _map_step(results: Results, where: str, maker: str | None) -> Step:
         del allocate
         values, error = collect(results(run), run.origins, where, len(run.values))
         if error is None:
-            return Elements(values, run.origins, run.error)
+            return Elements(values, run.origins, run.error, run.at)
         _explain_none(error, run.values, len(values), maker)
         return _cut(run, values, error)
 
@@ -148,7 +147,7 @@ def _filter_step(operation: Filter, where: str, maker: str | None, component: in
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
         values = list(run.values)
-        run = Elements(values, run.origins, run.error)
+        run = Elements(values, run.origins, run.error, run.at)
         keep, error = collect(verdicts(run), run.origins, where, len(run.values))
         if error is not None:
             _explain_none(error, values, len(keep), maker)
@@ -156,9 +155,8 @@ def _filter_step(operation: Filter, where: str, maker: str | None, component: in
             return run
         mask = np.zeros(len(run.values), dtype=np.bool_)
         mask[: len(keep)] = keep
-        return Elements(
-            list(itertools.compress(values, keep)), run.origins.take(mask), run.error if error is None else error
-        )
+        ends = (run.error, run.at) if error is None else (error, position_at(run.origins, len(keep)))
+        return Elements(list(itertools.compress(values, keep)), run.origins.take(mask), *ends)
 
     return step
 
@@ -184,10 +182,11 @@ def _flat_map_step(operation: FlatMap, where: str, maker: str | None, component:
         if error is not None:
             _explain_none(error, run.values, len(families), maker)
         parents = run.origins.take(slice(len(families)))
+        ends = (run.error, run.at) if error is None else (error, position_at(run.origins, len(families)))
         return Elements(
             list(itertools.chain.from_iterable(families)),
             parents.fan_out([len(family) for family in families], limit, component),
-            run.error if error is None else error,
+            *ends,
         )
 
     return step
@@ -271,10 +270,7 @@ def collect(
 def _explain_none(error: BaseException, inputs: Sequence[Any], row: int, maker: str | None) -> None:
     """Notes on the error of an operation that the element it got is None, which a forgotten `return` makes of it."""
     if maker is not None and row < len(inputs) and inputs[row] is None:
-        with contextlib.suppress(Exception):
-            error.add_note(
-                f"millstream: the element that it got is None: did {maker}, or one before it, forget `return`?"
-            )
+        add_note(error, f"millstream: the element that it got is None: did {maker}, or one before it, forget `return`?")
 
 
 def annotated(error: BaseException, where: str, *, may_end: bool = False) -> BaseException:
@@ -287,12 +283,10 @@ def annotated(error: BaseException, where: str, *, may_end: bool = False) -> Bas
         error = SourceEnded()
     elif isinstance(error, StopIteration | SourceEnded) and not may_end:
         error = RuntimeError("StopIteration was raised where a result was expected.")
-    # An exception may be of any class, and so refuse the note.
-    with contextlib.suppress(Exception):
-        error.add_note(f"millstream: in {where}.")
+    add_note(error, f"millstream: in {where}.")
     return error
 
 
 def _cut(run: Elements, values: list[Any], error: BaseException) -> Elements:
     """Returns the results of a 1:1 step up to its error, the origins cut to those that there are."""
-    return Elements(values, run.origins.take(slice(len(values))), error)
+    return Elements(values, run.origins.take(slice(len(values))), error, position_at(run.origins, len(values)))

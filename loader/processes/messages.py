@@ -9,6 +9,7 @@ that means it died.
 
 from typing import Any, NamedTuple, TypeAlias
 
+from millstream.loader.pipeline.elements import FailedRecord
 from millstream.loader.transport.payload import Failure, Payload
 from millstream.loader.transport.pipeline_file import PipelineFile
 
@@ -116,6 +117,7 @@ class Result(NamedTuple):
         read_seconds: how long the read took that was made in advance; 0 without one.
         stages: of these, how long each part of the pipeline took, in the order of the profiler.
         begun: when it began, on the clock of `time.perf_counter`, which all processes of a machine share.
+        failures: the records that failed, and were left out or replaced, with packed errors.
     """
 
     call: int
@@ -126,6 +128,7 @@ class Result(NamedTuple):
     read_seconds: float
     stages: tuple[float, ...]
     begun: float
+    failures: tuple[FailedRecord, ...] = ()
 
 
 Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Result

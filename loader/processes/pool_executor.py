@@ -17,7 +17,7 @@ from millstream.loader.processes.pool_stacks import stacks_of
 from millstream.loader.processes.process_report import describe_exit, describe_process
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
-from millstream.loader.transport.payload import release, unpack, unpack_failure
+from millstream.loader.transport.payload import release, unpack, unpack_failure, unpack_failures
 from millstream.loader.workers.crew import Crew
 from millstream.loader.workers.warm_pools import WarmPools
 from millstream.loader.workers.workers_executor import WorkersExecutor
@@ -121,7 +121,9 @@ class PoolExecutor(WorkersExecutor[Worker]):
         def outputs() -> Elements:
             values, origins = self._unpack(result.payload, worker.arena, self._pool.classes)
             failure = None if result.failure is None else unpack_failure(result.failure, self._pool.classes)
-            return Elements(values, origins, failure)
+            run = Elements(values, origins, failure)
+            run.failures = unpack_failures(result.failures, self._pool.classes)
+            return run
 
         self._reads.note(result.seconds, result.idle_seconds)
         self._complete(result.call, call, result.seconds + result.read_seconds, outputs)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from millstream import tree
 from millstream.errors import WorkerError
 from millstream.interruptions import is_from_signal_handler
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable
@@ -204,6 +204,11 @@ def unpack_failure(failure: Failure, classes: ClassTable) -> BaseException:
             for note in failure.notes:
                 error.add_note(note)
     return error
+
+
+def unpack_failures(failures: Sequence[FailedRecord], classes: ClassTable) -> tuple[FailedRecord, ...]:
+    """Returns the records that failed in a worker, each with the exception to raise here."""
+    return tuple(one._replace(error=unpack_failure(one.error, classes)) for one in failures)
 
 
 def unpicklable_parts(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar, final
 
 from millstream.columnar import Allocate
-from millstream.loader.pipeline.elements import Elements, describe_origin
+from millstream.loader.pipeline.elements import Elements, FailedRecord, describe_origin
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
@@ -40,6 +40,7 @@ class Made(NamedTuple, Generic[Packed]):
         read_seconds: how long the read took that was made in advance; 0 without one.
         stages: of these, how long each part of the pipeline took, in the order of the profiler.
         begun: when it began, on the clock of `time.perf_counter`, which all processes of a machine share.
+        failures: the records that failed, and were left out or replaced, with packed errors.
     """
 
     packed: Packed
@@ -49,6 +50,7 @@ class Made(NamedTuple, Generic[Packed]):
     read_seconds: float
     stages: tuple[float, ...]
     begun: float
+    failures: tuple[FailedRecord, ...]
 
 
 @final
@@ -140,14 +142,16 @@ class Maker(Generic[Packed]):
         try:
             packed = self._pack(run)
         except Exception as error:  # noqa: BLE001  (user objects may do anything when pickled)
-            run = without_unpicklable(run, error)
+            failed, run = run.failures, without_unpicklable(run, error)
+            run.failures = failed
             packed = self._pack(run)
         failure = None if run.error is None else pack_failure(run.error, self._classes)
+        failures = tuple(one._replace(error=pack_failure(one.error, self._classes)) for one in run.failures)
         end = time.perf_counter()
         self._profiler.add(HAND_OVER, end - begin)
         idle = max(0.0, end - start - (time.process_time() - start_computing))
         read_seconds = 0.0 if reading is None else reading.seconds
-        return Made(packed, failure, end - start, idle, read_seconds, self._profiler.take(), start)
+        return Made(packed, failure, end - start, idle, read_seconds, self._profiler.take(), start, failures)
 
     def _read_in_advance(self, start: int, stop: int, shard: int) -> Elements:
         if not self._plan.batched_source:

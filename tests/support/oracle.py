@@ -24,16 +24,20 @@ def oracle(
     sampler: IndexSampler,
     operations: Sequence[Transformation],
     shard: ShardOptions | None = None,
+    failing: "Failing | None" = None,
 ) -> Iterator[Any]:
-    """Yields the stream of one shard, in the order of the design: shuffle, partition, read, operate."""
+    """Yields the stream of one shard, in the order of the design: shuffle, partition, read, operate.
+
+    With `failing`, records that fail are skipped, and listed there.
+    """
     operations = with_seeds(operations, sampler)
     shard = shard or NoSharding()
     share = (shard.logical_shards or shard.shard_count) // shard.shard_count
     if share == 1 or all(operation.keeps_count and not operation.regroups for operation in operations):
-        elements = elements_of(source, sampler, operations, operations, shard)
+        elements = elements_of(source, sampler, operations, operations, shard, failing=failing)
     else:
         last = max(number for number, operation in enumerate(operations) if isinstance(operation, Batch))
-        elements = joined(source, sampler, operations[: last + 1], shard, share)
+        elements = joined(source, sampler, operations[: last + 1], shard, share, failing=failing)
         drawn = sum(isinstance(operation, RandomMap) for operation in operations[:last])
         elements = applied(operations[last + 1 :], elements, sampler, drawn, None)
     return (value for _, _, value in elements)
@@ -58,6 +62,8 @@ def joined(
     operations: Sequence[Transformation],
     shard: ShardOptions,
     share: int,
+    *,
+    failing: "Failing | None",
 ) -> Iterator[Element]:
     """Yields the batches of several logical shards, the last operation: equally many elements of each, end to end."""
     *before, batch = operations
@@ -65,7 +71,7 @@ def joined(
     part = dataclasses.replace(batch, batch_size=batch.batch_size // share)
     numbers = range(shard.shard_index * share, (shard.shard_index + 1) * share)
     shards = [ShardOptions(number, share * shard.shard_count, shard.drop_remainder) for number in numbers]
-    streams = [elements_of(source, sampler, before, [*before, part], logical) for logical in shards]
+    streams = [elements_of(source, sampler, before, [*before, part], logical, failing=failing) for logical in shards]
     while True:
         group: list[Element] = []
         for stream in streams:
@@ -84,11 +90,64 @@ def elements_of(
     operations: Sequence[Transformation],
     deciding: Sequence[Transformation],
     shard: ShardOptions,
+    *,
+    failing: "Failing | None",
 ) -> Iterator[Element]:
     """Yields what operations make of the records of a shard; what decides how these are dealt may be more than they."""
     positions, template = partitioned(len(sampler), deciding, shard)
+    if failing is not None:
+        count = sum(1 for _ in itertools.takewhile(lambda one: not one.gathers and not one.regroups, operations))
+        working = skipping(
+            source, sampler, operations[:count], operations[count:], positions=positions, failing=failing
+        )
+        drawn = sum(isinstance(operation, RandomMap) for operation in operations[:count])
+        return applied(operations[count:], working, sampler, drawn, template)
     elements: Iterator[Element] = ((position, position, source[sampler[position].record_key]) for position in positions)
     return applied(operations, elements, sampler, 0, template)
+
+
+@dataclasses.dataclass
+class Failing:
+    """The keys of the records that have failed, in order, and how many may fail."""
+
+    limit: int
+    keys: list[int] = dataclasses.field(default_factory=list)
+
+
+def skipping(
+    source: Sequence[Any],
+    sampler: IndexSampler,
+    operations: Sequence[Transformation],
+    later: Sequence[Transformation],
+    *,
+    positions: Sequence[int],
+    failing: Failing,
+) -> Iterator[Element]:
+    """Yields what operations make of those records that do not fail.
+
+    If all of them are 1:1 and no packer follows, a record that fails is replaced by the next key.
+    """
+    has_places = all(one.keeps_count for one in operations) and not (later and later[0].regroups)
+    cycle = sorted(set(range(sampler.num_records) if sampler.keys is None else map(int, sampler.keys)))
+    for position in positions:
+        key = sampler[position].record_key
+        start = cycle.index(key)
+        made: list[Element] = []
+        errors: list[tuple[int, Exception]] = []
+        for tried in [*cycle[start:], *cycle[:start]] if has_places else [key]:
+            try:
+                made = list(applied(operations, iter([(position, position, source[tried])]), sampler, 0, None))
+                break
+            except Exception as failure:  # noqa: BLE001  (any)
+                errors.append((tried, failure))
+        if has_places and len(errors) == len(cycle):
+            raise errors[0][1]
+        for failed, error in errors:
+            if failed not in failing.keys:
+                if len(failing.keys) >= failing.limit:
+                    raise error
+                failing.keys.append(failed)
+        yield from made
 
 
 def applied(

@@ -1,0 +1,45 @@
+"""How many records of a pipeline may fail."""
+
+from typing import NamedTuple, Self
+
+from millstream.checks import as_integer
+from millstream.samplers.kinds import is_packed
+
+MAX_ERRORS = 1000
+"""By default, this many records may fail before the error of the next one is raised."""
+
+
+class Tolerance(NamedTuple):
+    """How many records may fail.
+
+    Attributes:
+        max_errors: the number of record keys; None for any number but all of them.
+    """
+
+    max_errors: int | None
+
+    @classmethod
+    def of(cls, on_error: object, max_errors: object) -> Self | None:
+        """Returns what two arguments of a loader mean: None if the first error is raised.
+
+        Raises:
+            TypeError, ValueError: one of them is of the wrong kind or out of range, or they do not fit together.
+        """
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}.")
+        if max_errors is not None:
+            max_errors = as_integer(max_errors, "max_errors", 0)
+        if on_error == "skip":
+            return cls(max_errors)
+        if max_errors != MAX_ERRORS:
+            raise ValueError(f"max_errors={max_errors} needs on_error='skip': on_error='raise' raises the first error.")
+        return None
+
+
+def check_tolerance(tolerance: Tolerance | None, sampler: object) -> None:
+    """Refuses rows that are planned from lengths, because no other document fits."""
+    if tolerance is not None and is_packed(sampler):
+        raise ValueError(
+            "on_error must be 'raise' with a PackingSampler, got 'skip': rows are planned from the lengths of their "
+            "documents, so that a failed one can neither be dropped nor replaced. Leave such documents out of lengths."
+        )

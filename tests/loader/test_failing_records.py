@@ -1,0 +1,283 @@
+"""Records that fail are skipped as the plain oracle skips them, wherever they are made, and never too many."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import Failing, oracle
+from strategies import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
+from streams import drain
+
+import millstream
+from millstream.errors import CheckpointError
+from millstream.loader.pipeline import substitutes
+from millstream.sharding import ShardOptions
+
+
+def loader_of(pipeline: Pipeline, max_errors: int | None, num_threads: int = 0) -> millstream.DataLoader:
+    """Returns a loader of a random pipeline that skips what fails."""
+    return millstream.DataLoader(
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
+        read_options=millstream.ReadOptions(num_threads),
+        on_error="skip",
+        max_errors=max_errors,
+    )
+
+
+def expected_of(
+    pipeline: Pipeline, max_errors: int | None
+) -> tuple[tuple[list[object], type[BaseException] | None], list[int]]:
+    """Returns the oracle's stream of a random pipeline, and the keys of the records that failed."""
+    failing = Failing(len(pipeline.source) - 1 if max_errors is None else max_errors)
+    stream = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard, failing))
+    return stream, failing.keys
+
+
+@UNEVEN_ENDS
+@given(
+    pipeline=st.one_of(pipelines(), dealt_pipelines()),
+    max_errors=st.sampled_from([None, None, 0, 1, 5]),
+    num_threads=st.sampled_from([0, 2]),
+)
+@settings(deadline=None, max_examples=300)
+def test_skipping_equals_the_oracle(pipeline: Pipeline, max_errors: int | None, num_threads: int) -> None:
+    """Substitutes, dropped records, errors that are no record's, and the limit: inline and in threads."""
+    if max_errors is not None and (pipeline.shard.logical_shards or 0) > pipeline.shard.shard_count:
+        max_errors = None  # Logical shards fail in the order in which their blocks are read.
+    expected, keys = expected_of(pipeline, max_errors)
+    loader = loader_of(pipeline, max_errors, num_threads)
+    with iter(loader) as iterator:
+        assert expected == drain(iterator)
+        assert set(keys) <= set(loader.errors)
+        # The error of too many comes each time.
+        assert expected[1] is None or expected[1] == drain(iterator)[1]
+
+
+@UNEVEN_ENDS
+@given(data=st.data(), pipeline=pipelines())
+@settings(deadline=None, max_examples=150)
+def test_resuming_and_seeking_skip_the_same(data: st.DataObject, pipeline: Pipeline) -> None:
+    """The state after step k, and `seek(k)`, give the oracle's stream from step k on."""
+    (expected, error), _ = expected_of(pipeline, None)
+    step = data.draw(st.integers(0, len(expected)))
+    iterator = iter(loader_of(pipeline, None))
+    for _ in range(step):
+        next(iterator)
+    resumed, sought = iter(loader_of(pipeline, None)), iter(loader_of(pipeline, None))
+    resumed.set_state(iterator.get_state())
+    sought.seek(step)
+
+    assert drain(resumed)[0] == drain(sought)[0] == expected[step:]
+    assert error is None or drain(resumed)[1] == error
+
+
+class Damaged:
+    """A source of `size` numbers, of which some cannot be read, alone or with others."""
+
+    def __init__(self, size: int, bad: Sequence[int]) -> None:
+        self.size = size
+        self.bad = frozenset(bad)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: int) -> int:
+        if key in self.bad:
+            raise OSError(f"record {key} is damaged")
+        return key
+
+
+class DamagedTogether(Damaged):
+    """The same, with a batched read."""
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        """Reads many, or fails as a whole."""
+        return [self[key] for key in keys]
+
+
+def odd(number: int) -> int:
+    """Returns a number, and refuses multiples of 7."""
+    if number % 7 == 0:
+        raise ValueError(f"{number} is a multiple of 7")
+    return number
+
+
+def noisy(number: int, rng: Any) -> int:
+    """Returns a number plus a large draw."""
+    return number + 1000 * int(rng.integers(1000))
+
+
+def skipping(source: Any, *operations: Any, **options: Any) -> millstream.DataLoader:
+    """Returns a shuffled loader of batches of 4 that skips what fails."""
+    return millstream.load(
+        source,
+        shuffle=True,
+        seed=3,
+        num_epochs=1,
+        transformations=operations,
+        batch_size=4,
+        on_error="skip",
+        **options,
+    )
+
+
+@pytest.mark.parametrize("kind", [Damaged, DamagedTogether])
+@pytest.mark.parametrize("dropping", [[], [millstream.FilterTransform(lambda number: number % 5 > 0)]])
+def test_workers_skip_the_same(kind: type[Damaged], dropping: list[Any]) -> None:
+    """Batches, and the keys and texts of what failed, are those of one process; draws, too."""
+    operations = [*dropping, odd, millstream.RandomMapTransform(noisy)]
+    here = skipping(kind(100, [13, 14, 99]), *operations)
+    expected = [batch.tolist() for batch in here]
+    with skipping(kind(100, [13, 14, 99]), *operations, worker_count=2) as workers:
+        assert [batch.tolist() for batch in workers] == expected
+        assert workers.errors == here.errors
+    assert here.errors[13] == "OSError: record 13 is damaged"
+    assert here.errors[49] == "ValueError: 49 is a multiple of 7"
+
+
+def test_a_substitute_is_the_next_key_that_works() -> None:
+    """In key order, from the last one to the first, in the place of the one that fails and with its draws."""
+    loader = millstream.load(
+        Damaged(6, [2, 3, 5]),
+        seed=0,
+        num_epochs=1,
+        transformations=[millstream.RandomMapTransform(noisy)],
+        on_error="skip",
+    )
+    plain = millstream.load(
+        [0, 1, 4, 4, 4, 0], seed=0, num_epochs=1, transformations=[millstream.RandomMapTransform(noisy)]
+    )
+
+    assert len(loader) == 6
+    assert list(loader) == list(plain)
+    assert loader.errors == {key: f"OSError: record {key} is damaged" for key in (2, 3, 5)}
+
+
+def test_a_substitute_is_of_the_sampler_and_of_the_component() -> None:
+    """A training split gets no record of another one, nor a component of a mixture one of another source."""
+    chosen = millstream.DataLoader(
+        data_source=Damaged(10, [4, 8]),
+        sampler=millstream.IndexSampler(4, keys=[8, 0, 4, 6], num_epochs=1),
+        on_error="skip",
+    )
+    assert list(chosen) == [0, 0, 6, 6]
+
+    sources: dict[str, Any] = {"a": Damaged(3, [2]), "b": [10, 11, 12]}
+    mixed = millstream.load(sources, weights=[1, 1], num_epochs=1, on_error="skip", batch_size=6)
+    assert sorted(next(iter(mixed)).tolist()) == [0, 0, 1, 10, 11, 12]
+
+
+def test_shards_end_to_end_are_the_same_batches() -> None:
+    """What is skipped does not depend on how many shards there are."""
+    source = Damaged(64, [0, 17, 18])
+    whole = [batch.tolist() for batch in skipping(source, odd)]
+    halves = [
+        millstream.load(
+            source,
+            shuffle=True,
+            seed=3,
+            num_epochs=1,
+            transformations=[odd],
+            batch_size=2,
+            on_error="skip",
+            shard_options=ShardOptions(index, 2),
+        )
+        for index in range(2)
+    ]
+    assert [[*a.tolist(), *b.tolist()] for a, b in zip(*halves, strict=True)] == whole
+
+
+def test_each_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With its key, its position and its error, whatever the number of passes."""
+    loader = millstream.load(Damaged(4, [1]), num_epochs=2, on_error="skip")
+    with caplog.at_level(logging.WARNING, logger="millstream"):
+        assert list(loader) == list(loader) == [0, 2, 2, 3] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "millstream: skipped record key 1 (position 1): OSError: record 1 is damaged"
+    ]
+
+
+def test_above_the_limit_the_error_is_raised() -> None:
+    """At its record's turn, with a note of the limit, and again at each attempt; other passes count the same keys."""
+    loader = millstream.load(Damaged(20, [1, 5, 9]), num_epochs=1, on_error="skip", max_errors=2)
+    for _ in range(2):
+        with iter(loader) as numbers:
+            assert [next(numbers) for _ in range(9)] == [0, 2, 2, 3, 4, 6, 6, 7, 8]
+            for _ in range(2):
+                with pytest.raises(OSError, match="record 9 is damaged") as caught:
+                    next(numbers)
+                assert "has skipped 2 records, and max_errors is 2" in caught.value.__notes__[-1]
+    assert list(loader.errors) == [1, 5]
+
+
+@pytest.mark.parametrize("operations", [[], [millstream.FilterTransform(bool)]])
+def test_where_every_record_fails_the_error_is_raised(operations: list[Any]) -> None:
+    """Whatever the limit, and however often the order is repeated."""
+    loader = millstream.load(Damaged(5, range(5)), transformations=operations, on_error="skip", max_errors=None)
+    with pytest.raises(OSError, match=r"record [04] is damaged"):
+        next(iter(loader))
+
+
+def test_substitutes_are_looked_for_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where very many keys in a row fail, the first one's error is raised."""
+    monkeypatch.setattr(substitutes, "MAX_SUBSTITUTES", 3)
+    numbers = iter(millstream.load(Damaged(20, [*range(5, 9), *range(12, 15)]), on_error="skip"))
+    assert [next(numbers) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(OSError, match="record 5 is damaged") as caught:
+        next(numbers)
+    assert caught.value.__notes__[-1] == "millstream: cannot replace the record: the next 3 keys fail, too."
+    numbers.seek(12)
+    assert next(numbers) == 15
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_what_is_not_a_records_failure_is_raised(error: type[BaseException]) -> None:
+    """Too little memory, and Ctrl-C, skip nothing; nor does the error of a Batch."""
+
+    def fail(number: int) -> int:
+        raise error(number)
+
+    with pytest.raises(error):
+        next(iter(millstream.load(range(4), transformations=[fail], on_error="skip")))
+    with pytest.raises(millstream.errors.StackError):
+        next(iter(millstream.load([[1], [1, 2]], batch_size=2, on_error="skip")))
+
+
+def test_skipping_is_part_of_what_a_stream_is() -> None:
+    """A state is refused where errors are raised instead; another limit is the same stream."""
+    state = iter(millstream.load(range(4), on_error="skip")).get_state()
+    iter(millstream.load(range(4), on_error="skip", max_errors=5)).set_state(state)
+    with pytest.raises(CheckpointError, match="on_error"):
+        iter(millstream.load(range(4))).set_state(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_error": "ignore"}, "on_error must be 'raise' or 'skip', got 'ignore'"),
+        ({"on_error": "skip", "max_errors": -1}, "max_errors must be at least 0, got -1"),
+        ({"max_errors": 3}, "max_errors=3 needs on_error='skip'"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
+    """At construction, with the rule."""
+    with pytest.raises(ValueError, match=message):
+        millstream.load(range(3), **options)
+
+
+def test_planned_rows_cannot_skip() -> None:
+    """Rows that are planned from lengths have no place for another document."""
+    sampler = millstream.PackingSampler([2, 3], row_length=4, num_epochs=1)
+    with pytest.raises(ValueError, match="on_error must be 'raise' with a PackingSampler"):
+        millstream.DataLoader(
+            data_source=[[1, 2], [1, 2, 3]],
+            sampler=sampler,
+            operations=[millstream.Pack({"tokens": 4})],
+            on_error="skip",
+        )
