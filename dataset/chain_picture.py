@@ -110,14 +110,25 @@ def fingerprint_of(node: Node) -> str:
 
     The words of each node have a name of their own, and a CRC over all of them comes last.
     """
-    words = list(_words(node))
+    words = [text for text, _ in _words(node)]
     named = [f"node{number}={text}" for number, text in enumerate(words)]
     return " ".join(["MapDataset", *named, f"crc={zlib.crc32(repr(words).encode()):08x}"])
 
 
-def _words(node: Node) -> Iterator[str]:
+def content_marks_of(node: Node) -> dict[str, str]:
+    """Returns marks of the code and the objects of a chain, by the numbers that `fingerprint_of` gives its nodes."""
+    return {
+        f"node{number}{path}": mark
+        for number, (_, own) in enumerate(_words(node))
+        if own is not None
+        for path, mark in own.content().content.items()
+    }
+
+
+def _words(node: Node) -> Iterator[tuple[str, Node | None]]:
     for parent in node.parents:
         yield from _words(parent)
-    yield from node.words()
+    for text in node.words():
+        yield text, node
     if len(node.parents) > 1:
-        yield f"of {len(node.parents)}"
+        yield f"of {len(node.parents)}", None

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Supports
 
 from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer_or_none
-from millstream.dataset.chain_picture import extent_of, fingerprint_of, picture_of, sketch_of, text_of
+from millstream.dataset.chain_picture import content_marks_of, extent_of, fingerprint_of, picture_of, sketch_of, text_of
 from millstream.dataset.nodes.arguments import as_operation
 from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.blocks import Blocks
@@ -565,6 +565,10 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
     def fingerprint(self) -> str:
         """Returns what decides the elements, in a line of words: sources, operations, seeds, but not num_epochs."""
         return fingerprint_of(node_of(self))
+
+    def content_marks(self) -> dict[str, str]:
+        """Returns marks of the code and the objects of the chain: a checkpoint warns of those that differ."""
+        return content_marks_of(node_of(self))
 
     def __repr__(self) -> str:
         return text_of(self._title, sketch_of(node_of(self)))

@@ -124,6 +124,8 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
         if self._is_debugging:
             self._ray_workers = None
         self._begin()
+        # Before any of the operations runs: one that counts its calls is what it was built as.
+        _ = self._stream
 
     @property
     def data_source(self) -> DataSource[Any]:
@@ -250,8 +252,6 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
 
     def _equal_with(self, worker_count: int, worker_buffer_size: int, read_options: ReadOptions) -> "DataLoader":
         """Returns a loader of the same stream that runs in another way, without a timeline."""
-        # Described before any of the operations runs, for both.
-        _ = self._stream
         workers = dataclasses.replace(
             self._workers, num_workers=worker_count, per_worker_buffer_size=worker_buffer_size
         )
@@ -262,11 +262,7 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
 
     @functools.cached_property
     def _stream(self) -> Stream:
-        """Which stream this is, in words.
-
-        Described once, for the first iterator, before any of the user's operations has run: one that counts its calls
-        is what it was built as. A pickled loader takes it along.
-        """
+        """The description of the stream, made at construction. A pickled loader takes it along."""
         return stream_of(self._plan)
 
     def _begin(self) -> None:

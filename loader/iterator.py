@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.checks import as_integer
+from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.resumable import ResumableIterator
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.pipeline.elements import Elements
@@ -217,20 +218,21 @@ class DataLoaderIterator(ResumableIterator):
         The state may come from any iterator over the same stream, with other threads and workers, another number of
         epochs, and, where the pipeline is 1:1, another number of shards at the same global batch. In others, it is
         that of this shard, or of one that ran all its logical shards: where the number of shards has changed, give
-        all states to `set_states`. Code that has changed since is a warning in the log of "millstream": it may well
-        make the same batches.
+        all states to `set_states`. Content that has changed since (code, objects, attributes of your own source) is a
+        warning in the log of "millstream" that names it: it may well make the same batches.
 
         Args:
             state: what `get_state` returned.
-            allow: differences to accept on purpose: any of "operations", "sampler", "source", "global_batch". Another
-                global batch must divide the saved position.
-            strict: whether to refuse the state, too, if the code of the pipeline has changed.
+            allow: differences to accept on purpose: any of "operations", "sampler", "source", "global_batch", or paths
+                within them, such as "operations[0].size". Another global batch must divide the saved position.
+            strict: whether to refuse the state, too, if content has changed.
 
         Raises:
             CheckpointError: the state is unreadable or of another stream. The iterator is as it was.
             ValueError: the iterator is closed, or `allow` has an unknown name.
         """
         self._check_open()
+        self._check_can_resume()
         self._resume(LoaderState.decode(state, self._stream), allow, strict=strict)
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
@@ -262,6 +264,7 @@ class DataLoaderIterator(ResumableIterator):
             [4 5 6 7]
         """
         self._check_open()
+        self._check_can_resume()
         from millstream.loader.checkpoints.combination import combined  # noqa: PLC0415  (for those who resume)
 
         self._resume(combined([LoaderState.decode(state) for state in states]), allow, strict=strict)
@@ -276,6 +279,7 @@ class DataLoaderIterator(ResumableIterator):
 
         Raises:
             IndexError: there are fewer batches.
+            TypeError: the source is a stream that returns whatever comes next.
             ValueError: the iterator is closed.
 
         Examples:
@@ -285,6 +289,8 @@ class DataLoaderIterator(ResumableIterator):
             [80 81 82 83]
         """
         self._check_open()
+        if reason := self._plan.reads_in_order_only:
+            raise TypeError(f"Cannot seek: {reason}")
         step, last = as_integer(step, "step"), self._plan.shards[0].block_limit
         if step < 0 and not self._plan.one_to_one:
             raise IndexError(f"step must be at least 0, got {step}.")
@@ -469,6 +475,10 @@ class DataLoaderIterator(ResumableIterator):
     def _check_open(self) -> None:
         if self._lifecycle is Lifecycle.CLOSED:
             raise ValueError(f"The iterator is closed: {self._reason}.")
+
+    def _check_can_resume(self) -> None:
+        if reason := self._plan.reads_in_order_only:
+            raise CheckpointError(f"Cannot resume: {reason}")
 
     def _state(self) -> LoaderState:
         return state_at(self._position(), self._step, self._plan, self._stream)

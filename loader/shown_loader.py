@@ -77,10 +77,12 @@ class ShownLoader(Closing, abc.ABC):
         picture of the loader shows them, too.
 
         Raises:
+            TypeError: the source is a stream, whose first records training would then lack.
             Exception: what the pipeline raises, with notes of where.
         """
         from millstream.loader.tracing import Trace, traced  # noqa: PLC0415  (for those who look)
 
+        self._check_random_access("trace")
         self._structures = traced(self._plan.pipeline)
         return Trace(self._structures, self._facts())
 
@@ -98,7 +100,8 @@ class ShownLoader(Closing, abc.ABC):
             decode: makes a text of a list of tokens, such as `tokenizer.decode`; None shows the numbers.
 
         Raises:
-            TypeError, ValueError: a number is not one, or too small.
+            TypeError, ValueError: a number is not one, or too small; or the source is a stream, whose first records
+                training would then lack.
             Exception: what the pipeline raises, with notes of where.
         """
         from itertools import islice  # noqa: PLC0415
@@ -108,8 +111,13 @@ class ShownLoader(Closing, abc.ABC):
 
         count, rows = as_integer(num_batches, "num_batches", 1), as_integer(rows, "rows", 1)
         pipeline = self._plan.pipeline
+        self._check_random_access("preview")
         batches = list(islice(first_outputs(pipeline), count))
         return Preview(batches, is_batched=makes_batches(pipeline), rows=rows, decode=decode)
+
+    def _check_random_access(self, what: str) -> None:
+        if reason := self._plan.reads_in_order_only:
+            raise TypeError(f"Cannot {what}: {reason}")
 
     def report(self, path: "str | Path") -> "Path":
         """Writes a report on this loader, and returns where: a page that needs nothing else, or a trace.

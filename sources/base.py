@@ -42,8 +42,10 @@ class DataSource(Protocol[T_co]):
         A line of words that identifies the content, wherever it lies: equal for equal records, in every process and
         after moving the files; cheap, so a sample will do. It goes into checkpoints, so that a state is refused with
         another source, and the error shows what differs: words of the form `name=value` are compared one by one.
-        Without it, the loader describes the source's attributes: a source that holds the path of its files then
-        counts as another one once they have moved.
+        Without it, its class and length count, and attributes that differ are a warning.
+    `content_marks() -> Mapping[str, str]`
+        Marks by name of what may change the records, for a source with `fingerprint`: of code, or of some bytes of
+        its files. A state with other marks is accepted with a warning that names them.
 
     Examples:
         >>> class Squares:

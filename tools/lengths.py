@@ -196,7 +196,7 @@ def _identity(
     if not _is_told_apart(source, files):
         return None, None
     own = fingerprint_of(source, SequentialSampler(len(source)), operations)
-    words = [_LAYOUT, dict(own.words), {path: dict(marks) for path, marks in own.code.items()}, own.python, feature]
+    words = [_LAYOUT, dict(own.words), dict(own.content), own.python, feature]
     # Where the files lie does not count, but when they were written does: a size alone may stay as it was.
     text = json.dumps([*words, list(files.values())])
     return next(iter(files), None), hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.loader.checkpoints.words import describe
+from millstream.loader.checkpoints.description import Description, identity_of
 
 Positions: TypeAlias = NDArray[np.int64]
 """Positions of one dataset, counted over all its epochs, shape (n,)."""
@@ -118,6 +118,15 @@ class Node(abc.ABC):
         plain = {name: value for name, value in shown.items() if not _holds_nodes(value)}
         yield f"{type(self).__name__}({', '.join(f'{name}: {words_of(value)}' for name, value in plain.items())})"
 
+    def content(self) -> Description:
+        """Returns what of this node, without its parents, may decide the elements: the code of its operation."""
+        found = Description()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not _holds_nodes(value):
+                found.add(f".{field.name}", value)
+        return found
+
 
 def _holds_nodes(value: Any) -> bool:
     return isinstance(value, Node) or (isinstance(value, tuple) and any(isinstance(part, Node) for part in value))
@@ -125,7 +134,7 @@ def _holds_nodes(value: Any) -> bool:
 
 def words_of(value: Any) -> str:
     """Returns a value in words that are equal in every process."""
-    return describe(value).words.text
+    return identity_of(value)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -8,7 +8,8 @@ from typing import Any, cast
 import numpy as np
 
 from millstream.dataset.nodes.node import Node, Positions, divided, divided_one, words_of
-from millstream.loader.checkpoints.fingerprint import source_words
+from millstream.loader.checkpoints.description import Description
+from millstream.loader.checkpoints.fingerprint import add_source
 from millstream.loader.pipeline.arguments import source_name
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.reading import reader_of
@@ -94,8 +95,14 @@ class Source(Node):
 
     def words(self) -> Iterator[str]:
         """Yields what the source says of itself, or what it is made of."""
-        words, _ = source_words(self.source)
-        yield f"Source({', '.join(f'{name}: {text}' for name, text in words.items())})"
+        words = self.content().identity
+        yield f"Source({', '.join(f'source{name}: {text}' for name, text in words.items())})"
+
+    def content(self) -> Description:
+        """Returns the description of the source."""
+        found = Description()
+        add_source(found, "", self.source)
+        return found
 
 
 def rebuilt(source: Any) -> Source:
@@ -149,8 +156,17 @@ class Own(Node):
 
     def words(self) -> Iterator[str]:
         """Yields the class and the attributes of the dataset, without its parents."""
-        own = {name: value for name, value in vars(self.dataset).items() if name not in _KEPT_BY_MAP_DATASET}
-        yield f"{type(self.dataset).__qualname__}(length: {self.length}, {words_of(own)})"
+        yield f"{type(self.dataset).__qualname__}(length: {self.length}, {words_of(self._parameters())})"
+
+    def content(self) -> Description:
+        """Returns the description of the dataset: its attributes, and the code of its class."""
+        found = Description()
+        found.add("", self._parameters())
+        found.add_code("", type(self.dataset))
+        return found
+
+    def _parameters(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self.dataset).items() if name not in _KEPT_BY_MAP_DATASET}
 
 
 _KEPT_BY_MAP_DATASET = {"_parents", "_node", "_blocks"}

@@ -7,15 +7,22 @@ delivered is then also what this one begins with, or it is an error.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.code_marks import CODE
 from millstream.loader.checkpoints.state import LoaderState, Place, Stream
 
 ALLOWABLE = ("global_batch", "operations", "sampler", "source")
-"""The differences that `resumption` accepts when asked to."""
+"""The parts that can differ on purpose. A path within a part, such as `operations[0].size`, accepts less."""
 
+
+_OPERATION = re.compile(r"(before )?operations\[\d+\]")
+"""The path of an operation: its kind is the text there."""
+
+SHOWN_PATHS = 4
+"""If more paths differ, an error advises to allow whole parts."""
 
 _BEGINNING = re.compile(r"^sampler\.\w+_from_(\d+)$")
 """The path of a word that holds from some position on."""
@@ -27,7 +34,7 @@ class Resumption(NamedTuple):
     Attributes:
         places: for each logical shard the first block that is not used up, what is used up of it, one number per stage,
             and whether the last batch was what it was because the order ended.
-        changes: what has changed in the code since the state was saved, in words.
+        changes: differences in content that do not refuse the state, in words.
     """
 
     places: tuple[tuple[int, tuple[int, ...], bool], ...]
@@ -42,18 +49,22 @@ def resumption(
     Args:
         saved: the state to resume from.
         here: any state of the loader that is to resume, for what it says about its stream and shard.
-        allow: differences to accept on purpose, out of `ALLOWABLE`. A new global batch must divide the saved position.
-        strict: whether changed code is a difference, too.
+        allow: differences to accept on purpose: parts out of `ALLOWABLE`, and paths within them. A new global batch
+            must divide the saved position.
+        strict: whether a difference in content refuses the state, too.
 
     Raises:
         CheckpointError: the streams differ; names every difference, what was saved, what is here and what to do.
         ValueError: `allow` names something else.
     """
-    if isinstance(allow, str) or not set(allow) <= set(ALLOWABLE):
-        raise ValueError(f"allow must be a collection of names out of {', '.join(ALLOWABLE)}; got {allow!r}.")
-    changes = [change for change in _code_changes(saved.stream, here.stream) if change.part not in allow]
+    if isinstance(allow, str) or not all(isinstance(path, str) and _part_of(path) in ALLOWABLE for path in allow):
+        raise ValueError(
+            f"allow must be a collection of names out of {', '.join(ALLOWABLE)}, or of paths within them, such as "
+            f'"operations[0].size"; got {allow!r}.'
+        )
+    changes = [change for change in _content_changes(saved.stream, here.stream) if not _is_allowed(change.path, allow)]
     differences = [*_differences(saved, here), *(changes if strict else [])]
-    refused = [difference for difference in differences if difference.part not in allow]
+    refused = [difference for difference in differences if not _is_allowed(difference.path, allow)]
     if refused:
         listed = "".join(f"\n  {difference.text}" for difference in refused)
         raise CheckpointError(f"The state belongs to another stream:{listed}\n{_advice(refused, allow)}")
@@ -66,31 +77,32 @@ def resumption(
 
 
 def warn_of_changes(changes: Collection[str]) -> None:
-    """Logs what has changed in the code of a pipeline that resumes all the same."""
+    """Logs what has changed in the content of a pipeline that resumes anyway."""
     import logging  # noqa: PLC0415  (takes long to import)
 
     logging.getLogger("millstream").warning(
-        "millstream: the loader resumes, although its code is not the code that saved the state:\n  %s\nThe batches "
-        "are those that would have followed only if it computes the same. With strict=True this is an error.",
+        "millstream: the loader resumes, although it differs from the one that saved the state:\n  %s\nThe batches are "
+        "those that would have followed only if it computes the same. strict=True makes this an error, and "
+        "allow={...} with these paths accepts it.",
         "\n  ".join(changes),
     )
 
 
 class _Difference(NamedTuple):
-    """One difference between two states: in words, and the name in ALLOWABLE that accepts it (None: nothing does)."""
+    """One difference between two states: in words, and the path in `allow` that accepts it (None: nothing does)."""
 
-    part: str | None
+    path: str | None
     text: str
 
 
 def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]:
-    """Yields every difference that keeps `here` from resuming from `saved`, but for that of code."""
+    """Yields every difference that keeps `here` from resuming from `saved`, except those in content."""
     if saved.stream is not here.stream:  # Or there is nothing to compare.
         yield from _stream_differences(saved.stream, here.stream, max(place.position for place in saved.places))
     if not saved.stream.one_to_one:
         before, after = (len(state.places[0].skip) for state in (saved, here))
         reason = ""
-        if before < after and saved.stream.fingerprint == here.stream.fingerprint:
+        if before < after and _kinds(saved.stream) == _kinds(here.stream):
             reason = (
                 ": an earlier release saved a wrong position if an operation after ConcatThenSplit or Rebatch drops or "
                 f"splits elements. Seek to the step instead: seek({saved.step})"
@@ -154,14 +166,11 @@ def _word_differences(then: Stream, now: Stream, position: int) -> Iterator[_Dif
     Words that hold from some position on (`weights_from_500`) do not count before it; of those that differ, the first
     one is told: where one order leaves the other, what comes later is another order anyway.
     """
-    if then.fingerprint == now.fingerprint:
-        return
     before, after = then.fingerprint.words, now.fingerprint.words
     reported: list[str] = []
     left = False
-    different = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-    for path in sorted(different, key=_natural_order):
-        if any(path.startswith(parent) and path[len(parent)] in ".[(" for parent in reported):
+    for path in _different_paths(then, now):
+        if _is_allowed(path, reported):
             continue
         reason = ""
         if beginning := _BEGINNING.search(path):
@@ -170,7 +179,26 @@ def _word_differences(then: Stream, now: Stream, position: int) -> Iterator[_Dif
             left = True
             reason = f": the orders differ from position {beginning[1]} on, and the state is at position {position}"
         reported.append(path)
-        yield from _unequal(_part_of(path), path, before.get(path), after.get(path), reason)
+        yield from _unequal(path, path, before.get(path), after.get(path), reason)
+
+
+def _different_paths(then: Stream, now: Stream) -> list[str]:
+    """Returns the paths at which the identities of two streams differ, sorted."""
+    if then.fingerprint == now.fingerprint:
+        return []
+    before, after = then.fingerprint.words, now.fingerprint.words
+    different = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+    if not then.fingerprint.python:
+        # An earlier release described other parts, and had other CRCs.
+        both = before.keys() & after.keys()
+        is_known = {path for path in both if "#" not in before[path] + after[path]}
+        different &= is_known | {path for path in before.keys() | after.keys() if _OPERATION.fullmatch(path)}
+    return sorted(different, key=_natural_order)
+
+
+def _kinds(stream: Stream) -> dict[str, str]:
+    """Returns the kinds of the operations of a stream, by path."""
+    return {path: text for path, text in stream.fingerprint.words.items() if _OPERATION.fullmatch(path)}
 
 
 def _position_differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]:
@@ -204,40 +232,56 @@ def _position_differences(saved: LoaderState, here: LoaderState) -> Iterator[_Di
         )
 
 
-def _code_changes(then: Stream, now: Stream) -> Iterator[_Difference]:
-    """Yields which part of the pipeline runs other code, where its words are the same."""
+def _content_changes(then: Stream, now: Stream) -> Iterator[_Difference]:
+    """Yields the differences in content. Code that another minor version of Python has marked cannot be compared."""
     before, after = then.fingerprint, now.fingerprint
     if before == after:
         return
-    different = {path for path in before.code.keys() & after.code.keys() if before.code[path] != after.code[path]}
+    if not before.python:
+        yield _Difference(None, "an earlier release saved the state: code and objects cannot be compared")
+        return
+    reported = _different_paths(then, now)
+    different = before.content.keys() | after.content.keys()
     for path in sorted(different, key=_natural_order):
-        old, new = before.code[path], after.code[path]
-        names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-        what = f"{path}, {after.words[path]}: the code of {', '.join(names)} has changed"
-        if before.python != after.python:
-            what = (
-                f"{path}, {after.words[path]}: the code of {', '.join(names)} cannot be compared, because Python "
-                f"{before.python} saved it, and the bytecode of Python {after.python} differs"
-            )
-        yield _Difference(_part_of(path), what)
+        saved, here = before.content.get(path), after.content.get(path)
+        # What is part of another value, or has become plain, is reported there.
+        if saved == here or _is_allowed(path, reported):
+            continue
+        if before.python != after.python and (saved or here or "").startswith(CODE):
+            text = f"Python {before.python} saved its mark, and the bytecode of Python {after.python} differs"
+            yield _Difference(path, f"{path}: the code cannot be compared: {text}")
+        elif saved is not None and here is not None and here.startswith(CODE):
+            yield _Difference(path, f"{path}: the code has changed")
+        else:
+            yield from _unequal(path, path, saved, here)
 
 
-def _unequal(part: str | None, label: str, saved: object, here: object, reason: str = "") -> Iterator[_Difference]:
+def _unequal(path: str | None, label: str, saved: object, here: object, reason: str = "") -> Iterator[_Difference]:
     """Yields the difference between two values unless they are equal; None stands for no such thing."""
     if saved != here:
         before, now = ("nothing" if value is None else value for value in (saved, here))
-        yield _Difference(part, f"{label}: saved {before}, here {now}{reason}")
+        yield _Difference(path, f"{label}: saved {before}, here {now}{reason}")
 
 
-def _advice(refused: Iterable[_Difference], allow: Collection[str]) -> str:
+def _advice(refused: Sequence[_Difference], allow: Collection[str]) -> str:
     """Returns what a user can do about the refused differences."""
     advice = "Build the loader as it was when the state was saved"
-    parts = {difference.part for difference in refused}
-    if None in parts:
+    paths = {difference.path for difference in refused}
+    if None in paths:
         return f"{advice}: there is no allow={{...}} for this."
-    names = sorted({*allow, *(part for part in parts if part is not None)})
-    quoted = ", ".join(f'"{name}"' for name in names)
+    known = {path for path in paths if path is not None}
+    if len(known) > SHOWN_PATHS:
+        known = set(map(_part_of, known))
+    names = sorted({*allow, *known}, key=_natural_order)
+    quoted = ", ".join(f'"{name}"' for name in names if not _is_allowed(name, [one for one in names if one != name]))
     return f"{advice}, or resume with these differences on purpose: set_state(state, allow={{{quoted}}})."
+
+
+def _is_allowed(path: str | None, allow: Collection[str]) -> bool:
+    """Returns whether a path, or what it is a part of, is named in `allow`."""
+    if path is None or not allow:
+        return False
+    return any(path == name or (path.startswith(name) and path[len(name)] in ".[(") for name in allow)
 
 
 def _part_of(path: str) -> str:

@@ -1,163 +1,166 @@
-"""Which stream a loader makes, in words: what a checkpoint compares, and what it shows where two differ.
+"""The fingerprint of a pipeline: what a checkpoint compares, and what it shows if two pipelines differ.
 
-Words stand under the path by which a person would reach what they describe: `sampler.seed`, `operations[0]._size`. The
-marks of code are apart, because changed code may well make the same stream.
+It is declared: attributes, class constants, and what `fingerprint()` of sources, samplers, operations and their
+attributes returns. It has two tiers (see `description`). Each text has the path by which a person would reach what it
+describes: `sampler.seed`, `operations[0]._size`.
 """
 
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 
-from millstream.loader.checkpoints.contents import crc_of
-from millstream.loader.checkpoints.words import ENTRY_LIMIT, Description, Words, describe, printable, spread
+from millstream.loader.checkpoints.code_marks import crc_of, written_name
+from millstream.loader.checkpoints.description import (
+    ENTRY_LIMIT,
+    Description,
+    own_fingerprint,
+    printable,
+    spread,
+    text_of,
+)
 from millstream.samplers import Sampler
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.transformation import paths_of
 
 SOURCE_RECORDS = 16
-"""How many records of a plain sequence are looked at."""
-OWN_WORDS_LIMIT = 1000
-"""The most characters of what a source or sampler says of itself; more of it counts, but is not shown."""
+"""The number of records of a plain sequence that count."""
+OWN_TEXT_LIMIT = 1000
+"""The maximum number of characters of a `fingerprint()` that are shown; all of them count."""
 
-_KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap, OnlyFor, Pack)
+MAX_MARKS = 64
+"""The maximum number of marks of a source."""
+
+_KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap, OnlyFor, Pack, Batch)
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """Which stream a state belongs to.
+    """The fingerprint of a pipeline.
 
     Attributes:
-        words: what decides the stream, by path: the source, the sampler without its number of epochs, the operations.
-        code: the marks of the code that they run, by the path of the part and the name of the function.
+        words: the identity by path: of the source, of the sampler without its number of epochs, of the operations.
+        content: what may change the stream, by path: a difference is a warning.
         python: the version of Python whose bytecode was marked.
     """
 
     words: Mapping[str, str]
-    code: Mapping[str, Mapping[str, str]]
+    content: Mapping[str, str]
     python: str
 
 
 def fingerprint_of(
     source: Any, sampler: Sampler, operations: Sequence[Transformation], sizes: Mapping[int, str] | None = None
 ) -> Fingerprint:
-    """Returns the fingerprint of a pipeline.
-
-    Source and sampler say what they are by `fingerprint()` if they have it. Records are read, SOURCE_RECORDS of them,
-    only of a list, tuple or array.
+    """Returns the fingerprint of a pipeline. Records are read only of a list, tuple or array: SOURCE_RECORDS of them.
 
     Args:
         source: where records come from.
         sampler: their order.
         operations: what is done with them.
-        sizes: what to say of the size of a Batch, by its number among the operations, where it is not the size that
+        sizes: the text for the size of a Batch, by its number among the operations, if another size than its own
             decides the stream. By default that of the first Batch is left out: a state compares the global batch, which
             is that size times the shards.
 
     Raises:
         TypeError: a `fingerprint()` returned something else than a string.
     """
-    words: dict[str, str] = {}
-    code: dict[str, dict[str, str]] = {}
+    found = Description()
+    add_source(found, "source", source)
+    _add_sampler(found, "sampler", sampler)
     if sizes is None:
         first = next((number for number, operation in enumerate(operations) if isinstance(operation, Batch)), -1)
         sizes = {first: ""}
-    for path, texts, marks in _parts(source, sampler, operations, sizes):
-        words |= texts
-        if marks:
-            code[path] = _listed_code(marks)
-    return Fingerprint(words, code, f"{sys.version_info.major}.{sys.version_info.minor}")
-
-
-def _parts(
-    source: Any, sampler: Sampler, operations: Sequence[Transformation], sizes: Mapping[int, str]
-) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, int]]]:
-    """Yields each part of a pipeline: its path, its words by path, and the marks of its code."""
-    yield "source", *source_words(source)
-    yield "sampler", *_sampler_words(sampler)
     for number, (path, operation) in enumerate(zip(paths_of(operations), operations, strict=True)):
         if type(operation) is Batch:
-            words, marks = _batch_words(operation, sizes.get(number, str(operation.batch_size)))
+            _add_batch(found, path, operation, sizes.get(number, str(operation.batch_size)))
         else:
-            words, marks = _operation_words(operation)
-        yield path, words.listed(path), marks
+            _add_operation(found, path, operation)
+    return Fingerprint(found.identity, found.content, f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
-def source_words(source: Any) -> tuple[Mapping[str, str], Mapping[str, int]]:
-    """Returns a source in words, by path, and the marks of its code."""
-    if (own := _own_words("source", source)) is not None:
-        return own | _silent_parts("source", source), {}
-    if type(source) in (list, tuple, np.ndarray):
+def add_source(found: Description, path: str, source: Any) -> None:
+    """Adds a source: by its `fingerprint()`, by some records of a plain sequence, or by its attributes as content."""
+    if (own := own_fingerprint(source)) is not None:
+        _add_own(found, path, own)
+        found.content |= {f"{path}.{name}": mark for name, mark in _content_marks(source).items()}
+        _add_silent_parts(found, path, source)
+    elif type(source) in (list, tuple, np.ndarray):
         what = f"{source.dtype} array {source.shape}" if isinstance(source, np.ndarray) else type(source).__name__
-        records = [describe(source[key]).words.text for key in spread(len(source), SOURCE_RECORDS)]
-        return {"source": f"{len(source)} records of {what} {crc_of(records)}"}, {}
-    words, code = describe(source)
-    listed = words.listed("source")
-    return listed | {"source": f"{len(source)} records of {listed['source']}"}, code
+        records = [text_of(source[key]) for key in spread(len(source), SOURCE_RECORDS)]
+        found.identity[path] = f"{len(source)} records of {what} {crc_of(records)}"
+    elif type(source) is range:
+        found.identity |= {path: f"{len(source)} records of range"}
+        found.identity |= {f"{path}.{name}": str(getattr(source, name)) for name in ("start", "stop", "step")}
+    else:
+        found.add_object(path, source, f"{len(source)} records of {written_name(type(source))}", is_content=True)
 
 
-def _sampler_words(sampler: Sampler) -> tuple[Mapping[str, str], Mapping[str, int]]:
-    words, code = describe(sampler)
-    own = _own_words("sampler", sampler)
-    return words.listed("sampler") if own is None else own | _silent_parts("sampler", sampler), code
+def _content_marks(source: Any) -> dict[str, str]:
+    """Returns the marks of a source that knows its fingerprint; of more than MAX_MARKS, one for all."""
+    own = getattr(source, "content_marks", None)
+    marks = {printable(name): printable(mark) for name, mark in (own() if callable(own) else {}).items()}
+    return marks if len(marks) <= MAX_MARKS else {"content": crc_of(map(" ".join, sorted(marks.items())))}
 
 
-def _silent_parts(path: str, value: Any) -> dict[str, str]:
-    """Returns the words of those parts of a source or sampler that do not say themselves what they are."""
+def _add_sampler(found: Description, path: str, sampler: Sampler) -> None:
+    if (own := own_fingerprint(sampler)) is None:
+        found.add_object(path, sampler, written_name(type(sampler)))
+        return
+    _add_own(found, path, own)
+    found.add_code(path, type(sampler))
+    _add_silent_parts(found, path, sampler)
+
+
+def _add_silent_parts(found: Description, path: str, value: Any) -> None:
+    """Adds those parts of a source or sampler that do not say themselves what they are."""
     parts = getattr(value, "parts", None)
     if not isinstance(parts, Mapping):
-        return {}
+        return
     silent = {name: part for name, part in parts.items() if not callable(getattr(part, "fingerprint", None))}
-    words = {f"{path}[{name!r}]": describe(part).words.text for name, part in silent.items()}
-    if len(words) <= ENTRY_LIMIT:
-        return words
-    return {f"{path}.parts": f"{len(words)} parts {crc_of([f'{name} {text}' for name, text in words.items()])}"}
+    if len(silent) > ENTRY_LIMIT:
+        texts = [f"{name} {text_of(part)}" for name, part in silent.items()]
+        found.identity[f"{path}.parts"] = f"{len(texts)} parts {crc_of(texts)}"
+        return
+    for name, part in silent.items():
+        if hasattr(part, "__len__") and path == "source":
+            add_source(found, f"{path}[{name!r}]", part)
+        else:
+            _add_sampler(found, f"{path}[{name!r}]", part)
 
 
-def _own_words(path: str, value: Any) -> dict[str, str] | None:
-    """Returns what a source or sampler says of itself, each `name=` under a path of its own; None where it does not."""
-    own = getattr(value, "fingerprint", None)
-    if not callable(own):
-        return None
-    text = own()
-    if not isinstance(text, str):
-        raise TypeError(f"{type(value).__name__}.fingerprint() must return a str, got {type(text).__name__}.")
-    text = printable(text)
-    if len(text) > OWN_WORDS_LIMIT:
-        return {path: f"{text[:OWN_WORDS_LIMIT]}... {crc_of([text])}"}
+def _add_own(found: Description, path: str, text: str) -> None:
+    """Adds what a `fingerprint()` says: each `name=` under a path of its own."""
+    if len(text) > OWN_TEXT_LIMIT:
+        found.identity[path] = f"{text[:OWN_TEXT_LIMIT]}... {crc_of([text])}"
+        return
     first, *others = re.split(r" (?=[A-Za-z_]\w*=)", text)
     named = dict(part.split("=", 1) for part in others)
     if len(named) < len(others):
-        return {path: text}
-    return {path: first} | {f"{path}.{name}": what for name, what in named.items()}
+        found.identity[path] = text
+    else:
+        found.identity |= {path: first} | {f"{path}.{name}": what for name, what in named.items()}
 
 
-def _operation_words(operation: Transformation) -> Description:
-    """Returns an operation in words, which begin with its kind."""
-    words, code = describe(operation)
-    kinds = (kind.__name__ for kind in (*_KINDS, Batch) if isinstance(operation, kind))
-    kind = next(kinds, type(operation).__name__)
-    if words.head != kind:  # A subclass of the user's.
-        words = words._replace(text=f"{kind} {words.text}", head=f"{kind} {words.head}")
-    return Description(words, code)
+def _add_operation(found: Description, path: str, operation: Transformation) -> None:
+    name = written_name(type(operation))
+    kind = next((kind.__name__ for kind in _KINDS if isinstance(operation, kind)), name)
+    head = kind if kind == name else f"{kind} {name}"
+    if (own := own_fingerprint(operation)) is None:
+        found.add_object(path, operation, head)
+    else:
+        _add_own(found, path, f"{head}: {own}")
+        found.add_code(path, type(operation))
 
 
-def _batch_words(batch: Batch, size: str) -> Description:
-    """Returns a Batch in words: its size, its function, and what is not as it usually is."""
-    function, code = describe(batch.batch_fn)
-    shown = {"batch_size": size} if size else {}
-    shown |= {name: "True" for name in ("drop_remainder", "pad_remainder") if getattr(batch, name)}
-    parts = [(f".{name}", Words(text)) for name, text in shown.items()]
-    parts += [] if batch.batch_fn is None else [(".batch_fn", function)]
-    return Description(Words("Batch", "Batch", tuple(parts)), code)
-
-
-def _listed_code(marks: Mapping[str, int]) -> dict[str, str]:
-    """Returns the marks as they are saved: the first ones each for itself, the rest as one."""
-    shown = {printable(name): f"{mark:08x}" for name, mark in list(marks.items())[:ENTRY_LIMIT]}
-    rest = [f"{name} {mark}" for name, mark in list(marks.items())[ENTRY_LIMIT:]]
-    return shown | {f"{len(rest)} others": crc_of(rest)[1:]} if rest else shown
+def _add_batch(found: Description, path: str, batch: Batch, size: str) -> None:
+    """Adds a Batch: its size, its function, and what is not the default."""
+    found.identity[path] = "Batch"
+    if size:
+        found.identity[f"{path}.batch_size"] = size
+    found.identity |= {f"{path}.{name}": "True" for name in ("drop_remainder", "pad_remainder") if getattr(batch, name)}
+    found.add(f"{path}.batch_fn", batch.batch_fn)

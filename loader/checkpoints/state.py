@@ -15,10 +15,14 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.fingerprint import Fingerprint
 
 FORMAT = "millstream"
-VERSION = 3
+VERSION = 4
+_READ_VERSIONS = (3, VERSION)
+"""States of version 3 have the texts of an earlier release; most can still be compared."""
 
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
 _ENDING = b',"version":%d}' % VERSION
+_MAX_NUMBER = 1 << 63
+"""The largest position, step or number to skip."""
 
 
 @final
@@ -58,9 +62,30 @@ class Stream:
         return b',"stream":%b%b' % (self.encoded.encode(), _ENDING)
 
     @classmethod
-    def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Returns the stream with the fields that `encoded` wrote."""
-        return cls(**{**fields, "fingerprint": Fingerprint(**fields["fingerprint"])})
+    def from_fields(cls, fields: dict[str, Any], version: int = VERSION) -> Self:
+        """Returns the stream with the fields that `encoded` wrote.
+
+        Raises:
+            TypeError, ValueError, KeyError: they are not those of a stream.
+        """
+        named = dict(fields["fingerprint"])
+        if version < VERSION:
+            named = {"words": named["words"], "content": {}, "python": ""}
+        stream = cls(**{**fields, "fingerprint": Fingerprint(**named)})
+        for name in ("drop_remainder", "one_to_one"):
+            _check_is(getattr(stream, name), bool, name)
+        for name in ("shard_index", "shard_count", "logical_shards", "global_batch"):
+            _check_number(getattr(stream, name), name, minimum=name != "shard_index")
+        if stream.length is not None:
+            _check_number(stream.length, "length")
+        if stream.shard_index >= stream.shard_count or stream.logical_shards % stream.shard_count:
+            raise ValueError(f"shard {stream.shard_index} of {stream.shard_count} has no logical shards")
+        _check_is(stream.fingerprint.python, str, "python")
+        for texts in (stream.fingerprint.words, stream.fingerprint.content):
+            _check_is(texts, dict, "a fingerprint")
+            for text in texts.values():
+                _check_is(text, str, "a text of the fingerprint")
+        return stream
 
 
 class Place(NamedTuple):
@@ -77,6 +102,20 @@ class Place(NamedTuple):
     position: int
     skip: tuple[int, ...]
     is_final: bool
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """Returns the place with the fields that `encoded` wrote.
+
+        Raises:
+            TypeError, ValueError: they are not those of a place.
+        """
+        _check_is(fields["skip"], list, "skip")
+        place = cls(**{**fields, "skip": tuple(fields["skip"])})
+        for number in (place.position, *place.skip):
+            _check_number(number, "a position")
+        _check_is(place.is_final, bool, "is_final")
+        return place
 
     @property
     def encoded(self) -> str:
@@ -120,13 +159,14 @@ class LoaderState(NamedTuple):
         """
         try:
             fields = _checked_fields(raw, here)
-            stream = fields.pop("stream")
-            places = [Place(**{**place, "skip": tuple(place["skip"])}) for place in fields.pop("places")]
-            return LoaderState(
-                **fields,
-                places=tuple(places),
-                stream=here if here is not None and stream is here else Stream.from_fields(stream),
-            )
+            stream, version = fields.pop("stream"), fields.pop("version")
+            if here is None or stream is not here:
+                stream = Stream.from_fields(stream, version)
+            _check_is(fields["places"], list, "places")
+            places = tuple(map(Place.from_fields, fields.pop("places")))
+            _check_places(places, stream)
+            _check_number(fields["step"], "step")
+            return LoaderState(**fields, places=places, stream=stream)
         except CheckpointError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -156,20 +196,36 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
     version = fields.get("version")
     if not isinstance(version, int):
         raise TypeError("it has no version")
-    if version != VERSION:
+    if version not in _READ_VERSIONS:
         is_older = version < VERSION
         advice = "Seek to the step instead: seek(step)." if is_older else "Upgrade millstream to read it."
         raise CheckpointError(
-            f"The state has version {version}, and this millstream reads version {VERSION} only: it was written by "
-            f"{'an earlier' if is_older else 'a newer'} millstream. {advice}"
+            f"The state has version {version}, and this millstream reads {_READ_VERSIONS[0]} and {VERSION}: it was "
+            f"written by {'an earlier' if is_older else 'a newer'} millstream. {advice}"
         )
     crc = fields.pop("crc32", None)
     # As it was written, which it mostly is, the text need not be made again.
     is_whole = is_of_here or _is_as_written(text) or zlib.crc32(_ENCODER.encode(fields).encode()) == crc
     if not isinstance(crc, int) or not is_whole:
         raise ValueError("its crc32 does not match, so it was damaged or edited")
-    del fields["format"], fields["version"]
+    del fields["format"]
     return fields | {"stream": here} if is_of_here else fields
+
+
+def _check_places(places: tuple[Place, ...], stream: Stream) -> None:
+    own = 1 if stream.one_to_one else stream.logical_shards // stream.shard_count
+    if len(places) != own or len({len(place.skip) for place in places}) > 1:
+        raise ValueError(f"it needs {own} places, and has {len(places)}")
+
+
+def _check_is(value: object, kind: type, name: str) -> None:
+    if type(value) is not kind:
+        raise TypeError(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
+
+
+def _check_number(value: object, name: str, *, minimum: int = 0) -> None:
+    if type(value) is not int or not minimum <= value <= _MAX_NUMBER:
+        raise ValueError(f"{name} is {value!r:.40}")
 
 
 def _is_as_written(text: bytes) -> bool:

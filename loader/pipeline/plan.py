@@ -113,6 +113,22 @@ class Plan:
         """The position before the first output."""
         return (Cursor(0, (0,) * sum(stage.num_cursor_numbers for stage in self.stages)),) * len(self.shards)
 
+    @property
+    def reads_in_order_only(self) -> str:
+        """The reason why no position but the next one can be read; "" if records can be read at random.
+
+        A source of a user's own that claims more records than fit into memory, and that has neither a batched read nor
+        a `fingerprint()`, returns whatever comes next: such as a dataset of Hugging Face that is streamed.
+        """
+        source = self.pipeline.source
+        if not self.source_is_stream or callable(getattr(source, "fingerprint", None)):
+            return ""
+        return (
+            f"{type(source).__name__} claims {len(source):,} records, so it is taken for a stream that returns what "
+            "comes next, from the beginning in each process. If it returns the same record for the same key, give it a "
+            "fingerprint() method."
+        )
+
     @functools.cached_property
     def deciding(self) -> str:
         """What to call the first operation that decides while reading which outputs there are; "" in 1:1 pipelines."""

@@ -3,13 +3,14 @@
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import millstream
+from millstream import CheckpointError
 from millstream.loader.threads import thread_executor
 from millstream.transforms import Batch, ConcatThenSplit, Filter, FlatMap, Map
 
@@ -195,6 +196,55 @@ def test_each_pass_reads_a_stream_from_its_beginning_in_a_worker(operations: lis
         iterator = iter(loader)
         assert read(iterator) == whole
         assert list(iterator) == []
+
+
+class Numbers:
+    """As many numbers as a stream claims to have, at random."""
+
+    def __len__(self) -> int:
+        return 10_000_000_000
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+
+class NamedNumbers(Numbers):
+    """Numbers that say what they are."""
+
+    def fingerprint(self) -> str:
+        """Returns that."""
+        return "numbers"
+
+
+def test_a_stream_says_why_it_cannot_resume_and_loses_no_record_to_a_look() -> None:
+    """What would move it, or read its first records for a picture, is refused; a source with a fingerprint is none."""
+    reading = millstream.ReadOptions(num_threads=1, prefetch_buffer_size=64)
+    named = loader_of([Batch(4)], NamedNumbers(), read_options=reading)
+    for _, move in moves(named):
+        move()
+    loader = loader_of([Batch(4)], Numbers(), read_options=reading)
+    for error, move in moves(loader):
+        with pytest.raises(error, match=r"Cannot \w+: Numbers claims 10,000,000,000 .* fingerprint\(\)"):
+            move()
+
+
+def moves(loader: millstream.DataLoader) -> list[tuple[type[Exception], Callable[[], object]]]:
+    """Returns what moves an iterator or makes the first batches, and the error that refuses it."""
+    with iter(loader) as saved:
+        next(saved)
+        state = saved.get_state()
+
+    def moved(name: str, *arguments: Any) -> None:
+        with iter(loader) as iterator:
+            getattr(iterator, name)(*arguments)
+
+    return [
+        (CheckpointError, lambda: moved("set_state", state)),
+        (CheckpointError, lambda: moved("set_states", [state])),
+        (TypeError, lambda: moved("seek", 2)),
+        (TypeError, loader.trace),
+        (TypeError, loader.preview),
+    ]
 
 
 def test_readers_are_numbered() -> None:

@@ -11,7 +11,7 @@ from millstream.loader.checkpoints.compatibility import ALLOWABLE, Resumption, r
 from millstream.loader.checkpoints.fingerprint import Fingerprint
 from millstream.loader.checkpoints.state import LoaderState, Place, Stream
 
-FINGERPRINT = Fingerprint(words={}, code={"operations[0]": {"crop": "1a2b3c4d"}}, python="3.11")
+FINGERPRINT = Fingerprint(words={}, content={"operations[0].map()": "code #1a2b3c4d"}, python="3.11")
 STREAM = Stream(
     shard_index=1,
     shard_count=2,
@@ -105,7 +105,7 @@ def test_every_difference_is_named_at_once() -> None:
     for text in ("sampler.seed", "operations[0]", "global_batch: saved 32, here 16"):
         assert text in message
     assert "source:" not in message
-    assert 'allow={"global_batch", "operations", "sampler", "source"}' in message
+    assert 'allow={"global_batch", "operations[0]", "sampler.seed", "source"}' in message
     assert resumption(SAVED, here, ALLOWABLE).places[0][0] == 10
 
 
@@ -228,20 +228,42 @@ def test_the_end_of_one_order_is_no_position_of_a_longer_one() -> None:
     assert "seek(4)" in mismatch(filtered, with_stream(filtered, length=320))
 
 
-CHANGED = with_words({}, code={"operations[0]": {"crop": "ffffffff", "flip": "00000000"}})
+CHANGED = with_words({}, content={"operations[0].map()": "code #ffffffff", "source.root": "'/b'"})
 
 
-def test_changed_code_is_told_and_refused_only_if_asked_for() -> None:
-    """Changed code is a warning that names part and functions; strict makes it a difference like any other."""
-    (change,) = resumption(SAVED, CHANGED).changes
-    assert change == "operations[0], Map Crop: the code of crop, flip has changed"
+def test_changed_content_is_reported_and_refused_only_if_asked_for() -> None:
+    """It is a warning that names the path; strict makes it a difference like any other, and `allow` accepts it."""
+    changes = ("operations[0].map(): the code has changed", "source.root: saved nothing, here '/b'")
+    assert resumption(SAVED, CHANGED).changes == changes
     assert resumption(SAVED, SAVED, strict=True).changes == ()
-    assert resumption(SAVED, CHANGED, {"operations"}, strict=True).changes == ()
+    assert resumption(SAVED, CHANGED, {"operations"}).changes == changes[1:]
+    assert resumption(SAVED, CHANGED, {"operations[0].map", "source.root"}, strict=True).changes == ()
     message = mismatch(SAVED, CHANGED, strict=True)
-    assert change in message
-    assert 'allow={"operations"}' in message
-    (change,) = resumption(SAVED, with_words({}, code=CHANGED.stream.fingerprint.code, python="3.12")).changes
-    assert "Python 3.11 saved it, and the bytecode of Python 3.12 differs" in change
+    assert all(change in message for change in changes)
+    assert 'allow={"operations[0].map()", "source.root"}' in message
+    other = with_words({}, content=CHANGED.stream.fingerprint.content, python="3.12")
+    assert "Python 3.11 saved its mark, and the bytecode of Python 3.12 differs" in resumption(SAVED, other).changes[0]
+
+
+def test_a_path_accepts_what_is_below_it_and_nothing_else() -> None:
+    """`operations[1]` is neither `operations[10]` nor a part of it, and a parent accepts its parts."""
+    here = with_words({"operations[0]._sizes": "[1, 3]"})
+    for allow in ("operations[0]._sizes", "operations[0]", "operations"):
+        assert resumption(SAVED, here, {allow}).places[0][0] == 5
+    for other in ("operations[0]._size", "operations[0]._sizes[0]", "operations[1]", "source"):
+        assert "operations[0]._sizes: saved [1, 2], here [1, 3]" in mismatch(SAVED, here, other)
+
+
+def test_a_state_of_the_earlier_release_is_compared_as_far_as_it_can_be() -> None:
+    """What both describe as plain text, and the operations, must be equal; code and CRCs are a warning."""
+    earlier = with_words(
+        {"operations[0].gone": "1", "sampler.keys": "int64 array (9,) #12345678"}, content={}, python=""
+    )
+    here = with_words({"operations[0].now": "2", "sampler.keys": "int64 array (9,) #87654321"})
+    (change,) = resumption(earlier, here).changes
+    assert "an earlier release saved the state" in change
+    assert "sampler.seed: saved 7, here 8" in mismatch(earlier, with_words({"sampler.seed": "8"}))
+    assert "operations[1]: saved Batch, here nothing" in mismatch(earlier, with_words({"operations[1]": None}))
 
 
 @pytest.mark.parametrize("allow", [{"seed"}, ["operations", "shards"], "operations", {"Sampler"}, {""}])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.loader.checkpoints.fingerprint import OWN_WORDS_LIMIT, SOURCE_RECORDS, Fingerprint, fingerprint_of
+from millstream.loader.checkpoints.fingerprint import OWN_TEXT_LIMIT, SOURCE_RECORDS, Fingerprint, fingerprint_of
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.transforms import Batch, Filter, FlatMap, Map
@@ -56,13 +56,39 @@ class Signed(Folder):
         return self.path
 
 
-def test_a_source_is_its_length_and_its_attributes() -> None:
-    """A custom source is described without reading a record; its parameters and length count."""
-    assert source_words(Folder("train", 7)) == {
-        "source": "7 records of Folder",
+def test_a_source_is_its_class_and_length_and_its_attributes_are_content() -> None:
+    """A custom source is described without reading a record; a folder that has moved is not another stream."""
+    found = fingerprint_of(Folder("train", 7), SAMPLER, [])
+    assert {path: text for path, text in found.words.items() if path.startswith("source")} == {
+        "source": "7 records of Folder"
+    }
+    assert {path: text for path, text in found.content.items() if not path.endswith("()")} == {
         "source.path": "'train'",
         "source.size": "7",
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe(Map):
+    """An operation that says what it is."""
+
+    name: str
+    noise: int = 0
+
+    def fingerprint(self) -> str:
+        """Returns its name."""
+        return f"recipe name={self.name}"
+
+    def map(self, element: Any) -> Any:
+        """Returns the element."""
+        return element
+
+
+def test_an_operation_may_say_what_it_is() -> None:
+    """Its `fingerprint()` counts instead of its attributes, and each `name=` has its own path."""
+    described = words(operations=[Recipe("a", 1)])
+    assert described == words(operations=[Recipe("a", 2)]) != words(operations=[Recipe("b", 1)])
+    assert described["operations[0].name"] == "a"
 
 
 def test_sources_and_samplers_may_say_what_they_are() -> None:
@@ -72,7 +98,7 @@ def test_sources_and_samplers_may_say_what_they_are() -> None:
     assert sampler_words(Signed("mixture 3", 7)) == {"sampler": "mixture 3"}
     long, other = (source_words(Signed("a" * size, 7))["source"] for size in (2000, 2001))
     assert long != other
-    assert len(long) < OWN_WORDS_LIMIT + 20
+    assert len(long) < OWN_TEXT_LIMIT + 20
     for broken in ({"source": Signed(b"corpus", 7)}, {"sampler": Signed(b"corpus", 7)}):  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"Signed\.fingerprint\(\) must return a str, got bytes"):
             words(**broken)
@@ -168,13 +194,10 @@ def test_operations_are_their_kinds_and_parameters() -> None:
 
 
 def test_code_is_marked_by_part_and_function_but_not_millstreams_own() -> None:
-    """Marks name the part of the pipeline and the function; an update of millstream changes none."""
+    """Marks have the path of the function; an update of millstream changes none."""
     fingerprint = fingerprint_of(range(7), Backwards(7), [Map(same), Even(), Batch(4)])
-    assert {path: list(marks) for path, marks in fingerprint.code.items()} == {
-        "sampler": ["Backwards.record_keys_at"],
-        "operations[0]": ["same"],
-        "operations[1]": ["Even.filter"],
-    }
+    assert list(fingerprint.content) == ["sampler.record_keys_at()", "operations[0].map()", "operations[1].filter()"]
+    assert all(mark.startswith("code #") for mark in fingerprint.content.values())
     assert fingerprint.python == f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -451,10 +451,10 @@ def test_changed_code_is_refused_where_that_is_asked_for(tmp_path: Path, caplog:
         save_with_manager(tmp_path, saved, lambda: None)
     for make in (iter, lambda loader: millstream.device_put(iter(loader))):
         with ocp.CheckpointManager(tmp_path) as manager, make(with_code("pass")) as here:
-            with pytest.raises(CheckpointError, match="the code of step has changed"):
+            with pytest.raises(CheckpointError, match=r"operations\[0\]\.map\(\): the code has changed"):
                 manager.restore(SAVED_STEP, args=CheckpointRestore(here, strict=True))
             assert here.step == 0
             manager.restore(SAVED_STEP, args=CheckpointRestore(here))
             assert here.step == SAVED_STEP
     told = [record for record in caplog.records if record.name == "millstream"]
-    assert ["the code of step has changed" in record.getMessage() for record in told] == [True, True]
+    assert ["operations[0].map(): the code has changed" in record.getMessage() for record in told] == [True, True]

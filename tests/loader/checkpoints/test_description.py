@@ -1,9 +1,9 @@
-"""Words tell values apart, and are the same wherever and whenever the same value is built."""
+"""Descriptions tell values apart, are equal wherever a value is built, and have two tiers."""
 
 import collections
 import dataclasses
 import functools
-import gc
+import io
 import itertools
 import os
 import pathlib
@@ -18,17 +18,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millstream.loader.checkpoints import words as words_module
-from millstream.loader.checkpoints.words import ENTRY_LIMIT, TEXT_LIMIT, describe
+from millstream.loader.checkpoints.description import ENTRY_LIMIT, TEXT_LIMIT, Description
 from millstream.transforms import Map
 
 
 def listed(value: object) -> dict[str, str]:
-    """Returns the words of a value as a checkpoint has them."""
-    return describe(value).words.listed("it")
+    """Returns the identity of a value."""
+    return described(value).identity
+
+
+def content(value: object) -> dict[str, str]:
+    """Returns the content of a value."""
+    return described(value).content
+
+
+def described(value: object) -> Description:
+    """Returns the description of a value."""
+    found = Description()
+    found.add("it", value)
+    return found
 
 
 def define(body: str, name: str = "made", **names: Any) -> Any:
@@ -40,7 +52,7 @@ def define(body: str, name: str = "made", **names: Any) -> Any:
 
 # Values that have the same words whenever they are built, here and in other processes; no two have the same ones.
 EXPRESSIONS = """
-None | True | False | 0 | 1 | 2**70 | 10**5000 | 10**5000 + 1 | 1.0 | 0.0 | -0.0 | 1e300 | float("nan") | 1j | "" | "1"
+True | False | 0 | 1 | 2**70 | 10**5000 | 10**5000 + 1 | 1.0 | 0.0 | -0.0 | 1e300 | float("nan") | 1j | "" | "1"
 "None" | "a" * 64 | "a" * 65 | "é" | "\\ud800" | "\\n" | "\\\\n" | b"" | b"1" | b"a" * 99 | ... | [] | () | {} | set()
 frozenset() | [1] | (1,) | [1, 2] | [2, 1] | [[1], 2] | {"a": 1} | {"a": 2} | {"b": 1} | {1: "a"} | {"a", "b", "c"}
 {"a", "b", "d"} | {("a", 1), ("b", 2)} | list(range(100)) | list(range(101)) | [*range(99), 100] | tuple(range(100))
@@ -56,16 +68,16 @@ np.datetime64("2020-01-01") | np.dtype("f4") | np.dtype("i4") | np.dtype([("a", 
 np.arange(6) | np.arange(6).reshape(2, 3) | np.arange(6.0) | np.arange(1, 7) | np.arange(6, dtype=">i8")
 np.arange(10**6) | np.arange(10**6) + (np.arange(10**6) == 777777) | np.array(["a", "b"]) | np.array(["a", "c"])
 np.array([1, "a", None], object) | np.array([1, "b", None], object) | np.zeros(2, [("a", "i1"), ("b", "i8")])
-np.ones(2, [("a", "i1"), ("b", "i8")]) | np.array(1.0) | np.zeros((0, 3)) | np.zeros(0) | np.random.default_rng(0)
+np.ones(2, [("a", "i1"), ("b", "i8")]) | np.array(1.0) | np.zeros((0, 3)) | np.zeros(0) | np.arange(0)
 functools.partial(max, 1) | functools.partial(max, 2) | functools.partial(min, 1) | functools.partial(max, key=len)
 scaled(2) | scaled(3) | Frozen(1, (2, 3)) | Frozen(1, (2, 4)) | Slots(1) | Slots(2) | Scale(2) | Scale(3) | Scale(2).map
 Scale(3).map | Child(2) | Map(scaled(2)) | Map(scaled(3)) | Cyclic() | Private(2) | Private(3)
-Stateful(1, 2) | Stateful(3, 2) | functools.lru_cache(scaled(2)) | functools.lru_cache(scaled(3)) | Local(4) | Local(5)
+Stateful(1, 2) | Stateful(3, 2) | Local(4) | Local(5)
 """
 PRELUDE = '''
 import collections, dataclasses, enum, functools, math, operator, os, pathlib, re, sys, threading, types
 import numpy as np
-from millstream.loader.checkpoints.words import describe
+from millstream.loader.checkpoints.description import Description
 from millstream.transforms import Map
 
 class Color(enum.Enum):
@@ -127,7 +139,7 @@ LISTED = [expression for line in EXPRESSIONS.strip().splitlines() for expression
 def program(margin: int) -> str:
     """Returns a program that prints the description of each expression, `margin` lines further down than usual."""
     shown = [
-        f"d = describe({expression}); print(ascii((d.words.listed('it'), sorted(d.code.items()))))"
+        f"d = Description(); d.add('it', {expression}); print(ascii((d.identity, sorted(d.content.items()))))"
         for expression in LISTED
     ]
     return "\n".join([*["# a comment"] * margin, PRELUDE, *shown])
@@ -200,9 +212,10 @@ def rebuilt(value: Any) -> Any:
 @settings(deadline=None, max_examples=150)
 @given(values, values)
 def test_plain_values_are_alike_exactly_if_they_are_equal(one: Any, other: Any) -> None:
-    """A nested value has the same words as its copy, and other words than any different value."""
+    """A nested value is described as its copy is, and otherwise than any different value."""
     assert listed(one) == listed(rebuilt(one))
-    assert (listed(one) == listed(other)) == (spelled(one) == spelled(other))
+    if one is not None and other is not None:
+        assert (listed(one) == listed(other)) == (spelled(one) == spelled(other))
     assert len(listed(one)) <= ENTRY_LIMIT
     for text in listed(one).values():
         assert re.fullmatch(f"[ -~]{{0,{TEXT_LIMIT}}}", text)
@@ -235,30 +248,36 @@ WORD_EDITS = [
     ("(0.5, [1])", "(0.5, [2])", "it._rate", "(0.5, [1])", "(0.5, [2])"),
 ]
 CODE_EDITS = [
-    ("gain=1", "gain=2", "made.map"),
-    ("self.scale(x) * gain", "self.scale(x) / gain", "made.map"),
-    ("x * self.factor", "x + self.factor", "made.scale"),
-    ("return x + 1", "return x + 9", "made.still"),
-    ("self.factor + 2", "self.factor - 2", "made.shown"),
-    ("] * 4", "] * 5", "made.table"),
+    ("gain=1", "gain=2", "map"),
+    ("self.scale(x) * gain", "self.scale(x) / gain", "map"),
+    ("x * self.factor", "x + self.factor", "scale"),
+    ("return x + 1", "return x + 9", "still"),
+    ("self.factor + 2", "self.factor - 2", "shown"),
+    ("] * 4", "] * 5", "table"),
 ]
 
 
 def test_an_edited_parameter_is_seen_in_the_words_and_edited_code_in_its_mark() -> None:
     """Each edit of a class changes exactly what it is about: one text, or the mark of one method."""
-    before = define(CLASS)
+    before = operation(CLASS)
     for old, new, path, saved, here in WORD_EDITS:
-        after = define(CLASS.replace(old, new))
-        assert {path: (saved, here)} == {
-            key: (text, listed(after)[key]) for key, text in listed(before).items() if listed(after)[key] != text
-        }
-        assert describe(after).code == describe(before).code
+        after = operation(CLASS.replace(old, new))
+        assert after.content == before.content
+        assert after.identity == before.identity | {path: here}
+        assert before.identity[path] == saved
     for old, new, name in CODE_EDITS:
         assert CLASS.count(old) == 1
-        after = define(CLASS.replace(old, new))
-        assert listed(after) == listed(before)
-        marks = describe(before).code
-        assert [key for key, mark in describe(after).code.items() if marks[key] != mark] == [name]
+        after = operation(CLASS.replace(old, new))
+        assert after.identity == before.identity
+        marks = before.content
+        assert [key for key, mark in after.content.items() if marks[key] != mark] == [f"it.{name}()"]
+
+
+def operation(body: str) -> Description:
+    """Returns the description of an operation after running the code."""
+    found = Description()
+    found.add_object("it", define(body), "Map made")
+    return found
 
 
 FUNCTION = '''
@@ -282,71 +301,118 @@ HARMLESS_EDITS = [
 ]
 
 
-def test_a_function_is_its_name_its_defaults_its_closure_and_its_code() -> None:
-    """Defaults and closure are words; operators, constants and names are code; what only people read is neither."""
-    assert listed(define(FUNCTION)) == {
-        "it": "made",
-        "it.y": "5",
-        "it.z": "'z'",
-        "it.scale": "7",
-        "it.shift": "(1, 2)",
-    }
+def test_a_function_is_its_name_and_its_content_is_defaults_closure_and_code() -> None:
+    """Defaults and closure have paths of their own; what only people read does not count."""
+    assert listed(define(FUNCTION)) == {"it": "made"}
+    before = content(define(FUNCTION))
+    assert before.pop("it()").startswith("code #")
+    assert before == {"it.y": "5", "it.z": "'z'", "it.scale": "7", "it.shift": "(1, 2)"}
     for old, new in [("x * scale", "x + scale"), ("range(3)", "range(4)"), ("ValueError", "TypeError"), ('"a"', '"b"')]:
         after = define(FUNCTION.replace(old, new))
         assert listed(after) == listed(define(FUNCTION))
-        assert describe(after).code != describe(define(FUNCTION)).code, new
+        assert content(after)["it()"] != content(define(FUNCTION))["it()"], new
     for old, new in HARMLESS_EDITS:
         assert FUNCTION.replace(old, new) != FUNCTION
-        assert describe(define(FUNCTION.replace(old, new))) == describe(define(FUNCTION)), new
+        assert vars(described(define(FUNCTION.replace(old, new)))) == vars(described(define(FUNCTION))), new
 
 
 def test_a_private_container_as_a_default_is_a_cache() -> None:
     """The usual way to keep results between calls does not count, neither empty nor filled."""
     empty, filled = (define(f"def made(x, _cache={cache}):\n    return x") for cache in ("{}", "{1: 2}"))
-    assert listed(empty) == listed(filled) == {"it": "made"}
+    assert vars(described(empty)) == vars(described(filled))
 
 
-class Lazy(Map):
-    """An operation that keeps much of what it has seen."""
+class Tokenizer:
+    """An object of another library, which changes when it is called."""
 
-    def __init__(self) -> None:
-        self._table: dict[int, int] = {}
-        self._file: Any = None
+    def __init__(self, calls: int = 0) -> None:
+        self.calls = calls
+
+
+@dataclasses.dataclass
+class Settings:
+    """Settings of an operation."""
+
+    sizes: tuple[int, ...]
+    tokenizer: Any = None
+
+
+class Crop(Map):
+    """An operation with parameters of all kinds."""
+
+    _MEAN = (0.5,)
+
+    def __init__(self, **given: Any) -> None:
+        vars(self).update({"_sizes": [1, 2], "settings": Settings((3,), Tokenizer()), "mean": np.zeros(3)} | given)
 
     @functools.cached_property
-    def squares(self) -> list[int]:
+    def table(self) -> list[int]:
         """Made when first used."""
         return [1, 4]
 
-    def map(self, element: int) -> int:
-        """Fills every cache."""
-        self._table[element] = self.squares[0]
-        self._file = self._file or iter(self._table)
+    def map(self, element: Any) -> Any:
+        """Returns the element."""
         return element
 
 
-def test_what_cannot_be_pickled_and_cached_properties_do_not_count() -> None:
-    """An open file, a lock, a generator or the result of a cached property may come and go without any change."""
-    used = Lazy()
-    used.map(1)
-    used._table.clear()
-    assert listed(used) == listed(Lazy()) == {"it": "Lazy", "it._table": "{}"}
-    assert describe(types.SimpleNamespace(a=1, lock=threading.Lock())).words.text == "SimpleNamespace(a=1)"
+class Named:
+    """An object that says what it is."""
+
+    def __init__(self, name: str, noise: int = 0) -> None:
+        self.name = name
+        self.noise = noise
+
+    def fingerprint(self) -> str:
+        """Returns the name."""
+        return self.name
 
 
-def test_an_object_keeps_its_first_words_as_long_as_it_lives() -> None:
-    """What has been described is described alike after use, wherever it is held, and is not kept alive."""
-    used = Lazy()
-    before = listed(used)
-    used.map(1)
-    assert listed(used) == before
-    assert "'_table': {}" not in str(listed(Map(used.map)))
-    assert listed(Lazy()) == before
-    key = id(used)
-    assert key in words_module._first
-    del used
-    gc.collect()
-    assert key not in words_module._first
+class Centred(Crop):
+    """An operation with another constant."""
+
+    _MEAN = (0.25,)
+
+
+@pytest.mark.parametrize(
+    ("changed", "tier", "paths"),
+    [
+        ({"_sizes": [1, 3]}, "identity", {"it._sizes"}),
+        ({"mean": np.ones(3)}, "identity", {"it.mean"}),
+        ({"settings": Settings((4,), Tokenizer())}, "identity", {"it.settings.sizes"}),
+        ({"added": "x"}, "identity", {"it.added"}),
+        ({"named": Named("a")}, "identity", {"it.named"}),
+        ({"settings": Settings((3,), Tokenizer(1))}, "content", {"it.settings.tokenizer"}),
+        ({"large": np.zeros(10**5)}, "content", {"it.large"}),
+        ({"many": list(range(10**5))}, "content", {"it.many"}),
+        ({"folder": pathlib.Path("a")}, "content", {"it.folder"}),
+        ({"lock": threading.Lock(), "file": io.StringIO(), "unset": None}, "neither", set()),
+        ({"generator": np.random.default_rng(0)}, "neither", set()),
+    ],
+    ids=lambda value: "" if isinstance(value, set) else str(value)[:24],
+)
+def test_each_kind_of_value_has_its_tier(changed: dict[str, Any], tier: str, paths: set[str]) -> None:
+    """Plain values, small arrays and fingerprints are identity; objects and what is large are content."""
+    before, after = described(Crop()), described(Crop(**changed))
+    for name in ("identity", "content"):
+        one, other = getattr(before, name), getattr(after, name)
+        different = {path for path in one.keys() | other.keys() if one.get(path) != other.get(path)}
+        assert {path.removesuffix("()") for path in different if ".fingerprint()" not in path} == (
+            paths if name == tier else set()
+        )
+
+
+def test_a_constant_of_a_class_is_identity_private_or_not() -> None:
+    """A subclass with another one differs by its path."""
+    assert described(Crop()).identity["it._MEAN"] == "(0.5,)"
+    assert described(Centred()).identity["it._MEAN"] == "(0.25,)"
+
+
+def test_what_was_made_when_first_used_does_not_count() -> None:
+    """The result of a cached property may come and go; an object that says what it is may change within."""
+    used = Crop()
+    assert used.table == [1, 4]
+    assert vars(described(used)) == vars(described(Crop()))
+    assert described(Named("a")).identity == described(Named("a", noise=3)).identity == {"it": "Named(a)"}
 
 
 def test_arrays_count_by_their_values_whatever_their_layout() -> None:
@@ -364,7 +430,7 @@ def test_arrays_of_jax_count_by_their_values() -> None:
     import jax.numpy as jnp
 
     assert listed(jnp.arange(3)) == listed(jnp.arange(3)) != listed(jnp.arange(1, 4))
-    identity, successor = (describe(jax.jit(define(f"made = lambda x: {body}"))).code for body in ("x", "x + 1"))
+    identity, successor = (content(jax.jit(define(f"made = lambda x: {body}"))) for body in ("x", "x + 1"))
     assert identity
     assert identity != successor
 
@@ -408,7 +474,7 @@ def test_the_work_is_bounded() -> None:
     """Vast, deep and entangled values take a bounded time, and few words."""
     for value in vast():
         start = time.process_time()
-        assert len(str(listed(value))) < 200 * ENTRY_LIMIT
+        assert len(str(vars(described(value)))) < 200 * ENTRY_LIMIT
         assert time.process_time() - start < 5
 
 
@@ -436,19 +502,19 @@ class Refusing:
 def test_whatever_fails_when_looked_at_has_words() -> None:
     """No object makes describing raise, or gets an address into the words; what refuses to be pickled counts, too."""
     for value in (Posing(), threading.Thread(), sys, os.environ, Refusing(2)):
-        assert " at 0x" not in str(listed(value))
-        assert listed(value) == listed(value)
+        assert " at 0x" not in str(vars(described(value)))
+        assert vars(described(value)) == vars(described(value))
     assert listed(Refusing(2)) != listed(Refusing(3))
 
 
 def test_long_values_are_shown_by_their_parts() -> None:
-    """A value that is too long for one text is listed part by part, so that the part that differs can be shown."""
-    config = types.SimpleNamespace(rates=[0.1] * 9, names={"left": "a" * 40, "right": "b" * 40}, table=list(range(99)))
+    """A value that is too long for one text is described part by part, so that the part that differs can be shown."""
+    config = types.SimpleNamespace(rates=[0.1] * 9, names={"left": "a" * 40, "right": "b" * 40})
     assert listed(config) == {
         "it": "SimpleNamespace",
         "it.names": "dict of 2",
         "it.names['left']": repr("a" * 40),
         "it.names['right']": repr("b" * 40),
         "it.rates": "[0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]",
-        "it.table": listed(list(range(99)))["it"],
     }
+    assert re.fullmatch(r"list of 99 #[0-9a-f]{8}", listed([0.5] * 99)["it"])
