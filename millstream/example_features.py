@@ -37,7 +37,7 @@ class RaggedColumn(NamedTuple):
 
     def rows(self) -> list[NDArray[Any]]:
         """Returns the values of each element: views of `values`, each of shape (its length,)."""
-        return np.split(self.values, np.cumsum(self.lengths)[:-1])
+        return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
 
     def padded(self, length: int, padding: Any = 0) -> NDArray[Any]:
         """Returns an array of shape (n, length), of the dtype of `values`: longer rows are cut, shorter ones filled up.

@@ -28,9 +28,9 @@ class BagzDataSource(SpanRecords[bytes]):
     """The records of Bagz files laid end to end, as bytes, in any order.
 
     Records of `.bagz` files are decompressed, for which `zstandard` must be installed
-    (`pip install 'millstream[bagz]'`); those of all other files are taken as they are. Where records end is copied to
-    `.NAME.bagz-index.npy` beside each file NAME, or to the cache folder where that cannot be written to
-    (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`): what a worker maps there cannot be cut short beneath it.
+    (`pip install 'millstream[bagz]'`); those of all other files are taken as they are. The offsets of the records are
+    checked and copied to the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else
+    `~/.cache/millstream`); `millstream index` copies them to a file beside the data.
 
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
@@ -75,9 +75,12 @@ class _BagzFormat(SpanFormat[bytes]):
 
     index_kind: ClassVar[str] = "bagz"
 
+    def companions(self, path: str) -> list[str]:
+        return [_limits_path(path)]
+
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         yield np.array([0])
-        if (place := _limits_path(scan.path)) is not None:
+        if exists(place := _limits_path(scan.path)):
             limits = _separate_limits(place)
             if limits is not None and limits[-1] == scan.size and (np.diff(limits) >= 0).all() and limits[0] >= 0:
                 yield limits
@@ -122,11 +125,10 @@ class _BagzFormat(SpanFormat[bytes]):
         return records
 
 
-def _limits_path(path: str) -> str | None:
-    """Returns the file beside a Bagz file that its limits are in, if there is one."""
+def _limits_path(path: str) -> str:
+    """Returns the path of the file beside a Bagz file that its limits may be in."""
     folder, name = os.path.split(without_query(path))
-    place = os.path.join(folder, f"limits.{name}")  # noqa: PTH118
-    return place if exists(place) else None
+    return os.path.join(folder, f"limits.{name}")  # noqa: PTH118
 
 
 def _separate_limits(place: str) -> NDArray[np.int64] | None:

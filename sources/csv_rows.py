@@ -31,9 +31,9 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
     quotes that are doubled. Lines end with a newline, with or without a carriage return before it. The first row of
     each file has the names of its columns. Blank lines are passed over.
 
-    To read a row at random, its place in the file must be known: each file is scanned once, and the places are kept in
-    `.NAME.csv-index.npy` beside each file NAME (8 bytes a row), or in the cache folder where that cannot be written
-    to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is scanned again.
+    To read a row at random, its offset in the file must be known: each file is scanned once, and the offsets are kept
+    in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`), 8 bytes a
+    row; `millstream index` keeps them beside the file. A file that has changed is scanned again.
 
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
@@ -92,9 +92,8 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
         return f"{super().fingerprint()} columns={len(self._columns)}:{names} delimiter={self._delimiter!r}"
 
     def _count(self, path: str) -> int:
-        offsets = self._offsets(path)
-        self._headers[path] = self._read_header(path, int(offsets[0]))
-        return len(offsets) - 1
+        self._headers[path] = self._read_header(path, int(self._offsets_between(path, 0, 1)[0]))
+        return super()._count(path)
 
     def _format_of(self, path: str) -> SpanFormat[dict[str, str]]:
         return _CsvFormat(self._delimiter, self._headers[path], self._columns)

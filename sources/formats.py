@@ -11,6 +11,7 @@ from typing import Any, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
+from millstream.sources.storage.offset_index import Placement, placement
 from millstream.sources.storage.urls import is_url, without_query
 
 _SHARD = re.compile(r"-\d+-of-\d+$")
@@ -36,11 +37,15 @@ class FileFormat:
     source: str
     begins: Callable[[str, bytes], bool] | None = None
 
-    def open(self, paths: Any) -> Any:
-        """Returns the source of some files of this format, with its defaults."""
+    def open(self, paths: Any, where: Placement = Placement.CACHE) -> Any:
+        """Returns the source of some files of this format, with its defaults; new indices are kept as `where` says."""
         from importlib import import_module  # noqa: PLC0415  (the class is loaded when it is needed)
 
-        return getattr(import_module(f"millstream.sources.{self.module}"), self.source)(paths)
+        token = placement.set(where)
+        try:
+            return getattr(import_module(f"millstream.sources.{self.module}"), self.source)(paths)
+        finally:
+            placement.reset(token)
 
 
 _RIEGELI = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")

@@ -25,9 +25,9 @@ class JsonLinesDataSource(SpanRecords[Any]):
     speed. The values are the same: what it refuses or reads otherwise, such as NaN and integers of more than 64 bits,
     Python's `json` reads.
 
-    To read a line at random, its place in the file must be known: each file is scanned once, and the places are kept in
-    `.NAME.json-lines-index.npy` beside each file NAME (8 bytes a line), or in the cache folder where that cannot be
-    written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is scanned again.
+    To read a line at random, its offset in the file must be known: each file is scanned once, and the offsets are kept
+    in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`), 8 bytes a
+    line; `millstream index` keeps them beside the file. A file that has changed is scanned again.
 
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern

@@ -42,8 +42,9 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
     """The sequences of Megatron's indexed datasets (PREFIX.bin and PREFIX.idx) laid end to end, in any order.
 
     A record is a sequence as Megatron has it, mostly a document: its tokens, in an array of shape (length,) of the
-    dtype that they were written with. Where sequences begin is copied to `.PREFIX.bin.megatron-index.npy` beside the
-    files, or to the cache folder where that cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`).
+    dtype that they were written with. The offsets of the sequences are checked and copied to the user's cache
+    (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`); `millstream index` copies them
+    to a file beside the data.
 
     Args:
         prefix: one path or a sequence of paths, made absolute at once, with or without `.bin` at their end. Patterns
@@ -99,6 +100,9 @@ class _MegatronFormat(SpanFormat[NDArray[Any]]):
     index_kind: ClassVar[str] = "megatron"
 
     dtype: str = ""
+
+    def companions(self, path: str) -> list[str]:
+        return [_index_path(path)]
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         dtype, count = _read_header(scan.path)

@@ -25,9 +25,9 @@ class TextLineDataSource(SpanRecords[str]):
     A line ends with a newline, with or without a carriage return before it, or with its file; empty lines are lines. A
     byte order mark of UTF-8 at the start of a file is passed over.
 
-    To read a line at random, its place in the file must be known: each file is scanned once, and the places are kept in
-    `.NAME.lines-index.npy` beside each file NAME (8 bytes a line), or in the cache folder where that cannot be written
-    to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is scanned again.
+    To read a line at random, its offset in the file must be known: each file is scanned once, and the offsets are kept
+    in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`), 8 bytes a
+    line; `millstream index` keeps them beside the file. A file that has changed is scanned again.
 
     Args:
         paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
@@ -88,10 +88,25 @@ class _TextLineFormat(SpanFormat[str]):
             yield np.array([scan.size])
 
     def decode(self, spans: list[bytes], places: SpanPlaces) -> list[str]:
+        _check_line_ends(spans, places)
         if self.encoding == "utf-8" and (texts := _decoded_together(spans)) is not None:
             return texts
         lines = [span[:-2] if span.endswith(b"\r\n") else span[:-1] if span.endswith(b"\n") else span for span in spans]
         return decode_texts(lines, self.encoding, places)
+
+
+def _check_line_ends(spans: list[bytes], places: SpanPlaces) -> None:
+    """Raises DataSourceError unless each span is one line: its only newline ends it, but in the last line of a file."""
+    if all(span.find(b"\n") == len(span) - 1 for span in spans):
+        return
+    for place, span in enumerate(spans):
+        is_last = places.positions[place] == places.num_records - 1
+        if b"\n" in span[:-1] or not (span.endswith(b"\n") or is_last):
+            raise places.error(
+                place,
+                "there is not one whole line where its index says. The file was rewritten while it was in use, and its "
+                "time set back. Construct the source again.",
+            )
 
 
 def _decoded_together(spans: list[bytes]) -> list[str] | None:

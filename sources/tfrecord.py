@@ -42,9 +42,9 @@ _HEADERS_ALONE = 1024
 class TFRecordDataSource(SpanRecords[bytes]):
     """The records of TFRecord files laid end to end, as bytes, in any order: no TensorFlow is needed.
 
-    To read a record at random, its place in the file must be known: each file is scanned once, and the places are kept
-    in `.NAME.tfrecord-index.npy` beside each file NAME (8 bytes a record), or in the cache folder where that cannot be
-    written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is scanned again.
+    To read a record at random, its offset in the file must be known: each file is scanned once, and the offsets are
+    kept in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`), 8
+    bytes a record; `millstream index` keeps them beside the file. A file that has changed is scanned again.
 
     `millstream.decode_examples` turns batches of `tf.train.Example` into arrays.
 

@@ -25,9 +25,9 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
     in the library `webdataset`; files without one, and members that are not files, are passed over. The archives are
     ustar, pax or GNU tar, with names and sizes of any length.
 
-    To read a sample at random, its place in the archive must be known: the headers of each archive are scanned once,
-    and the places are kept in `.NAME.webdataset-index.npy` beside each file NAME (8 bytes a sample), or in the cache
-    folder where that cannot be written to (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`). A changed file is
+    To read a sample at random, its offset in the archive must be known: the headers of each archive are scanned once,
+    and the offsets are kept in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else
+    `~/.cache/millstream`), 8 bytes a sample; `millstream index` keeps them beside the file. A file that has changed is
     scanned again.
 
     Args:

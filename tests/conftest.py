@@ -30,6 +30,14 @@ LEAK_SECONDS = 60.0
 """How long what ends by itself may take, on a machine that does much else."""
 
 
+@pytest.fixture(autouse=True, scope="session")
+def cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the indices that tests make out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MILLSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves one of our threads, processes, descriptors or pieces of shared memory behind.

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.formats import FileFormat
+from millstream.sources.storage.offset_index import Placement
 
 
 def indexed(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
@@ -13,7 +14,7 @@ def indexed(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
         OSError: a file cannot be read, DataSourceError if it is damaged; no folder takes the index.
         ValueError: they have no records.
     """
-    with kind.open(list(paths)) as source:
+    with kind.open(list(paths), Placement.BESIDE) as source:
         number = len(source.files)
         what = f"{kind.name}: {len(source):,} records in {number:,} file{'s'[: number > 1]}"
         if not isinstance(source, SpanRecords):

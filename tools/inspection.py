@@ -7,6 +7,7 @@ import numpy as np
 
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.formats import FileFormat
+from millstream.sources.storage.offset_index import Placement
 from millstream.tools.record_sizes import histogram, in_bytes, sizes_of
 from millstream.tools.shown_records import shown_record
 
@@ -20,7 +21,7 @@ def inspected(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
         OSError: a file cannot be read; DataSourceError if it is damaged.
         ValueError: they have no records.
     """
-    with kind.open(list(paths)) as source:
+    with kind.open(list(paths), Placement.NOWHERE) as source:
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         yield f"{paths[0]}{more}"
         for name, lines in _facts(kind, source):

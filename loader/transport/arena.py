@@ -15,6 +15,7 @@ out its own arena's chunks (`Allocator`); the parent only views them (`ArenaView
 that it no longer needs.
 """
 
+import errno
 import math
 import mmap
 import os
@@ -44,6 +45,9 @@ SPARE_BYTES = 1 << 24
 LATELY_MESSAGES = 64
 """Memory is in use lately if it was during this many messages, or this many before them."""
 
+_REFUSED = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
+"""The errors of a system or a sandbox that does not have, or does not allow, anonymous files."""
+
 _GROWTH_BYTES = 1 << 20
 """Pages become real this many bytes at a time, at least."""
 
@@ -53,18 +57,27 @@ def create_arena_file(num_bytes: int) -> int:
 
     On Linux its size is sealed: a worker gone wrong cannot cut memory off from under the parent.
     """
-    if not hasattr(os, "memfd_create"):
-        import tempfile  # noqa: PLC0415  (takes long to import, and workers start with this module)
-
-        with tempfile.TemporaryFile(prefix="millstream-") as file:
-            descriptor = os.dup(file.fileno())
-        os.ftruncate(descriptor, num_bytes)
-        return descriptor
+    try:
+        # macOS has no such call, and a sandbox may refuse it.
+        descriptor = os.memfd_create("millstream-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError) as error:
+        if getattr(error, "errno", errno.ENOSYS) not in _REFUSED:
+            raise
+        return _create_file(num_bytes)
     import fcntl  # noqa: PLC0415  (the seals are Linux's)
 
-    descriptor = os.memfd_create("millstream-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, num_bytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return descriptor
+
+
+def _create_file(num_bytes: int) -> int:
+    """Returns the descriptor of a temporary file without a name."""
+    import tempfile  # noqa: PLC0415  (takes long to import, and workers start with this module)
+
+    with tempfile.TemporaryFile(prefix="millstream-") as file:
+        descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, num_bytes)
     return descriptor
 
 

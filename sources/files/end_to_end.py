@@ -240,6 +240,9 @@ class Files(Pictured, Closing, Generic[FileT]):
         """Sets the tables that give the part of a record key, and the file and position of that."""
         stops = [self._counts[part.path] if part.stop is None else part.stop for part in self._parts]
         self._parts = [dataclasses.replace(part, stop=stop) for part, stop in zip(self._parts, stops, strict=True)]
+        self._stops: dict[str, int] = {}
+        for part, stop in zip(self._parts, stops, strict=True):
+            self._stops[part.path] = max(stop, self._stops.get(part.path, 0))
         lengths = [stop - part.start for part, stop in zip(self._parts, stops, strict=True)]
         self._ends = list(itertools.accumulate(lengths))
         self._num_records = self._ends[-1]
@@ -298,7 +301,7 @@ class Files(Pictured, Closing, Generic[FileT]):
                 f"{path!r} was last written to at {now.last_written}, and at {seen.last_written} when the "
                 "source was constructed: it may hold other records. Construct the source again."
             )
-        asked = max((part.stop or 0 for part in self._parts if part.path == path), default=0)
+        asked = self._stops.get(path, 0)
         if asked > num_records:
             raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
 

@@ -73,7 +73,7 @@ class Scan:
 
     def report(self, done: int) -> None:
         """Reports that the bytes before this place are done."""
-        done = min(done, self.size)
+        done = min(max(done, self._done), self.size)  # A scan may begin again.
         self._progress.advance(done - self._done)
         self._done = done
 
@@ -82,7 +82,7 @@ class Scan:
         if is_url(self.path):
             return  # Every answer of a store says which version it is of.
         now = FileIdentity.of(self.path)
-        if (now.size, now.modified) != (self._identity.size, self._identity.modified):
+        if now.content_state != self._identity.content_state:
             raise self.changed()
 
     def changed(self) -> DataSourceError:

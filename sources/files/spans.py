@@ -1,10 +1,12 @@
 """Records that are spans of bytes in files: the base of all sources that need no library to read one.
 
 A format says how to find where the records of a file begin, in one pass from its front to its end, and how to turn
-their bytes into records. All else is here: the index of these places is made once and kept (see `offset_index`); a
+their bytes into records. All else is here: the index of these offsets is made once and kept (see `offset_index`); a
 read of many records is one `pread` for each, in one go, or one request to a store (see `stored_files`).
 
 Guarantees, besides those of all sources of files:
+    - An index that is damaged while it is open is rebuilt, and the records are read.
+    - Opening a file takes no longer if there are more files: the indices of small ones stay in memory.
     - A span that lies beyond the end of its file is an error with file and record.
     - Where files are objects in stores, all that a batch needs of any of them is asked for before any of it is awaited.
 """
@@ -12,6 +14,9 @@ Guarantees, besides those of all sources of files:
 import abc
 import dataclasses
 import functools
+import os
+import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
@@ -22,16 +27,36 @@ from millstream.errors import DataSourceError
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.scan import Scan
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.storage.offset_index import Offsets, find_offsets, indexed_size, store_offsets
-from millstream.sources.storage.paths import FilePart
+from millstream.sources.storage.offset_index import (
+    DamagedIndexError,
+    HeldOffsets,
+    IndexKey,
+    Offsets,
+    StoredOffsets,
+    find_offsets,
+    forget_offsets,
+    indexed_size,
+    placement,
+    store_offsets,
+)
+from millstream.sources.storage.paths import FileIdentity, FilePart
 from millstream.sources.storage.progress import CancelledScanError, Progress
-from millstream.sources.storage.stored_files import SpanReadError, StoredFile, open_stored
+from millstream.sources.storage.stored_files import SpanReadError, StoredFile, open_stored, state_of
 from millstream.sources.storage.urls import is_url
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 RecordT = TypeVar("RecordT")
+
+HELD_BYTES = 32 << 20
+"""The memory that the indices of a source's files may take in a process; others are read from their files."""
+
+_HELD_OVERHEAD_BYTES = 256
+"""The memory that an index takes besides its offsets."""
+
+_CLOCK_TICK_SECONDS = 0.02
+"""The time within which two writes may give a file the same time. No index is made of a file that is younger."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,11 +67,15 @@ class SpanPlaces:
         path: the file.
         positions: the number of each record in the file, from 0.
         keys: the key of each record.
+        starts: the offset of each span in the file, in bytes.
+        num_records: the number of records in the file.
     """
 
     path: str
     positions: Sequence[int]
     keys: Sequence[int]
+    starts: Sequence[int]
+    num_records: int
 
     def error(self, place: int, reason: str) -> DataSourceError:
         """Returns the error of the record at a place of the batch, from 0."""
@@ -63,6 +92,10 @@ class SpanFormat(abc.ABC, Generic[RecordT]):
 
     index_version: ClassVar[int] = 1
     """To be raised when records are found in another way: indices that were made before are made anew."""
+
+    def companions(self, path: str) -> list[str]:  # noqa: ARG002  (most formats have none)
+        """Returns the other files that the offsets of a file are read from, absent ones included."""
+        return []
 
     @abc.abstractmethod
     def offsets(self, scan: Scan) -> Iterator[Any]:
@@ -92,14 +125,23 @@ class SpanRecords(FileRecords[RecordT]):
         cache: where whole files of stores are copied to before they are read; None to read them where they are.
     """
 
-    descriptors_per_file: ClassVar[int] = 2  # A mapping of the index keeps one, too.
+    descriptors_per_file: ClassVar[int] = 2  # The index of a large file takes one, too.
 
     def __init__(self, paths: Any, span_format: SpanFormat[RecordT], cache: FileCache | None = None) -> None:
         self._format = span_format
-        self._unsaved: dict[str, Offsets] = {}
+        self._placement = placement.get()
+        self._unsaved: dict[str, HeldOffsets] = {}
+        self._held = _HeldIndices()
+        self._companions: dict[str, tuple[FileIdentity | None, ...]] = {}
         self._progress: Progress | None = None
         super().__init__(paths, cache)
         self._reads_stores = cache is None and any(map(is_url, self._paths))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_held": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | {"_held": _HeldIndices()})
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
         """Makes the index of every file that has none. Those of which only ranges are used need one as well."""
@@ -114,11 +156,12 @@ class SpanRecords(FileRecords[RecordT]):
         finally:
             self._progress = None
             progress.close()
+        self._held.report()
         self._check_ranges()
 
     @property
     def unkept_indices(self) -> list[str]:
-        """The files whose index no folder takes: each process that reads them makes it anew."""
+        """The files whose index no folder takes: each process that reads them makes it again."""
         return list(self._unsaved)
 
     def span_sizes(self) -> NDArray[np.int64]:
@@ -128,18 +171,60 @@ class SpanRecords(FileRecords[RecordT]):
     def _sizes_within(self, part: FilePart) -> NDArray[np.int64]:
         """Returns how many bytes each record of a part takes."""
         stop = self._counts[part.path] if part.stop is None else part.stop
-        return np.diff(self._offsets(part.path)[part.start : stop + 1])
+        return np.diff(self._offsets_between(part.path, part.start, stop + 1))
+
+    def _offsets_between(self, path: str, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the offsets `start` … `stop - 1` of the records of a file."""
+        try:
+            return self._offsets(path).between(start, stop)
+        except DamagedIndexError as error:
+            return self._rebuilt(path, error).between(start, stop)
 
     def _count(self, path: str) -> int:
-        return len(self._offsets(path)) - 1
+        return self._offsets(path).num_records
 
     def _known_size(self, url: str, version: bytes) -> int | None:
-        size = indexed_size(url, self._format.index_kind, version)
+        size = indexed_size(self._index_key(url, FileIdentity.of_object(0, version)))
         return super()._known_size(url, version) if size is None else size
 
     def _open(self, path: str, place: str) -> "SpanFile[RecordT]":
+        self._check_companions(path)
         offsets = self._offsets(path)
-        return SpanFile(path, open_stored(place, self._identities[path]), offsets, self._format_of(path))
+        rebuild = weakref.WeakMethod(self._rebuilt)  # Weakly, as for open files.
+        return SpanFile(path, open_stored(place, self._identities[path]), offsets, self._format_of(path), rebuild)
+
+    def _check_companions(self, path: str) -> None:
+        """Compares a local file, and those that its index depends on, with what they were at construction."""
+        if is_url(path):
+            return
+        now = FileIdentity.of(path)
+        seen = self._identities[path]
+        if now.content_state != seen.content_state and (now.size, now.modified) == (seen.size, seen.modified):
+            # It has another name, other rights or more links; or it was rewritten and its time set back. Only an index
+            # of what it is now says where its records begin.
+            self._identities[path] = now
+            self._forget_held(path)
+        states = self._states_of_companions(path)
+        for name, before, after in zip(self._format.companions(path), self._companions[path], states, strict=True):
+            if (before and (before.size, before.modified)) != (after and (after.size, after.modified)):
+                raise DataSourceError(
+                    f"{name!r} has changed since the source was constructed. Construct the source again."
+                )
+        if states != self._companions[path]:
+            self._companions[path] = states
+            self._forget_held(path)
+
+    def _states_of_companions(self, path: str) -> tuple[FileIdentity | None, ...]:
+        return tuple(map(state_of, self._format.companions(path)))
+
+    def _forget_held(self, path: str) -> None:
+        self._held.remove(path)
+        self._unsaved.pop(path, None)
+
+    def _index_key(self, path: str, identity: FileIdentity) -> IndexKey:
+        if path not in self._companions:
+            self._companions[path] = self._states_of_companions(path)
+        return IndexKey(path, self._format.index_kind, self._format.index_version, identity, self._companions[path])
 
     def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
         if not self._reads_stores:
@@ -166,29 +251,58 @@ class SpanRecords(FileRecords[RecordT]):
 
     def _offsets(self, path: str) -> Offsets:
         """Returns the index of a file; it is made if it is not there, or is of another state of the file."""
-        if path in self._unsaved:
-            return self._unsaved[path]
-        progress = self._progress or Progress(f"Indexing {path!r}", self._identities[path].size)
-        key = (path, self._format.index_kind, self._format.index_version, self._identities[path])
-        offsets = find_offsets(*key)
-        if offsets is not None:
-            progress.advance(self._identities[path].size)
-            return offsets
-        with self._at_hand(path) as place:
-            scan = Scan(path, open_stored(place, self._identities[path]), self._identities[path], progress)
+        if (held := self._unsaved.get(path) or self._held.get(path)) is not None:
+            return held
+        key = self._index_key(path, self._identities[path])
+        if (found := find_offsets(key, self._placement)) is not None:
+            if self._progress is not None:
+                self._progress.advance(key.identity.size)
             try:
-                offsets = store_offsets(*key, self._scanned(scan))
+                return self._held.held(path, found)
+            except DamagedIndexError:
+                forget_offsets(key)
+        return self._indexed(key)
+
+    def _rebuilt(self, path: str, error: DamagedIndexError) -> Offsets:
+        """Returns the index of a file instead of one that is damaged."""
+        import logging  # noqa: PLC0415  (takes long to import)
+
+        logging.getLogger("millstream").warning("The index of %r is rebuilt: %s.", path, str(error))
+        key = self._index_key(path, self._identities[path])
+        self._forget_held(path)
+        forget_offsets(key)
+        return self._indexed(key)
+
+    def _indexed(self, key: IndexKey) -> Offsets:
+        """Makes the index of a file."""
+        path = key.path
+        progress = self._progress or Progress(f"Indexing {path!r}", key.identity.size)
+        with self._at_hand(path) as place:
+            _wait_for_clock(key.identity)
+            scan = Scan(path, open_stored(place, key.identity), key.identity, progress)
+            try:
+                offsets, kept_at, failures = store_offsets(key, lambda: self._scanned(scan), self._placement)
             except CancelledScanError:
                 raise DataSourceError(f"The search for the records of {path!r} was given up.") from None
             finally:
                 scan.close()
-        if offsets.flags.owndata:
-            self._unsaved[path] = offsets
-        return offsets
+        self._held.note(path, kept_at, failures)
+        if isinstance(offsets, HeldOffsets):
+            if kept_at is None:
+                self._unsaved[path] = offsets
+            return offsets
+        return self._held.held(path, offsets)
 
     def _scanned(self, scan: Scan) -> Iterator[Any]:
         yield from self._format.offsets(scan)
         scan.check_unchanged()
+
+
+def _wait_for_clock(identity: FileIdentity) -> None:
+    """Waits until another write to a local file would give it another time."""
+    age = time.time() - identity.changed / 1e9
+    if 0 <= age < _CLOCK_TICK_SECONDS:
+        time.sleep(_CLOCK_TICK_SECONDS - age)
 
 
 @final
@@ -200,18 +314,27 @@ class SpanFile(Generic[RecordT]):
         file: the file. It is closed with this.
         offsets: its index.
         span_format: how records are decoded.
+        rebuild: a reference to what returns another index of the file, if this one is damaged.
     """
 
-    def __init__(self, path: str, file: StoredFile, offsets: Offsets, span_format: SpanFormat[RecordT]) -> None:
+    def __init__(
+        self,
+        path: str,
+        file: StoredFile,
+        offsets: Offsets,
+        span_format: SpanFormat[RecordT],
+        rebuild: Callable[[], Callable[[str, DamagedIndexError], Offsets] | None],
+    ) -> None:
         self._path = path
         self._file = file
         self._offsets = offsets
         self._format = span_format
+        self._rebuild = rebuild
 
     @property
     def num_records(self) -> int:
         """How many records it holds."""
-        return len(self._offsets) - 1
+        return self._offsets.num_records
 
     def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[RecordT]:
         """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
@@ -225,23 +348,30 @@ class SpanFile(Generic[RecordT]):
         """Asks for the records, and returns what waits for them.
 
         Raises:
-            DataSourceError: the index is damaged.
+            DataSourceError: the index is damaged, and the file is not what it was.
         """
-        places = SpanPlaces(self._path, positions, keys)
         rows = np.array(positions, np.int64)
-        starts = self._offsets[rows]
-        stops = self._offsets[rows + 1]
+        try:
+            starts, lengths = self._spans(rows)
+        except DamagedIndexError as error:
+            rebuild = self._rebuild()
+            if rebuild is None:
+                raise ReferenceError("The source that this file belongs to is gone.") from None
+            self._offsets = rebuild(self._path, error)
+            starts, lengths = self._spans(rows)
+        places = SpanPlaces(self._path, positions, keys, starts, self._offsets.num_records)
+        finish = self._file.begin(starts, lengths)
+        return lambda: self._format.decode(_whole_spans(finish, lengths, places), places)
+
+    def _spans(self, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+        """Returns where some records begin, and their lengths, in bytes."""
+        if len(rows) and rows.max() >= self._offsets.num_records:
+            raise DamagedIndexError(f"it has {self._offsets.num_records:,} records only")
+        starts, stops = self._offsets.spans(rows)
         lengths = stops - starts
-        if len(rows) and (lengths.min() < 0 or starts.min() < 0 or stops.max() > self._offsets[-1]):
-            place = int(np.flatnonzero((lengths < 0) | (starts < 0) | (stops > self._offsets[-1]))[0])
-            raise places.error(
-                place,
-                f"the index of the file's records is damaged: it has the record from byte {starts[place]} to "
-                f"{stops[place]}. Remove the index, a `.npy` beside the file or in the cache folder.",
-            )
-        wanted = lengths.tolist()
-        finish = self._file.begin(starts.tolist(), wanted)
-        return lambda: self._format.decode(_whole_spans(finish, wanted, places), places)
+        if len(rows) and (lengths.min() < 0 or starts.min() < 0):
+            raise DamagedIndexError("its offsets are not in order")
+        return starts.tolist(), lengths.tolist()
 
     def close(self) -> None:
         """Closes it. Nobody reads it any more."""
@@ -266,3 +396,65 @@ def _whole_spans(finish: Callable[[], list[bytes]], wanted: list[int], places: S
             "it was open. Restore the file.",
         )
     return spans
+
+
+@final
+class _HeldIndices:
+    """The indices of a source's files that stay in memory, and what is to be reported of those that were made."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, HeldOffsets] = {}
+        self._num_bytes = 0
+        self._made: list[str | None] = []
+        self._failures: list[tuple[str, str, OSError]] = []
+
+    def get(self, path: str) -> HeldOffsets | None:
+        """Returns the index of a file, if it is here."""
+        return self._by_path.get(path)
+
+    def held(self, path: str, offsets: Offsets) -> Offsets:
+        """Returns an index, in memory if there is room; raises DamagedIndexError."""
+        num_bytes = 8 * (offsets.num_records + 1) + _HELD_OVERHEAD_BYTES
+        if self._num_bytes + num_bytes > HELD_BYTES:
+            return offsets
+        if isinstance(offsets, StoredOffsets):
+            stored, offsets = offsets, offsets.held()
+            stored.close()
+        if isinstance(offsets, HeldOffsets) and path not in self._by_path:
+            self._num_bytes += num_bytes
+            self._by_path[path] = offsets
+        return offsets
+
+    def remove(self, path: str) -> None:
+        """Removes the index of a file, of which there may be none."""
+        if (held := self._by_path.pop(path, None)) is not None:
+            self._num_bytes -= 8 * (held.num_records + 1) + _HELD_OVERHEAD_BYTES
+
+    def note(self, path: str, kept_at: str | None, failures: list[tuple[str, OSError]]) -> None:
+        """Notes an index that was made: where it is, and the error of each folder that did not take it."""
+        self._made.append(kept_at)
+        self._failures += [(path, place, error) for place, error in failures]
+
+    def report(self) -> None:
+        """Logs what was noted, in a line each for what was made and for what failed."""
+        if not self._made:
+            return
+        import logging  # noqa: PLC0415  (takes long to import)
+
+        log = logging.getLogger("millstream")
+        folders = {os.path.dirname(place) for place in self._made if place is not None}  # noqa: PTH120
+        where = " and ".join(map(repr, sorted(folders)[:2])) or "memory"
+        if folders:
+            log.info("Indexed %d file%s; the index is in %s.", len(self._made), "s"[: len(self._made) > 1], where)
+        if self._failures:
+            path, place, error = self._failures[0]
+            log.warning(
+                "Cannot keep the index of %r%s in %r: %s. It is in %s instead. Set MILLSTREAM_CACHE to a folder that "
+                "can be written to.",
+                path,
+                f" and of {len(self._failures) - 1} others" if len(self._failures) > 1 else "",
+                os.path.dirname(place),  # noqa: PTH120
+                error.strerror or error,
+                where,
+            )
+        self._made, self._failures = [], []

@@ -3,20 +3,20 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO
 
 
 @contextlib.contextmanager
-def new_file(path: str, fits: Callable[[], bool] | None = None) -> Iterator[BinaryIO]:
+def new_file(path: str, *, mode: int | None = None, is_synced: bool = True) -> Iterator[BinaryIO]:
     """Gives a file to write to, which is at `path` once the block ends.
 
     Until then it has another name in the same folder, which begins with a dot. If the block raises, it is removed.
 
     Args:
         path: its name.
-        fits: returns whether what has that name by now is as good: then that stays, and this one is removed. Whatever
-            has the name is replaced where it is None.
+        mode: its permissions; None for those of any new file.
+        is_synced: True if it must be whole after a power failure.
 
     Raises:
         OSError: the folder takes no new file.
@@ -28,22 +28,14 @@ def new_file(path: str, fits: Callable[[], bool] | None = None) -> Iterator[Bina
     file = open(temporary, "x+b", opener=functools.partial(os.open, mode=0o666))  # noqa: SIM115
     try:
         with file:
+            if mode is not None:
+                with contextlib.suppress(OSError):  # Not all file systems have permissions.
+                    os.fchmod(file.fileno(), mode)  # The process's mask could make it unreadable.
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        if fits is None or not _linked(temporary, path, fits):
-            os.replace(temporary, path)  # noqa: PTH105
+            if is_synced:
+                os.fsync(file.fileno())
+        os.replace(temporary, path)  # noqa: PTH105
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)  # noqa: PTH108
-
-
-def _linked(temporary: str, path: str, fits: Callable[[], bool]) -> bool:
-    """Gives a file its name unless there is one that fits, and returns whether either is so."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return fits()
-    except OSError:  # Not all file systems have links.
-        return False
-    return True

@@ -22,7 +22,6 @@ import resource
 import sys
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, final
 
@@ -122,7 +121,8 @@ class OpenFiles(Generic[FileT]):
         self._max_open = max_open
         self._descriptors_per_file = descriptors_per_file
         self._lock = SignalSafeLock(threading.RLock())
-        self._entries: OrderedDict[str, _Entry[FileT]] = OrderedDict()  # The least recently used comes first.
+        self._entries: dict[str, _Entry[FileT]] = {}
+        self._idle: dict[str, None] = {}  # Of these, the open files without users: the least recently used first.
         self._inherited: list[object] = []
         self._closed = False
         _registry().add(self)
@@ -159,9 +159,8 @@ class OpenFiles(Generic[FileT]):
             is_new = entry is None
             if entry is None:
                 entry = self._entries[path] = _Entry()
-            else:
-                self._entries.move_to_end(path)
             entry.users += 1
+            self._idle.pop(path, None)
         if is_new:
             _registry().make_room(self._descriptors_per_file)
             self.close_idle_beyond(sys.maxsize)
@@ -182,6 +181,8 @@ class OpenFiles(Generic[FileT]):
                 del self._entries[path]
                 if entry.file is not None:
                     entry.file.close()
+            elif entry.users == 0:
+                self._idle[path] = None
 
     def close_idle_beyond(self, descriptors: int) -> None:
         """Closes idle files, as long as those open take more descriptors, or are more than `max_open`."""
@@ -195,12 +196,15 @@ class OpenFiles(Generic[FileT]):
         self._lock = SignalSafeLock(threading.RLock())
         # Kept from being destroyed: a library may do more then than is safe after a fork.
         self._inherited.append(self._entries)
-        self._entries = OrderedDict()
+        self._entries = {}
+        self._idle = {}
 
     def close(self) -> None:
         """Closes the idle files now, and each other one when its last user is done. May be called again."""
         with self._lock:
             self._closed = True
+            # A signal may have come between the last use of a file and the note of it.
+            self._idle |= dict.fromkeys(path for path, entry in self._entries.items() if not entry.users)
             while self._close_one_idle():
                 pass
 
@@ -225,9 +229,11 @@ class OpenFiles(Generic[FileT]):
 
     def _close_one_idle(self) -> bool:
         """Closes the idle file unused for the longest time; returns whether there was one. Needs the lock."""
-        for path, entry in list(self._entries.items()):
-            if entry.users == 0 and entry.file is not None:
-                self._entries.pop(path, None)
+        while self._idle:
+            path = next(iter(self._idle))
+            entry = self._entries.pop(path, None)
+            self._idle.pop(path, None)
+            if entry is not None and entry.file is not None:
                 entry.file.close()
                 return True
         return False

