@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.scan import BLOCK_BYTES, Scan
-from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.stored_files import exists, identify, open_stored
 from millstream.sources.storage.urls import without_query

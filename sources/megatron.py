@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.scan import Scan
-from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.stored_files import StoredFile, identify, open_stored
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.sources.files.scan import Scan, refuse_compressed
-from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.file_cache import FileCache
 
 _NEWLINE = 10

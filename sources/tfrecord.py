@@ -20,7 +20,8 @@ from millstream.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_rows
 from millstream.sources.files.scan import Scan
-from millstream.sources.files.spans import SpanFormat, SpanPlaces, SpanRecords
+from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
 from millstream.sources.storage.file_cache import FileCache
 

@@ -11,37 +11,33 @@ Guarantees, besides those of all sources of files:
     - Where files are objects in stores, all that a batch needs of any of them is asked for before any of it is awaited.
 """
 
-import abc
-import dataclasses
 import functools
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.file_records import FileRecords
+from millstream.sources.files.held_indices import HeldIndices
 from millstream.sources.files.scan import Scan
+from millstream.sources.files.span_files import SpanFile, SpanFormat
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.offset_index import (
-    DamagedIndexError,
-    HeldOffsets,
     IndexKey,
-    Offsets,
-    StoredOffsets,
     find_offsets,
     forget_offsets,
     indexed_size,
     placement,
     store_offsets,
 )
+from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, Offsets
 from millstream.sources.storage.paths import FileIdentity, FilePart
 from millstream.sources.storage.progress import CancelledScanError, Progress
-from millstream.sources.storage.stored_files import SpanReadError, StoredFile, open_stored, state_of
+from millstream.sources.storage.stored_files import open_stored, state_of
 from millstream.sources.storage.urls import is_url
 
 if TYPE_CHECKING:
@@ -49,71 +45,8 @@ if TYPE_CHECKING:
 
 RecordT = TypeVar("RecordT")
 
-HELD_BYTES = 32 << 20
-"""The memory that the indices of a source's files may take in a process; others are read from their files."""
-
-_HELD_OVERHEAD_BYTES = 256
-"""The memory that an index takes besides its offsets."""
-
 _CLOCK_TICK_SECONDS = 0.02
 """The time within which two writes may give a file the same time. No index is made of a file that is younger."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SpanPlaces:
-    """Where some records were read, for the errors of those that are wrong.
-
-    Attributes:
-        path: the file.
-        positions: the number of each record in the file, from 0.
-        keys: the key of each record.
-        starts: the offset of each span in the file, in bytes.
-        num_records: the number of records in the file.
-    """
-
-    path: str
-    positions: Sequence[int]
-    keys: Sequence[int]
-    starts: Sequence[int]
-    num_records: int
-
-    def error(self, place: int, reason: str) -> DataSourceError:
-        """Returns the error of the record at a place of the batch, from 0."""
-        return DataSourceError(
-            f"Cannot read record {self.positions[place]} of {self.path!r} (record key {self.keys[place]}): {reason}"
-        )
-
-
-class SpanFormat(abc.ABC, Generic[RecordT]):
-    """How the records of one format are found and decoded. It has no state but its options, and can be pickled."""
-
-    index_kind: ClassVar[str]
-    """The name of the index: one word, which is part of a file's name. Formats that differ in it never share one."""
-
-    index_version: ClassVar[int] = 1
-    """To be raised when records are found in another way: indices that were made before are made anew."""
-
-    def companions(self, path: str) -> list[str]:  # noqa: ARG002  (most formats have none)
-        """Returns the other files that the offsets of a file are read from, absent ones included."""
-        return []
-
-    @abc.abstractmethod
-    def offsets(self, scan: Scan) -> Iterator[Any]:
-        """Yields, in integer arrays of any lengths, where the records begin, and at last where the last one ends.
-
-        A file without records has one offset.
-
-        Raises:
-            DataSourceError: the file is not of this format, or is damaged.
-        """
-
-    @abc.abstractmethod
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[RecordT]:
-        """Returns the records of some spans.
-
-        Raises:
-            DataSourceError: one of them is damaged, made by `places.error`.
-        """
 
 
 class SpanRecords(FileRecords[RecordT]):
@@ -131,7 +64,7 @@ class SpanRecords(FileRecords[RecordT]):
         self._format = span_format
         self._placement = placement.get()
         self._unsaved: dict[str, HeldOffsets] = {}
-        self._held = _HeldIndices()
+        self._held = HeldIndices()
         self._companions: dict[str, tuple[FileIdentity | None, ...]] = {}
         self._progress: Progress | None = None
         super().__init__(paths, cache)
@@ -141,7 +74,7 @@ class SpanRecords(FileRecords[RecordT]):
         return super().__getstate__() | {"_held": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state | {"_held": _HeldIndices()})
+        super().__setstate__(state | {"_held": HeldIndices()})
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
         """Makes the index of every file that has none. Those of which only ranges are used need one as well."""
@@ -303,158 +236,3 @@ def _wait_for_clock(identity: FileIdentity) -> None:
     age = time.time() - identity.changed / 1e9
     if 0 <= age < _CLOCK_TICK_SECONDS:
         time.sleep(_CLOCK_TICK_SECONDS - age)
-
-
-@final
-class SpanFile(Generic[RecordT]):
-    """An open file with its index.
-
-    Args:
-        path: the name of the file.
-        file: the file. It is closed with this.
-        offsets: its index.
-        span_format: how records are decoded.
-        rebuild: a reference to what returns another index of the file, if this one is damaged.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        file: StoredFile,
-        offsets: Offsets,
-        span_format: SpanFormat[RecordT],
-        rebuild: Callable[[], Callable[[str, DamagedIndexError], Offsets] | None],
-    ) -> None:
-        self._path = path
-        self._file = file
-        self._offsets = offsets
-        self._format = span_format
-        self._rebuild = rebuild
-
-    @property
-    def num_records(self) -> int:
-        """How many records it holds."""
-        return self._offsets.num_records
-
-    def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[RecordT]:
-        """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
-
-        Raises:
-            DataSourceError: one of the records is damaged or lost.
-        """
-        return self.begin(positions, keys)()
-
-    def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], list[RecordT]]:
-        """Asks for the records, and returns what waits for them.
-
-        Raises:
-            DataSourceError: the index is damaged, and the file is not what it was.
-        """
-        rows = np.array(positions, np.int64)
-        try:
-            starts, lengths = self._spans(rows)
-        except DamagedIndexError as error:
-            rebuild = self._rebuild()
-            if rebuild is None:
-                raise ReferenceError("The source that this file belongs to is gone.") from None
-            self._offsets = rebuild(self._path, error)
-            starts, lengths = self._spans(rows)
-        places = SpanPlaces(self._path, positions, keys, starts, self._offsets.num_records)
-        finish = self._file.begin(starts, lengths)
-        return lambda: self._format.decode(_whole_spans(finish, lengths, places), places)
-
-    def _spans(self, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Returns where some records begin, and their lengths, in bytes."""
-        if len(rows) and rows.max() >= self._offsets.num_records:
-            raise DamagedIndexError(f"it has {self._offsets.num_records:,} records only")
-        starts, stops = self._offsets.spans(rows)
-        lengths = stops - starts
-        if len(rows) and (lengths.min() < 0 or starts.min() < 0):
-            raise DamagedIndexError("its offsets are not in order")
-        return starts.tolist(), lengths.tolist()
-
-    def close(self) -> None:
-        """Closes it. Nobody reads it any more."""
-        self._file.close()
-
-
-def _whole_spans(finish: Callable[[], list[bytes]], wanted: list[int], places: SpanPlaces) -> list[bytes]:
-    """Returns the spans that were asked for, or raises the error of the first that is not whole."""
-    try:
-        spans = finish()
-    except SpanReadError as error:
-        raise places.error(error.place, str(error)) from error
-    except OSError as error:
-        raise places.error(
-            0, f"reading failed here or at one of the other {len(places.keys) - 1} records that were asked for: {error}"
-        ) from error
-    if list(map(len, spans)) != wanted:
-        place = next(n for n, (span, length) in enumerate(zip(spans, wanted, strict=True)) if len(span) != length)
-        raise places.error(
-            place,
-            f"the file ends after {len(spans[place]):,} of its {wanted[place]:,} bytes, so it was cut short while "
-            "it was open. Restore the file.",
-        )
-    return spans
-
-
-@final
-class _HeldIndices:
-    """The indices of a source's files that stay in memory, and what is to be reported of those that were made."""
-
-    def __init__(self) -> None:
-        self._by_path: dict[str, HeldOffsets] = {}
-        self._num_bytes = 0
-        self._made: list[str | None] = []
-        self._failures: list[tuple[str, str, OSError]] = []
-
-    def get(self, path: str) -> HeldOffsets | None:
-        """Returns the index of a file, if it is here."""
-        return self._by_path.get(path)
-
-    def held(self, path: str, offsets: Offsets) -> Offsets:
-        """Returns an index, in memory if there is room; raises DamagedIndexError."""
-        num_bytes = 8 * (offsets.num_records + 1) + _HELD_OVERHEAD_BYTES
-        if self._num_bytes + num_bytes > HELD_BYTES:
-            return offsets
-        if isinstance(offsets, StoredOffsets):
-            stored, offsets = offsets, offsets.held()
-            stored.close()
-        if isinstance(offsets, HeldOffsets) and path not in self._by_path:
-            self._num_bytes += num_bytes
-            self._by_path[path] = offsets
-        return offsets
-
-    def remove(self, path: str) -> None:
-        """Removes the index of a file, of which there may be none."""
-        if (held := self._by_path.pop(path, None)) is not None:
-            self._num_bytes -= 8 * (held.num_records + 1) + _HELD_OVERHEAD_BYTES
-
-    def note(self, path: str, kept_at: str | None, failures: list[tuple[str, OSError]]) -> None:
-        """Notes an index that was made: where it is, and the error of each folder that did not take it."""
-        self._made.append(kept_at)
-        self._failures += [(path, place, error) for place, error in failures]
-
-    def report(self) -> None:
-        """Logs what was noted, in a line each for what was made and for what failed."""
-        if not self._made:
-            return
-        import logging  # noqa: PLC0415  (takes long to import)
-
-        log = logging.getLogger("millstream")
-        folders = {os.path.dirname(place) for place in self._made if place is not None}  # noqa: PTH120
-        where = " and ".join(map(repr, sorted(folders)[:2])) or "memory"
-        if folders:
-            log.info("Indexed %d file%s; the index is in %s.", len(self._made), "s"[: len(self._made) > 1], where)
-        if self._failures:
-            path, place, error = self._failures[0]
-            log.warning(
-                "Cannot keep the index of %r%s in %r: %s. It is in %s instead. Set MILLSTREAM_CACHE to a folder that "
-                "can be written to.",
-                path,
-                f" and of {len(self._failures) - 1} others" if len(self._failures) > 1 else "",
-                os.path.dirname(place),  # noqa: PTH120
-                error.strerror or error,
-                where,
-            )
-        self._made, self._failures = [], []

@@ -36,24 +36,21 @@ import functools
 import os
 import stat
 import struct
-import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, Protocol, final
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.storage.new_files import new_file
+from millstream.sources.storage.offsets import BLOCK, DamagedIndexError, HeldOffsets, Offsets, StoredOffsets, num_blocks
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.urls import is_url, without_query
 
 _HEADER = struct.Struct("<8s16sQQ20xI")
 _MAGIC = b"MSINDEX2"
-
-_BLOCK = 4096
-"""The number of offsets under one checksum: to check it takes 10 µs, also where a shuffled run meets each block new."""
 
 _FIRST_BYTES = 4096
 """The bytes of an index file that are read first: the whole index of a small file."""
@@ -72,122 +69,6 @@ class Placement(enum.Enum):
 
 placement = contextvars.ContextVar("placement", default=Placement.CACHE)
 """The folder in which the sources that are constructed in this context keep new indices."""
-
-
-class DamagedIndexError(Exception):
-    """An index file is not what its checksums say."""
-
-
-class Offsets(Protocol):
-    """The index of a file, open. Any number of threads may read it."""
-
-    @property
-    def num_records(self) -> int:
-        """The number of records in the file."""
-        ...
-
-    def spans(self, rows: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the offsets at which some records begin and end, in bytes; raises DamagedIndexError."""
-        ...
-
-    def between(self, start: int, stop: int, /) -> NDArray[np.int64]:
-        """Returns the offsets `start` … `stop - 1`; raises DamagedIndexError."""
-        ...
-
-
-@final
-class HeldOffsets:
-    """An index in memory.
-
-    Args:
-        offsets: shape (records + 1,).
-    """
-
-    def __init__(self, offsets: NDArray[np.int64]) -> None:
-        self._offsets = offsets
-
-    @property
-    def num_records(self) -> int:
-        """The number of records in the file."""
-        return len(self._offsets) - 1
-
-    def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the offsets at which some records begin and end, in bytes."""
-        return self._offsets[rows], self._offsets[rows + 1]
-
-    def between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the offsets `start` … `stop - 1`."""
-        return self._offsets[start:stop]
-
-
-@final
-class StoredOffsets:
-    """An index in a file, read by `pread`. A block is checked when it is first used.
-
-    Args:
-        descriptor: the file, open. It is closed with this.
-        count: the number of offsets.
-    """
-
-    def __init__(self, descriptor: int, count: int) -> None:
-        self._descriptor = descriptor
-        self._count = count
-        self._is_checked = bytearray(_num_blocks(count))
-        self._finalizer = weakref.finalize(self, os.close, descriptor)
-        self._finalizer.atexit = False
-
-    @property
-    def num_records(self) -> int:
-        """The number of records in the file."""
-        return self._count - 1
-
-    @property
-    def num_bytes(self) -> int:
-        """The memory that it takes to hold it, in bytes."""
-        return 8 * self._count
-
-    def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the offsets at which some records begin and end, in bytes; raises DamagedIndexError."""
-        for block in np.union1d(rows // _BLOCK, (rows + 1) // _BLOCK).tolist():
-            if not self._is_checked[block]:
-                self._read_block(block)
-        places = (rows * 8 + _HEADER.size).tolist()
-        pairs = np.frombuffer(b"".join([self._read(place, 16) for place in places]), "<i8").reshape(-1, 2)
-        return pairs[:, 0], pairs[:, 1]
-
-    def between(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the offsets `start` … `stop - 1`; raises DamagedIndexError."""
-        first = start // _BLOCK
-        blocks = [self._read_block(block) for block in range(first, -(-stop // _BLOCK))]
-        offsets = np.frombuffer(b"".join(blocks), "<i8")[start - first * _BLOCK : stop - first * _BLOCK]
-        return offsets.astype(np.int64, copy=False)
-
-    def held(self) -> HeldOffsets:
-        """Returns the same in memory; raises DamagedIndexError."""
-        return HeldOffsets(self.between(0, self._count))
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._finalizer()
-
-    def _read_block(self, block: int) -> bytes:
-        """Returns a block of offsets, after comparing its checksum."""
-        start = _HEADER.size + 8 * _BLOCK * block
-        content = self._read(start, 8 * min(_BLOCK, self._count - _BLOCK * block))
-        stored = self._read(_HEADER.size + 8 * self._count + 4 * block, 4)
-        if zlib.crc32(content) != int.from_bytes(stored, "little"):
-            raise DamagedIndexError(f"the checksum of its block {block} is wrong")
-        self._is_checked[block] = 1
-        return content
-
-    def _read(self, place: int, length: int) -> bytes:
-        try:
-            content = os.pread(self._descriptor, length, place)
-        except OSError as error:
-            raise DamagedIndexError(f"it cannot be read: {error.strerror}") from error
-        if len(content) != length:
-            raise DamagedIndexError("it was cut short")
-        return content
 
 
 @dataclasses.dataclass(frozen=True)
@@ -336,7 +217,7 @@ def _opened(place: str, key: IndexKey) -> Offsets | None:
     try:
         start = os.pread(descriptor, _FIRST_BYTES, 0)
         size, count = _parsed(start[: _HEADER.size], key)
-        whole = _HEADER.size + 8 * count + 4 * _num_blocks(count)
+        whole = _HEADER.size + 8 * count + 4 * num_blocks(count)
         if size != key.identity.size or os.fstat(descriptor).st_size != whole:
             return None
         if whole <= _FIRST_BYTES:
@@ -378,10 +259,6 @@ def _parsed(header: bytes, key: IndexKey) -> tuple[int, int]:
     raise DamagedIndexError("it is not the index of the file")
 
 
-def _num_blocks(count: int) -> int:
-    return -(-count // _BLOCK)
-
-
 def _write(place: str, key: IndexKey, chunks: Iterable[Any]) -> None:
     """Writes an index file.
 
@@ -419,10 +296,10 @@ def _blocks(chunks: Iterable[Any]) -> Iterator[NDArray[np.int64]]:
     for chunk in chunks:
         waiting.append(np.asarray(chunk, "<i8"))
         count += len(chunk)
-        if count >= _BLOCK:
+        if count >= BLOCK:
             joined = np.concatenate(waiting)
-            stop = count - count % _BLOCK
-            yield from joined[:stop].reshape(-1, _BLOCK)
+            stop = count - count % BLOCK
+            yield from joined[:stop].reshape(-1, BLOCK)
             waiting, count = [joined[stop:]], count - stop
     if count:
         yield np.concatenate(waiting)

@@ -19,18 +19,17 @@ from record_files import every_record, write_megatron
 
 from millstream.errors import DataSourceError
 from millstream.sources import BagzDataSource, MegatronDataSource, TextLineDataSource
-from millstream.sources.files import spans
+from millstream.sources.files import held_indices
 from millstream.sources.storage import offset_index
+from millstream.sources.storage import offsets as offsets_module
 from millstream.sources.storage.offset_index import (
-    DamagedIndexError,
-    HeldOffsets,
     IndexKey,
     Placement,
-    StoredOffsets,
     find_offsets,
     placement,
     store_offsets,
 )
+from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, StoredOffsets
 from millstream.sources.storage.paths import FileIdentity
 
 LINES = [f"line {number}" for number in range(100)]
@@ -325,7 +324,7 @@ def test_an_index_damaged_while_it_is_open_is_rebuilt(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     """An index that is read from its file: never a signal, never a wrong record, and one line in the log."""
-    monkeypatch.setattr(spans, "HELD_BYTES", 0)
+    monkeypatch.setattr(held_indices, "HELD_BYTES", 0)
     path.write_text("".join(f"line {number}\n" for number in range(20_000)))
     index = index_in_cache(path)
     with TextLineDataSource(path) as source:
@@ -344,13 +343,19 @@ def test_an_index_damaged_while_it_is_open_is_rebuilt(
     ]
 
 
+def set_block(patch: pytest.MonkeyPatch) -> None:
+    """Makes the blocks under one checksum small."""
+    for module in (offset_index, offsets_module):
+        patch.setattr(module, "BLOCK", 8)
+
+
 @given(st.lists(st.lists(st.integers(0, 2**40), max_size=20), max_size=20), st.randoms(use_true_random=False))
 def test_a_stored_index_gives_the_offsets_that_were_stored(chunks: list[list[int]], random: Random) -> None:
     """However the offsets are found and read, in memory or by block, they are those that were stored."""
     expected = np.sort(np.array([0, *(offset for chunk in chunks for offset in chunk)]))
     cuts = np.cumsum([len(chunk) for chunk in chunks])
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
-        patch.setattr(offset_index, "_BLOCK", 8)
+        set_block(patch)
         patch.setattr(offset_index, "_FIRST_BYTES", 64)
         patch.setenv("MILLSTREAM_CACHE", folder)
         data = Path(folder) / "data"
@@ -375,7 +380,7 @@ def test_a_stored_index_gives_the_offsets_that_were_stored(chunks: list[list[int
 
 def test_a_changed_offset_is_found_when_its_block_is_first_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every flipped bit of an index that is read from its file, block by block."""
-    monkeypatch.setattr(offset_index, "_BLOCK", 8)
+    set_block(monkeypatch)
     monkeypatch.setattr(offset_index, "_FIRST_BYTES", 64)
     index = index_in_cache(path)
     whole = np.frombuffer(index.read_bytes(), np.uint8)

@@ -1,0 +1,142 @@
+"""The offsets of a file's records: in memory, or read from an index file whose checksums are compared.
+
+Guarantees:
+    - Any number of threads may read an index.
+    - Of an index file, no offset is used before the checksum of its block was compared. It is read by `pread`, never
+      mapped.
+"""
+
+import os
+import weakref
+import zlib
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER_BYTES = 64
+"""The bytes of an index file before its offsets."""
+
+BLOCK = 4096
+"""The number of offsets under one checksum: to check it takes 10 µs, also where a shuffled run meets each block new."""
+
+
+class DamagedIndexError(Exception):
+    """An index file is not what its checksums say."""
+
+
+class Offsets(Protocol):
+    """The index of a file, open. Any number of threads may read it."""
+
+    @property
+    def num_records(self) -> int:
+        """The number of records in the file."""
+        ...
+
+    def spans(self, rows: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the offsets at which some records begin and end, in bytes; raises DamagedIndexError."""
+        ...
+
+    def between(self, start: int, stop: int, /) -> NDArray[np.int64]:
+        """Returns the offsets `start` … `stop - 1`; raises DamagedIndexError."""
+        ...
+
+
+@final
+class HeldOffsets:
+    """An index in memory.
+
+    Args:
+        offsets: shape (records + 1,).
+    """
+
+    def __init__(self, offsets: NDArray[np.int64]) -> None:
+        self._offsets = offsets
+
+    @property
+    def num_records(self) -> int:
+        """The number of records in the file."""
+        return len(self._offsets) - 1
+
+    def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the offsets at which some records begin and end, in bytes."""
+        return self._offsets[rows], self._offsets[rows + 1]
+
+    def between(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the offsets `start` … `stop - 1`."""
+        return self._offsets[start:stop]
+
+
+@final
+class StoredOffsets:
+    """An index in a file, read by `pread`. A block is checked when it is first used.
+
+    Args:
+        descriptor: the file, open. It is closed with this.
+        count: the number of offsets.
+    """
+
+    def __init__(self, descriptor: int, count: int) -> None:
+        self._descriptor = descriptor
+        self._count = count
+        self._is_checked = bytearray(num_blocks(count))
+        self._finalizer = weakref.finalize(self, os.close, descriptor)
+        self._finalizer.atexit = False
+
+    @property
+    def num_records(self) -> int:
+        """The number of records in the file."""
+        return self._count - 1
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes to hold it, in bytes."""
+        return 8 * self._count
+
+    def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the offsets at which some records begin and end, in bytes; raises DamagedIndexError."""
+        for block in np.union1d(rows // BLOCK, (rows + 1) // BLOCK).tolist():
+            if not self._is_checked[block]:
+                self._read_block(block)
+        places = (rows * 8 + HEADER_BYTES).tolist()
+        pairs = np.frombuffer(b"".join([self._read(place, 16) for place in places]), "<i8").reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def between(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the offsets `start` … `stop - 1`; raises DamagedIndexError."""
+        first = start // BLOCK
+        blocks = [self._read_block(block) for block in range(first, -(-stop // BLOCK))]
+        offsets = np.frombuffer(b"".join(blocks), "<i8")[start - first * BLOCK : stop - first * BLOCK]
+        return offsets.astype(np.int64, copy=False)
+
+    def held(self) -> HeldOffsets:
+        """Returns the same in memory; raises DamagedIndexError."""
+        return HeldOffsets(self.between(0, self._count))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._finalizer()
+
+    def _read_block(self, block: int) -> bytes:
+        """Returns a block of offsets, after comparing its checksum."""
+        start = HEADER_BYTES + 8 * BLOCK * block
+        content = self._read(start, 8 * min(BLOCK, self._count - BLOCK * block))
+        stored = self._read(HEADER_BYTES + 8 * self._count + 4 * block, 4)
+        if zlib.crc32(content) != int.from_bytes(stored, "little"):
+            raise DamagedIndexError(f"the checksum of its block {block} is wrong")
+        self._is_checked[block] = 1
+        return content
+
+    def _read(self, place: int, length: int) -> bytes:
+        try:
+            content = os.pread(self._descriptor, length, place)
+        except OSError as error:
+            raise DamagedIndexError(f"it cannot be read: {error.strerror}") from error
+        if len(content) != length:
+            raise DamagedIndexError("it was cut short")
+        return content
+
+
+def num_blocks(count: int) -> int:
+    """Returns the number of blocks, and of checksums, of this many offsets."""
+    return -(-count // BLOCK)
