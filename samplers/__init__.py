@@ -15,7 +15,6 @@ orders of several sources. `PackingSampler` makes rows of several documents. An 
     packing.py          rows made of several documents
     pieces.py           what a row is made of
     packing_plan.py     which documents go into which rows
-    many_permutations.py  permutations of many sets at once
     mixture.py          several orders as one
     kinds.py            what the loader asks of mixtures and of rows
     components.py       what a mixture accepts

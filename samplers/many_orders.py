@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.samplers.index import IndexSampler, SequentialSampler
-from millstream.samplers.permutation import NARROW_LIMIT, narrowed, round_keys, shape_of
-from millstream.samplers.rounds import Wide, Words, draw_below, mix, turn_left
+from millstream.samplers.permutation import NARROW_LIMIT, Cipher, shape_of, walked
+from millstream.samplers.rounds import Wide, Words, narrowed, round_keys
 
 
 def can_join(sampler: object) -> TypeGuard[IndexSampler]:
@@ -109,14 +109,9 @@ class _Shuffles:
 
     def landed(self, numbers: NDArray[np.intp], epochs: Wide, offsets: Wide, sizes: Wide) -> Wide:
         """Returns where offsets land in the permutations of their samplers, which have some sizes, and epochs."""
-        keys = self._keys_of(numbers, epochs)
-        parts = self._parts[:, numbers]
-        landed = _enciphered(offsets, parts, keys)
-        outside = np.flatnonzero(landed >= sizes)
-        while outside.size:
-            landed[outside] = walked = _enciphered(landed[outside], parts[:, outside], keys[:, :, outside])
-            outside = outside[walked >= sizes[outside]]
-        return landed
+        left_sizes, left_bits, right_bits = self._parts[:, numbers]
+        cipher = Cipher(left_sizes, left_bits, right_bits, self._keys_of(numbers, epochs))
+        return walked(cipher, offsets, sizes)
 
     def _keys_of(self, numbers: NDArray[np.intp], epochs: Wide) -> Words:
         """Returns what the rounds are keyed by for each position, shape (round_pairs, 2, m)."""
@@ -144,23 +139,3 @@ class _Shuffles:
     def _keys(self, seeds: Wide, epochs: Wide) -> Words:
         keys = round_keys(seeds, epochs, self._round_pairs)
         return narrowed(keys) if self._word is np.uint32 else keys
-
-
-def _enciphered(values: Wide, parts: Words, keys: Words) -> Wide:
-    """Returns the images of values, each under a bijection of its own: the rounds of `permutation`."""
-    left_sizes, left_bits, right_bits = parts
-    left, right = (values >> right_bits).astype(keys.dtype), values.astype(keys.dtype)
-    mask, shift = (1 << right_bits) - 1, 8 * keys.dtype.itemsize - right_bits
-    right &= mask
-    drawn, scratch = np.empty_like(left), np.empty_like(left)
-    for left_keys, right_keys in keys:
-        np.add(right, left_keys, out=drawn)
-        draw_below(left_sizes, left_bits, drawn, scratch)
-        turn_left(left, drawn, left_sizes)
-        np.add(left, right_keys, out=drawn)
-        mix(drawn, scratch)
-        drawn >>= shift
-        right += drawn
-        right &= mask
-    landed: Wide = left.astype(np.uint64) << right_bits | right
-    return landed

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.overflow import as_overflow
 from millstream.samplers.epochs import EpochSampler, checked_seed, positions_between, whole_numbers
-from millstream.samplers.many_permutations import permute_among
 from millstream.samplers.packing_plan import BestFit, Stream
-from millstream.samplers.permutation import permute
+from millstream.samplers.permutation import permute, permute_each
 from millstream.samplers.pieces import Pieces, put_together
 from millstream.samplers.rounds import mixed
 from millstream.sharding import ShardOptions
@@ -38,8 +37,8 @@ class PackingSampler(EpochSampler):
             `millstream.lengths_of` finds them. Documents without tokens are in no row.
         row_length: how many tokens a row takes, at least 1.
         shuffle: whether each epoch has other rows in another order: documents trade places with others of their length,
-            and the rows are permuted. It needs a seed. With "concat_then_split", rows begin at other documents, and are
-            permuted; documents that are neighbours in the source are so in the rows, too.
+            and the rows, and the documents in each, are permuted. It needs a seed. With "concat_then_split", rows begin
+            at other documents, and are permuted; documents that are neighbours in the source are so in the rows, too.
         seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for a pipeline without any.
         num_epochs: how many epochs, at least 1; None for endlessly many.
         overflow: what becomes of documents that are longer than a row: "error" refuses them when the sampler is built;
@@ -178,9 +177,17 @@ class PackingSampler(EpochSampler):
         def among_equals(sizes: NDArray[np.int64], ranks: NDArray[np.int64], lengths: NDArray[np.int64]) -> Any:
             if not self.shuffle:
                 return ranks
-            return permute_among(ranks, sizes, mixed(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch)))
+            return permute_each(ranks, sizes, mixed(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch)))
 
         starts, pieces, lengths = self._plan.pieces(rows, among_equals)
+        if self.shuffle:
+            # Else the longest document of each row would come first.
+            words = mixed(rows.astype(np.uint64) * _LENGTH_STEP + ~self._epoch_key(epoch))
+            widths = np.diff(starts)
+            owners = np.repeat(np.arange(len(rows)), widths)
+            slots = (np.arange(len(pieces)) - starts[owners]).astype(np.uint64)
+            order = np.lexsort((mixed(words[owners] + slots * _LENGTH_STEP), owners))
+            pieces, lengths = pieces[order], lengths[order]
         documents = pieces if self._documents is None else self._documents[pieces]
         begins = np.zeros(len(pieces), dtype=np.int64) if self._begins is None else self._begins[pieces]
         return Pieces(starts, documents, begins, begins + lengths)

@@ -28,20 +28,19 @@ Why the numbers are what they are:
 
 import dataclasses
 import functools
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.samplers.rounds import (
-    GOLDEN_GAMMA,
     Wide,
     Words,
     draw_below,
-    draw_bits,
-    mixed,
+    mix,
+    narrowed,
+    round_keys,
     turn_left,
-    turn_right,
 )
 
 NARROW_LIMIT = 1 << 32
@@ -72,13 +71,44 @@ def permute(offsets: Wide, num_records: int, seed: int, epoch: int | Wide) -> ND
         first, last = int(epoch.min()), int(epoch.max())
         if len(offsets) >= _OFFSETS_WORTH_AN_EPOCH * (last - first + 1):
             return _permute_by_epochs(offsets, num_records, seed, epoch, range(first, last + 1))
-    cipher = _cipher(num_records, seed, epoch) if isinstance(epoch, int) else _Cipher.of(num_records, seed, epoch)
-    landed = cipher.encipher(offsets)
-    outside = np.flatnonzero(landed >= num_records)
-    while outside.size:
-        walked = cipher.only(outside).encipher(landed[outside])
-        landed[outside] = walked
-        outside = outside[walked >= num_records]
+    cipher = _cipher(num_records, seed, epoch) if isinstance(epoch, int) else Cipher.of(num_records, seed, epoch)
+    return walked(cipher, offsets, num_records).view(np.int64)
+
+
+def offsets_of(keys: NDArray[np.int64], num_records: int, seed: int, epoch: int | Wide) -> NDArray[np.int64]:
+    """Returns the offset that lands on each key: the inverse of `permute`, with the same arguments; a new array."""
+    cipher = _cipher(num_records, seed, epoch) if isinstance(epoch, int) else Cipher.of(num_records, seed, epoch)
+    return walked(cipher, keys.view(np.uint64), num_records, inverse=True).view(np.int64)
+
+
+def permute_each(
+    offsets: NDArray[np.int64], sizes: NDArray[np.int64], seeds: Wide, *, inverse: bool = False
+) -> NDArray[np.int64]:
+    """Returns where each offset lands in the permutation of its own set: `permute(offset, size, seed, 0)` of each.
+
+    Args:
+        offsets: shape (m,), as are the others; each from 0 on and below its size.
+        sizes: the number of elements of each set, 1 … 2**63 - 1.
+        seeds: the seed of each set.
+        inverse: true for the offsets that land on these numbers.
+    """
+    landed = np.empty(len(offsets), dtype=np.uint64)
+    different, which = np.unique(sizes, return_inverse=True)
+    shapes = [shape_of(size) for size in different.tolist()]
+    parts = np.array([(left, left.bit_length(), right_bits) for left, right_bits, _ in shapes], dtype=np.uint64)
+    kinds = [(round_pairs, size <= NARROW_LIMIT) for size, (*_, round_pairs) in zip(different, shapes, strict=True)]
+    # Sets of most sizes have as many rounds in words of one kind.
+    for kind in set(kinds):
+        is_kind = np.array([each == kind for each in kinds])
+        rows = np.flatnonzero(is_kind[which])
+        round_pairs, is_narrow = kind
+        keys: Words = round_keys(seeds[rows], 0, round_pairs)
+        own = parts[which[rows]].T
+        if is_narrow:
+            keys, own = narrowed(keys), own.astype(np.uint32)
+        cipher = Cipher(own[0], own[1], own[2], keys)
+        values, limits = offsets[rows].view(np.uint64), sizes[rows].view(np.uint64)
+        landed[rows] = walked(cipher, values, limits, inverse=inverse)
     return landed.view(np.int64)
 
 
@@ -88,6 +118,17 @@ def permute_one(offset: int, num_records: int, seed: int, epoch: int) -> int:
     landed = cipher.encipher_one(offset)
     while landed >= num_records:
         landed = cipher.encipher_one(landed)
+    return landed
+
+
+def walked(cipher: "Cipher", values: Wide, sizes: int | Wide, *, inverse: bool = False) -> Wide:
+    """Returns where values land within their sizes, or from where they do, in a new array."""
+    landed = (cipher.decipher if inverse else cipher.encipher)(values)
+    outside = np.flatnonzero(landed >= sizes)
+    while outside.size:
+        some = cipher.only(outside)
+        landed[outside] = again = (some.decipher if inverse else some.encipher)(landed[outside])
+        outside = outside[again >= (sizes if isinstance(sizes, int) else sizes[outside])]
     return landed
 
 
@@ -102,17 +143,19 @@ def _permute_by_epochs(
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Cipher:
+class Cipher:
     """One bijection of [0, left_size << right_bits), or one for each of the values.
 
     Attributes:
-        left_size: how many numbers the left part can be.
+        left_size: how many numbers the left part can be; a number, or an array with one for each value.
+        left_bits: of how many bits that is.
         right_bits: of how many bits the right part is.
         keys: what the rounds are keyed by, shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m values.
     """
 
-    left_size: int
-    right_bits: int
+    left_size: Any
+    left_bits: Any
+    right_bits: Any
     keys: Words
 
     @classmethod
@@ -122,11 +165,23 @@ class _Cipher:
         keys: Words = round_keys(seed, epoch, round_pairs)
         if num_records <= NARROW_LIMIT:
             keys = narrowed(keys)
-        return cls(left_size, right_bits, keys)
+        return cls(left_size, left_size.bit_length(), right_bits, keys)
 
     def only(self, which: NDArray[np.intp]) -> Self:
         """Returns the cipher for some of the values."""
-        return self if self.keys.shape[2] == 1 else dataclasses.replace(self, keys=self.keys[:, :, which])
+        if self.keys.shape[2] == 1:
+            return self
+        own = (
+            self
+            if isinstance(self.left_size, int)
+            else dataclasses.replace(
+                self,
+                left_size=self.left_size[which],
+                left_bits=self.left_bits[which],
+                right_bits=self.right_bits[which],
+            )
+        )
+        return dataclasses.replace(own, keys=self.keys[:, :, which])
 
     def encipher(self, values: Wide) -> Wide:
         """Returns the images of values.
@@ -134,20 +189,45 @@ class _Cipher:
         Where the parts are so small that all numbers which they can be are fewer than the values, what the rounds add
         is computed for all those numbers first, once for the whole epoch, and then looked up.
         """
-        table_entries = self.left_size + (1 << self.right_bits)
-        if self.keys.shape[2] == 1 and table_entries <= min(len(values), _MOST_TABLE_ENTRIES):
+        if self.keys.shape[2] == 1 and self.left_size + (1 << self.right_bits) <= min(len(values), _MOST_TABLE_ENTRIES):
             return self._encipher_by_tables(values)
-        left = (values >> np.uint64(self.right_bits)).astype(self.keys.dtype, copy=False)
-        right = (values & np.uint64((1 << self.right_bits) - 1)).astype(self.keys.dtype, copy=False)
-        drawn, scratch = np.empty_like(left), np.empty_like(left)
+        left, right, drawn, scratch = self._split(values)
+        mask, shift = (1 << self.right_bits) - 1, 8 * self.keys.dtype.itemsize - self.right_bits
         for left_key, right_key in self.keys:
             np.add(right, left_key, out=drawn)
-            draw_below(self.left_size, self.left_size.bit_length(), drawn, scratch)
+            draw_below(self.left_size, self.left_bits, drawn, scratch)
             turn_left(left, drawn, self.left_size)
             np.add(left, right_key, out=drawn)
-            draw_bits(self.right_bits, drawn, scratch)
-            turn_right(right, drawn, self.right_bits)
+            mix(drawn, scratch)
+            drawn >>= shift
+            right += drawn
+            right &= mask
         return _joined(left.astype(np.uint64, copy=False), right, self.right_bits)
+
+    def decipher(self, values: Wide) -> Wide:
+        """Returns the values that have these images: the rounds backwards."""
+        left, right, drawn, scratch = self._split(values)
+        mask, shift = (1 << self.right_bits) - 1, 8 * self.keys.dtype.itemsize - self.right_bits
+        for left_key, right_key in self.keys[::-1]:
+            np.add(left, right_key, out=drawn)
+            mix(drawn, scratch)
+            drawn >>= shift
+            right -= drawn
+            right &= mask
+            np.add(right, left_key, out=drawn)
+            draw_below(self.left_size, self.left_bits, drawn, scratch)
+            # Where left < drawn, the difference wraps around and is huge, until left_size is added.
+            left -= drawn
+            np.add(left, self.left_size, out=drawn)
+            np.minimum(left, drawn, out=left)
+        return _joined(left.astype(np.uint64, copy=False), right, self.right_bits)
+
+    def _split(self, values: Wide) -> tuple[Words, Words, Words, Words]:
+        """Returns the two parts of values, and memory for two more."""
+        left = (values >> self.right_bits).astype(self.keys.dtype, copy=False)
+        right = values.astype(self.keys.dtype)
+        right &= (1 << self.right_bits) - 1
+        return left, right, np.empty_like(left), np.empty_like(left)
 
     def encipher_one(self, value: int) -> int:
         """Returns the image of a single value: the same rounds as in `encipher`."""
@@ -160,12 +240,12 @@ class _Cipher:
                 left %= self.left_size
                 right += _mixed_narrow(left + right_key) >> 32 - self.right_bits
             else:
-                size_bits = self.left_size.bit_length()
-                left += (_mixed_wide(right + left_key) >> size_bits) * self.left_size >> 64 - size_bits
+                left += (_mixed_wide(right + left_key) >> self.left_bits) * self.left_size >> 64 - self.left_bits
                 left %= self.left_size
                 right += _mixed_wide(left + right_key) >> 64 - self.right_bits
             right %= right_size
-        return left * right_size + right
+        landed: int = left * right_size + right
+        return landed
 
     def _encipher_by_tables(self, values: Wide) -> Wide:
         """Returns the same as `encipher`."""
@@ -176,28 +256,30 @@ class _Cipher:
             np.take(left_row, right.view(np.int64), out=drawn, mode="wrap")
             turn_left(left, drawn, self.left_size)
             np.take(right_row, left.view(np.int64), out=drawn, mode="wrap")
-            turn_right(right, drawn, self.right_bits)
+            right += drawn
+            right &= (1 << self.right_bits) - 1
         return _joined(left, right, self.right_bits)
 
 
 _EPOCHS_KEPT = 4
 
-_cipher = functools.lru_cache(maxsize=_EPOCHS_KEPT)(_Cipher.of)
+_cipher = functools.lru_cache(maxsize=_EPOCHS_KEPT)(Cipher.of)
 """An epoch is enciphered a few thousand offsets at a time, all with the same keys and tables."""
 
 
 @functools.lru_cache(maxsize=_EPOCHS_KEPT)
-def _tables(cipher: _Cipher) -> list[tuple[Wide, Wide]]:
+def _tables(cipher: Cipher) -> list[tuple[Wide, Wide]]:
     """For each pair of rounds, what it adds on the left to each number on the right, and the other way round."""
     left_table = np.arange(1 << cipher.right_bits, dtype=cipher.keys.dtype) + cipher.keys[:, 0]
     right_table = np.arange(cipher.left_size, dtype=cipher.keys.dtype) + cipher.keys[:, 1]
-    draw_below(cipher.left_size, cipher.left_size.bit_length(), left_table, np.empty_like(left_table))
-    draw_bits(cipher.right_bits, right_table, np.empty_like(right_table))
+    draw_below(cipher.left_size, cipher.left_bits, left_table, np.empty_like(left_table))
+    mix(right_table, np.empty_like(right_table))
+    right_table >>= 8 * right_table.dtype.itemsize - cipher.right_bits
     return list(zip(left_table.astype(np.uint64), right_table.astype(np.uint64), strict=True))
 
 
 @functools.lru_cache(maxsize=_EPOCHS_KEPT)
-def _round_key_pairs(cipher: _Cipher) -> list[list[int]]:
+def _round_key_pairs(cipher: Cipher) -> list[list[int]]:
     """Returns what the rounds of a cipher for one epoch are keyed by, as Python's integers."""
     pairs: list[list[int]] = cipher.keys[:, :, 0].tolist()
     return pairs
@@ -224,23 +306,6 @@ def shape_of(num_records: int) -> tuple[int, int, int]:
     bits = (num_records - 1).bit_length()
     right_bits = max(1, (bits + 1) // 2, bits - _MOST_LEFT_BITS)
     return ((num_records - 1) >> right_bits) + 1, right_bits, max(4, 28 - 2 * bits)
-
-
-def narrowed(keys: Wide) -> NDArray[np.uint32]:
-    """Returns the keys of rounds for words of 32 bits."""
-    return (keys >> np.uint64(32)).astype(np.uint32)
-
-
-def round_keys(seed: int | Wide, epoch: int | Wide, round_pairs: int) -> Wide:
-    """Returns random words of shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m seeds, epochs, or both.
-
-    Seed and epoch go through the mix one after the other: a mere sum of the two would make epoch e of seed s the
-    epoch e - 1 of seed s + 1.
-    """
-    seeded = mixed(np.array(seed, dtype=np.uint64, ndmin=1))
-    rounds = np.arange(1, 2 * round_pairs + 1, dtype=np.uint64).reshape(round_pairs, 2, 1)
-    of_rounds = mixed(rounds * GOLDEN_GAMMA + seeded)
-    return mixed(of_rounds + np.atleast_1d(np.asarray(epoch, dtype=np.uint64)))
 
 
 def _joined(left: Wide, right: Words, right_bits: int) -> Wide:

@@ -29,6 +29,23 @@ def derived_each(seeds: Wide, numbers: Wide) -> Wide:
     return mixed(mixed(seeds.copy()) + mixed(numbers ^ GOLDEN_GAMMA))
 
 
+def narrowed(keys: Wide) -> NDArray[np.uint32]:
+    """Returns the keys of rounds for words of 32 bits."""
+    return (keys >> np.uint64(32)).astype(np.uint32)
+
+
+def round_keys(seed: int | Wide, epoch: int | Wide, round_pairs: int) -> Wide:
+    """Returns random words of shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m seeds, epochs, or both.
+
+    Seed and epoch go through the mix one after the other: a mere sum of the two would make epoch e of seed s the
+    epoch e - 1 of seed s + 1.
+    """
+    seeded = mixed(np.array(seed, dtype=np.uint64, ndmin=1))
+    rounds = np.arange(1, 2 * round_pairs + 1, dtype=np.uint64).reshape(round_pairs, 2, 1)
+    of_rounds = mixed(rounds * GOLDEN_GAMMA + seeded)
+    return mixed(of_rounds + np.atleast_1d(np.asarray(epoch, dtype=np.uint64)))
+
+
 def mix(words: Words, scratch: Words) -> Words:
     """Replaces each word by its image under a bijection that looks random, and returns the same array."""
     return _mix_narrow(words, scratch) if words.dtype.itemsize == 4 else _mix_wide(words, scratch)
@@ -50,24 +67,12 @@ def draw_below(size: int | Words, size_bits: int | Words, words: Words, scratch:
         _scale_wide(words, size, size_bits)
 
 
-def draw_bits(bits: int, words: Words, scratch: Words) -> None:
-    """Replaces each word by a pseudo-random number below 2**bits that it determines."""
-    mix(words, scratch)
-    words >>= 8 * words.dtype.itemsize - bits
-
-
 def turn_left(left: Words, drawn: Words, left_size: int | Words) -> None:
     """Adds what was drawn, modulo left_size; drawn is scratch afterwards."""
     left += drawn
     # Without a division: where left < left_size, the difference wraps around and is huge.
     np.subtract(left, left_size, out=drawn)
     np.minimum(left, drawn, out=left)
-
-
-def turn_right(right: Words, drawn: Words, right_bits: int) -> None:
-    """Adds what was drawn, modulo 2**right_bits."""
-    right += drawn
-    right &= (1 << right_bits) - 1
 
 
 def _mix_wide(words: Words, scratch: Words) -> Words:

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from millstream import PackingSampler
 from millstream.samplers import Pieces
-from millstream.samplers.many_permutations import permute_among
+from millstream.samplers.permutation import permute, permute_each
 
+WORDS = st.integers(0, 2**64 - 1)
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
 OPTIONS = st.sampled_from([("best_fit", "truncate"), ("best_fit", "split"), ("concat_then_split", "error")])
 
@@ -138,25 +139,32 @@ def test_partners_of_a_document_are_like_drawn() -> None:
 
 
 @given(
-    sets=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2**64 - 1)), min_size=1, max_size=8),
+    sets=st.lists(st.tuples(st.integers(1, 60) | st.integers(1, 2**63 - 1), WORDS), min_size=1, max_size=8),
+    data=st.data(),
 )
-def test_many_permutations_are_permutations(sets: list[tuple[int, int]]) -> None:
-    """Each set is mapped onto itself, alike for all sets at once and for one at a time."""
-    numbers = np.concatenate([np.arange(size) for size, _ in sets])
-    sizes = np.concatenate([np.full(size, size) for size, _ in sets])
-    keys = np.concatenate([np.full(size, key, dtype=np.uint64) for size, key in sets])
-    landed = permute_among(numbers, sizes, keys)
-    for part in np.split(landed, np.cumsum([size for size, _ in sets])[:-1]):
-        assert sorted(part.tolist()) == list(range(len(part)))
-    assert permute_among(numbers[-1:], sizes[-1:], keys[-1:]) == landed[-1:]
+def test_permutations_of_many_sets_are_those_of_each(sets: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Asked together, sets of any sizes have the permutations that each has alone, and the way back leads to them."""
+    numbers = np.array([data.draw(st.integers(0, size - 1)) for size, _ in sets])
+    sizes, seeds = np.array([size for size, _ in sets]), np.array([seed for _, seed in sets], dtype=np.uint64)
+    landed = permute_each(numbers, sizes, seeds)
+    offsets = numbers.view(np.uint64)[:, np.newaxis]
+    assert landed.tolist() == [
+        permute(offset, size, seed, 0)[0] for offset, (size, seed) in zip(offsets, sets, strict=True)
+    ]
+    assert permute_each(landed, sizes, seeds, inverse=True).tolist() == numbers.tolist()
 
 
-def test_permutations_of_a_large_set_stay_within_it() -> None:
-    """Permutations of sets of up to 2**62 elements stay within the set."""
-    sizes = np.array([2**62, 2**62 - 57, 3**39])
-    numbers = np.array([2**62 - 1, 0, 3**39 - 1])
-    landed = permute_among(numbers, sizes, np.array([1, 2, 3], dtype=np.uint64))
-    assert ((landed >= 0) & (landed < sizes)).all()
+def test_documents_of_a_shuffled_row_come_in_any_order() -> None:
+    """Over 6,000 rows of five documents of five lengths, each of the 120 orders comes equally often."""
+    lengths = [1, 2, 4, 8, 16]
+    sampler = PackingSampler(lengths * 60, 31, num_epochs=100, seed=1)
+    rows = sampler.pieces(0, len(sampler))
+    orders = Counter(map(tuple, (rows.ends - rows.begins).reshape(-1, 5).tolist()))
+    assert len(sampler) == 6000
+    assert len(orders) == 120
+    assert sum((count - 50) ** 2 / 50 for count in orders.values()) < 119 + 4 * np.sqrt(2 * 119)
+    plain = PackingSampler(lengths * 60, 31, shuffle=False).pieces(0, 60)
+    assert (plain.ends - plain.begins).reshape(-1, 5).tolist() == [lengths[::-1]] * 60
 
 
 def test_lengths_of_any_integer_dtype_and_words() -> None:

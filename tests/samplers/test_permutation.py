@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from millstream.samplers.permutation import permute, permute_one
+from millstream.samplers.permutation import offsets_of, permute, permute_one
 
 Ints = NDArray[np.int64]
 Kind = Literal["epochs", "seeds", "numpy"]
@@ -146,6 +146,17 @@ def test_one_offset_lands_where_it_does_among_many(n: int, seed: int, epoch: int
     """The permutation of a single offset, in Python's integers, is that of arrays, up to 2**63 records."""
     offset = data.draw(st.integers(0, n - 1))
     assert permute_one(offset, n, seed, epoch) == permute(offsets(offset, offset + 1), n, seed, epoch)[0]
+
+
+@settings(deadline=None, max_examples=300)
+@given(n=st.integers(1, 300) | st.sampled_from(LARGE) | st.integers(1, 2**63), seed=WORD, epoch=WORD, data=st.data())
+def test_the_way_back_from_a_key_leads_to_its_offset(n: int, seed: int, epoch: int, data: st.DataObject) -> None:
+    """The inverse of a permutation, of any size, in one epoch or in one for each."""
+    asked = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20))
+    some = np.array(asked, dtype=np.uint64)
+    assert offsets_of(permute(some, n, seed, epoch), n, seed, epoch).tolist() == asked
+    epochs = np.arange(len(asked), dtype=np.uint64)
+    assert offsets_of(permute(some, n, seed, epochs), n, seed, epochs).tolist() == asked
 
 
 @pytest.mark.parametrize("kind", KINDS)
