@@ -6,7 +6,7 @@ of their own beside it, `limits.NAME`. In a `.bagz` file, each record that is no
 """
 
 import dataclasses
-import os
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, final
 
@@ -19,7 +19,7 @@ from millstream.sources.files.span_files import SpanFormat, SpanPlaces
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.stored_files import exists, identify, open_stored
-from millstream.sources.storage.urls import without_query
+from millstream.sources.storage.urls import with_other_name, without_query
 
 _LIMIT_BYTES = 8
 
@@ -128,8 +128,7 @@ class _BagzFormat(SpanFormat[bytes]):
 
 def _limits_path(path: str) -> str:
     """Returns the path of the file beside a Bagz file that its limits may be in."""
-    folder, name = os.path.split(without_query(path))
-    return os.path.join(folder, f"limits.{name}")  # noqa: PTH118
+    return with_other_name(path, lambda name: re.sub(r"[^/]*$", r"limits.\g<0>", name, count=1))
 
 
 def _separate_limits(place: str) -> NDArray[np.int64] | None:

@@ -28,6 +28,7 @@ from millstream.sources.files.span_files import SpanFormat, SpanPlaces
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.stored_files import StoredFile, identify, open_stored
+from millstream.sources.storage.urls import with_other_name
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
@@ -50,7 +51,7 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
     Args:
         prefix: one path or a sequence of paths, made absolute at once, with or without `.bin` at their end. Patterns
             are allowed, such as `data/*_text_document`. The order of the paths is that of the records. A `str` may be
-            a URL of `gs://`, `s3://`, `http://` or `https://`.
+            a URL of `gs://`, `s3://`, `http://` or `https://`. The query of a signed URL is used for both files.
         cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
             records.
 
@@ -133,15 +134,14 @@ class _MegatronFormat(SpanFormat[NDArray[Any]]):
 def _data_paths(prefix: Any) -> Any:
     """Returns the paths of the .bin files; what are not paths is left to be refused."""
     if isinstance(prefix, str | os.PathLike):
-        name = os.fsdecode(prefix)
-        return name if name.endswith(".bin") else f"{name}.bin"
+        return with_other_name(os.fsdecode(prefix), lambda name: name if name.endswith(".bin") else f"{name}.bin")
     if isinstance(prefix, Iterable) and not isinstance(prefix, bytes | set | frozenset):
         return [_data_paths(one) for one in prefix]
     return prefix
 
 
 def _index_path(path: str) -> str:
-    return path.removesuffix(".bin") + ".idx"
+    return with_other_name(path, lambda name: name.removesuffix(".bin") + ".idx")
 
 
 @contextlib.contextmanager

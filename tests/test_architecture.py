@@ -56,7 +56,7 @@ IMPORTERS = {
     # An engine that is there, or is not.
     "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.connection"},
     "rich": {"millstream.tools.top_screen"},
-    "tensorstore": {"millstream.sources.storage.object_stores"},
+    "obstore": {"millstream.sources.storage.object_clients"},
     "tqdm": {"millstream.sources.storage.progress"},
     "zstandard": {"millstream.sources.bagz", "millstream.tools.record_writers", "millstream.tools.unpacking"},
     # Which process this is; and where its batches go.
@@ -71,11 +71,11 @@ LATE_IMPORTS = {
     "array_record",
     "google_crc32c",
     "jax",
+    "obstore",
     "orjson",
     "pyarrow",
     "ray",
     "rich",
-    "tensorstore",
     "tqdm",
     "zstandard",
 }

@@ -199,17 +199,13 @@ class Files(Pictured, Closing, Generic[FileT]):
             return FileIdentity.of_regular_file(path, self.kind)
         from millstream.sources.storage.stored_files import identify  # noqa: PLC0415  (for those who read from stores)
 
-        identity = identify(path, self.kind, self._known_size)
+        identity = identify(path, self.kind)
         if self._cache is not None and identity.size > self._cache.max_bytes:
             raise ValueError(
                 f"max_bytes of the cache must be at least the size of the largest file, but {path!r} has "
                 f"{identity.size:,} bytes, got {self._cache.max_bytes:,}."
             )
         return identity
-
-    def _known_size(self, url: str, version: bytes) -> int | None:
-        """Returns the size of an object in some version, where it needs not be looked for."""
-        return self._cache.known_size(url, version) if self._cache is not None else None
 
     @contextlib.contextmanager
     def _at_hand(self, path: str) -> Iterator[str]:

@@ -30,7 +30,6 @@ from millstream.sources.storage.offset_index import (
     IndexKey,
     find_offsets,
     forget_offsets,
-    indexed_size,
     placement,
     store_offsets,
 )
@@ -115,10 +114,6 @@ class SpanRecords(FileRecords[RecordT]):
 
     def _count(self, path: str) -> int:
         return self._offsets(path).num_records
-
-    def _known_size(self, url: str, version: bytes) -> int | None:
-        size = indexed_size(self._index_key(url, FileIdentity.of_object(0, version)))
-        return super()._known_size(url, version) if size is None else size
 
     def _open(self, path: str, place: str) -> "SpanFile[RecordT]":
         self._check_companions(path)

@@ -84,15 +84,6 @@ class FileCache:
     def __repr__(self) -> str:
         return f"FileCache({self.max_bytes:,} bytes in {self.folder!r})"
 
-    def known_size(self, url: str, version: bytes) -> int | None:
-        """Returns the size of a version of an object in bytes, or None if there is no copy of it."""
-        try:
-            status = os.lstat(self._place(url, version))
-        except OSError:
-            return None
-        identity = FileIdentity.of_object(status.st_size, version)
-        return status.st_size if _is_copy_of(status, identity) else None
-
     def copy_of(self, url: str, identity: FileIdentity) -> "LocalCopy":
         """Returns a copy of an object, in use until it is released; it is made if there is none.
 

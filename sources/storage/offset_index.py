@@ -132,20 +132,6 @@ def find_offsets(key: IndexKey, where: Placement = Placement.CACHE) -> Offsets |
     return None
 
 
-def indexed_size(key: IndexKey) -> int | None:
-    """Returns the size of a version of an object in bytes, if its index is there to say so."""
-    try:
-        descriptor = _open_regular(key.cached, key)
-    except OSError:
-        return None
-    try:
-        return _parsed(os.pread(descriptor, _HEADER.size, 0), key)[0]
-    except (OSError, DamagedIndexError):
-        return None
-    finally:
-        os.close(descriptor)
-
-
 def store_offsets(
     key: IndexKey, chunks: Callable[[], Iterable[Any]], where: Placement = Placement.CACHE
 ) -> tuple[Offsets, str | None, list[tuple[str, OSError]]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from millstream.errors import DataSourceError
-from millstream.sources.storage.urls import SignedUrl, Url, is_url, matching, without_query
+from millstream.sources.storage.urls import Url, canonical, is_url, matching, without_query
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _MAGIC = re.compile(r"[*?[]")
@@ -192,7 +192,7 @@ def _resolve(path: Any, kind: str) -> list[FilePart]:
     if is_url(name):
         return _resolve_url(name, kind)
     if not isinstance(path, str) and _BROKEN_URL.match(os.fspath(path)):
-        raise ValueError(f"URLs must be str: `pathlib` takes a slash out of them, got {path!r}.")
+        raise ValueError("URLs must be str, because `pathlib` takes a slash out of them. Pass the str itself.")
     if not _MAGIC.search(name) or os.path.exists(name):  # noqa: PTH110
         return [FilePart(name)]
     if match := _RANGE.fullmatch(name):
@@ -205,7 +205,7 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
     match = _RANGE.fullmatch(name)
     path, start, stop = (match[1], int(match[2]), int(match[3])) if match else (name, 0, None)
     url = Url.of(path)
-    path = SignedUrl(path) if path != without_query(path) else path
+    path = canonical(path)
     if not _MAGIC.search(url.key):
         return [FilePart(path, start, stop)]
     if not url.can_list:

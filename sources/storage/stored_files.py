@@ -77,13 +77,12 @@ class StoredFile(Protocol):
         ...
 
 
-def identify(path: str, kind: str, size_of: Callable[[str, bytes], int | None] | None = None) -> FileIdentity:
+def identify(path: str, kind: str) -> FileIdentity:
     """Returns which file is at a path or URL; `kind` says which format was expected.
 
     Args:
         path: the file.
         kind: the name of the format, for errors.
-        size_of: returns the size of an object in this version, if it is known already.
 
     Raises:
         FileNotFoundError, PermissionError, …: it cannot be found, or may not be read.
@@ -93,9 +92,7 @@ def identify(path: str, kind: str, size_of: Callable[[str, bytes], int | None] |
     if not is_url(path):
         return FileIdentity.of_regular_file(path, kind)
     try:
-        version = object_stores.version_of(path)
-        size = size_of(path, version) if size_of is not None and version else None
-        size = object_stores.size_of(path) if size is None else size
+        size, version = object_stores.state_of(path)
         return FileIdentity.of_object(size, version or _sample(path, size))
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, f"No such {kind} file", path) from error
@@ -106,16 +103,16 @@ def exists(path: str) -> bool:
     if not is_url(path):
         return os.path.exists(path)  # noqa: PTH110
     try:
-        object_stores.version_of(path)
+        object_stores.state_of(path)
     except (FileNotFoundError, PermissionError):
         return False  # S3 refuses what is not there, unless the names may be listed.
     return True
 
 
 def state_of(path: str) -> FileIdentity | None:
-    """Returns which file is at a path or URL, but for the size of an object; None if there is none."""
+    """Returns which file is at a path or URL, or None if there is none."""
     try:
-        return FileIdentity.of_object(0, object_stores.version_of(path)) if is_url(path) else FileIdentity.of(path)
+        return FileIdentity.of_object(*object_stores.state_of(path)) if is_url(path) else FileIdentity.of(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None  # S3 refuses what is not there, unless the names may be listed.
 

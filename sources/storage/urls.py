@@ -5,10 +5,13 @@ The name of an object in a bucket is taken as it is, as `gsutil` and `aws s3` ta
 
 import fnmatch
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]*")
+_IN_TEXT = re.compile(r"(https?://)(?:[^\s/?#'\"]*@)?([^\s?#'\"]+)([?#][^\s'\"]*)?", re.IGNORECASE)
+"""A URL in a text, in groups without its user, and with its query and fragment in the last one."""
+
 _LISTED = {"gs", "s3"}
 _SCHEMES = {"gs", "s3", "http", "https"}
 
@@ -36,7 +39,7 @@ class Url(NamedTuple):
         match = _URL.fullmatch(name)
         scheme = match[1].lower() if match else ""
         if match is None or scheme not in _SCHEMES:
-            raise ValueError(f"URLs must begin with gs://, s3://, http:// or https://, got {name!r}.")
+            raise ValueError(f"URLs must begin with gs://, s3://, http:// or https://, got {canonical(name)!r}.")
         if scheme in _LISTED:
             root, _, key = match[2].partition("/")
         else:
@@ -47,7 +50,8 @@ class Url(NamedTuple):
             key = urllib.parse.unquote(parsed.path)
         if not root or not key.strip("/"):
             raise ValueError(
-                f"A URL must name {'a bucket' if scheme in _LISTED else 'a host'} and an object in it, got {name!r}."
+                f"A URL must name {'a bucket' if scheme in _LISTED else 'a host'} and an object in it, got "
+                f"{canonical(name)!r}."
             )
         return cls(scheme, root, key)
 
@@ -63,22 +67,57 @@ def is_url(path: str) -> bool:
 
 
 def without_query(url: str) -> str:
-    """Returns a URL without what signs it or says who asks, which may be another each time."""
-    return url.partition("?")[0] if url.startswith(("http://", "https://")) else url
+    """Returns a URL without what may be a secret or differ each time: user, password, query and fragment.
+
+    Its scheme is in lower case. Names in buckets have none of these, and stay as they are.
+    """
+    match = _URL.fullmatch(url)
+    if match is None:
+        return url
+    scheme, rest = match[1].lower(), match[2]
+    if scheme not in _LISTED:
+        host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+        rest = f"{host.rpartition('@')[2]}{slash}{path}"
+    return f"{scheme}://{rest}"
 
 
-class SignedUrl(str):
-    """A URL of HTTP with a query, which may be a secret: what errors and logs show of it, its `repr`, is without."""
+def canonical(url: str) -> str:
+    """Returns a URL with its scheme in lower case, as a `SecretUrl` if a part of it may be a secret."""
+    scheme, separator, rest = url.partition("://")
+    url = f"{scheme.lower()}{separator}{rest}"
+    return url if url == without_query(url) else SecretUrl(url)
+
+
+def with_other_name(path: str, change: Callable[[str], str]) -> str:
+    """Returns a path or URL whose name is changed; a query stays after it, so that what signs it signs both.
+
+    Args:
+        path: the path or URL.
+        change: returns another path for a path without query and fragment.
+    """
+    if not is_url(path) or Url.of(path).can_list:
+        return change(path)
+    place = re.search(r"[?#]|$", path)
+    stop = place.start() if place else len(path)
+    return canonical(change(path[:stop]) + path[stop:])
+
+
+class SecretUrl(str):
+    """A URL of HTTP with a part that may be a secret. Errors and logs show its `repr`, which leaves that part out."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return repr(f"{without_query(str(self))}?…")
+        plain = without_query(str(self))
+        scheme, _, rest = plain.partition("://")
+        host = re.split(r"[/?#]", self.partition("://")[2], maxsplit=1)[0]
+        shown = plain if "@" not in host else f"{scheme}://…@{rest}"
+        return repr(f"{shown}{'?…' if '?' in self else '#…' if '#' in self else ''}")
 
 
 def without_secrets(words: str) -> str:
-    """Returns somebody else's words without the queries of the URLs in them."""
-    return _QUERY.sub(r"\1?…", words)
+    """Returns the text of another library without what may be a secret in its URLs."""
+    return _IN_TEXT.sub(lambda match: f"{match[1]}{match[2]}{'?…' if match[3] else ''}", words)
 
 
 def matching(keys: list[str], pattern: str) -> list[str]:

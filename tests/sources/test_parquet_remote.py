@@ -109,7 +109,7 @@ def test_what_fails_now_and_then_is_repeated(store: ObjectServer, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("failure", "message"),
-    [(500, "4 retry attempts"), (403, "refuses"), (404, "was removed")],
+    [(500, "500 Internal"), (403, "refuses"), (404, "was removed")],
 )
 def test_what_fails_for_ever_is_an_error_with_url_and_row(
     store: ObjectServer, tmp_path: Path, failure: int, message: str

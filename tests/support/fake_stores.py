@@ -23,7 +23,30 @@ os._exit(0)
 
 _GCS = """
 import os, sys
+from xml.sax.saxutils import escape
+from gcp_storage_emulator import server as emulator
+from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
+
+# Of the XML interface, which obstore uses, the emulator has downloads without date and ETag, and no lists.
+def download(request, response, storage, *args, **kwargs):
+    objects.download(request, response, storage, *args, **kwargs)
+    if response.status >= 400:
+        return
+    response["Last-Modified"] = "Thu, 01 Jan 2026 00:00:00 GMT"
+    response["ETag"] = storage.get_file_obj(request.params["bucket_name"], request.params["object_id"])["etag"]
+
+def listed(request, response, storage, *args, **kwargs):
+    files, _ = storage.get_file_list(request.params["bucket_name"], request.query.get("prefix", [None])[0], None)
+    entries = "".join(
+        f"<Contents><Key>{escape(file['name'])}</Key><Size>{file['size']}</Size>"
+        "<LastModified>2026-01-01T00:00:00Z</LastModified><ETag>e</ETag></Contents>"
+        for file in files
+    )
+    response.write(f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>")
+
+(path, methods), bucket = emulator.HANDLERS[-1], r"^/(?P<bucket_name>[-.\\w]+)$"
+emulator.HANDLERS = (*emulator.HANDLERS[:-1], (path, {**methods, "GET": download}), (bucket, {"GET": listed}))
 server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="bucket")
 server.start()
 print("http://127.0.0.1:%d" % server._api._httpd.server_address[1], flush=True)

@@ -1,4 +1,4 @@
-"""A server of objects on loopback: HTTP ranges, and as much of Google Cloud Storage and S3 as TensorStore asks for.
+"""A server of objects on loopback: HTTP ranges, and what clients of Google Cloud Storage and S3 request.
 
 It answers late where it is told to, as stores far away do, and fails as they do.
 """
@@ -23,6 +23,7 @@ from xml.sax.saxutils import escape
 from faults import WAIT_SECONDS
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 Failure = Callable[["Request"], str | int | None]
 """Decides about each request: None to answer it, a status, or `reset`, `short` or `hang`."""
@@ -192,7 +193,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             key, is_gcs = urllib.parse.unquote(path[1:]), False
             if "list-type" in query:
-                return self._list_s3(key.strip("/"), query)
+                return self._list_xml(key.strip("/"), query)
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
         start = int(match[1]) if match and match[1] else None
         stop = int(match[2]) + 1 if match and match[2] and match[1] else None
@@ -205,7 +206,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if failure is None and is_gcs and query.get("alt") == ["json"] and key in owner.objects:
                 self._send(200, json.dumps(self._metadata(key)).encode(), has_body=has_body)
             elif failure in (None, "short"):
-                self._send_object(key, request, is_gcs=is_gcs, has_body=has_body, is_short=failure == "short")
+                self._send_object(key, request, has_body=has_body, is_short=failure == "short")
             else:
                 self._fail(key, failure, has_body=has_body)
         return None
@@ -222,15 +223,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(failure, b"failed on purpose", has_body=has_body)
 
-    def _send_object(self, key: str, request: Request, *, is_gcs: bool, has_body: bool, is_short: bool) -> None:
+    def _send_object(self, key: str, request: Request, *, has_body: bool, is_short: bool) -> None:
         owner = self.server.owner
         content = owner.objects.get(key)
         if content is None:
             return self._send(404, b"no such object", has_body=has_body)
-        headers = {}
-        if is_gcs:
-            headers["x-goog-generation"] = str(owner.generation(key))
-        elif (etag := owner.etag(key)) is not None:
+        headers = {"x-goog-generation": str(owner.generation(key)), "Last-Modified": _MODIFIED}
+        if (etag := owner.etag(key)) is not None:
             headers["ETag"] = etag
         wanted = self.headers.get("If-Match")
         if wanted not in (None, headers.get("ETag")):
@@ -259,11 +258,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "updated": "2026-01-01T00:00:00Z",
         }
 
-    def _list_s3(self, bucket: str, query: dict[str, list[str]]) -> None:
+    def _list_xml(self, bucket: str, query: dict[str, list[str]]) -> None:
         names = self._names(bucket, "", query.get("prefix", [""])[0])
         contents = "".join(
             f"<Contents><Key>{escape(name)}</Key><Size>{len(self.server.owner.objects[f'{bucket}/{name}'])}</Size>"
-            "</Contents>"
+            f'<LastModified>2026-01-01T00:00:00Z</LastModified><ETag>"{name}"</ETag></Contents>'
             for name in names
         )
         self._send(

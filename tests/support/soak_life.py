@@ -146,7 +146,7 @@ class Life:
     def _faults(self, workers: int) -> list[type[Fault]]:
         """Returns what can go wrong."""
         faults = [kind for kind in FAULTS if workers or not kind.needs_workers]
-        # TensorStore aborts the process that it is in when no descriptor is left for a connection.
+        # A store needs descriptors for its connections, and more of them than there may be.
         return [kind for kind in faults if kind is not FewDescriptors or self.course.place != "store"]
 
     def _saved(self) -> dict[str, Any] | None:
@@ -284,7 +284,7 @@ class Life:
         return [*threads, *processes, *[f"{more} descriptors"] * (more > 0), *[f"{mapped} arenas"] * (mapped > 0)]
 
     def _descriptors(self) -> int:
-        """Returns how many files are open; TensorStore keeps its connections to a store."""
+        """Returns how many files are open; connections to a store are kept."""
         names = []
         for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  (no paths are wanted)
             with contextlib.suppress(OSError):  # That of the listing.

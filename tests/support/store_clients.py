@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.sources.storage import object_stores
+from millstream.sources.storage import object_clients
 
 
 @contextlib.contextmanager
@@ -19,15 +19,14 @@ def clients_of(address: str, cache: Path) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MILLSTREAM_CACHE", str(cache))
-        patch.setenv("TENSORSTORE_GCS_HTTP_URL", address)
+        patch.setenv("STORAGE_EMULATOR_HOST", address)
         patch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", address)  # ArrayRecord's library looks there.
-        patch.setenv("GCE_METADATA_ROOT", "127.0.0.1:1")
         patch.setenv("AWS_ENDPOINT_URL", address)
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        patch.setattr(object_stores, "FIRST_DELAY_SECONDS", 0.01)
-        patch.setattr(object_stores, "LONGEST_DELAY_SECONDS", 0.02)
-        patch.setattr(object_stores, "ATTEMPTS", 4)
+        patch.setattr(object_clients, "FIRST_DELAY_SECONDS", 0.01)
+        patch.setattr(object_clients, "LONGEST_DELAY_SECONDS", 0.02)
+        patch.setattr(object_clients, "ATTEMPTS", 4)
         _forget_clients()
         yield
     _forget_clients()
@@ -35,6 +34,4 @@ def clients_of(address: str, cache: Path) -> Iterator[None]:
 
 def _forget_clients() -> None:
     """Has the next read make its clients anew."""
-    object_stores._context.cache_clear()
-    object_stores._opened_store.cache_clear()
-    object_stores._REDIRECTS._addresses.clear()
+    object_clients.opened_store.cache_clear()
