@@ -6,11 +6,13 @@ iterator may begin with the first and change to the second at any position; a st
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.absence import DropAbsent
+from millstream.dataset.brief_states import brief_state, ending_of, restored
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.nodes.peeling import order_of, peeled
@@ -25,7 +27,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.state_of_plan import state_at, stream_of
+from millstream.loader.state_of_plan import place_at, stream_of
 from millstream.loader.threads.front import CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
@@ -116,6 +118,10 @@ class EngineIterator(ShownIterator):
         raise hole
 
 
+_NOTHING_NOTED: tuple[int, Callable[[], str]] = (-1, str)
+"""No state, at no step."""
+
+
 @final
 class ReadIterator(EngineIterator):
     """Yields what a chain makes of the elements of a MapDataset.
@@ -134,6 +140,8 @@ class ReadIterator(EngineIterator):
         limits = running.limits
         self._sparse = Pipeline(leaf.source, order, order, (DropAbsent(), *operations), NoSharding(), limits)
         self._was_sought = False
+        self._noted = _NOTHING_NOTED
+        self._after = -1, ""
         if leaf.allow_nones:
             self._sparse = dataclasses.replace(self._sparse, operations=tuple(operations))
         # What is shown, if anybody looks: the operations of the MapDataset one by one, where that can be.
@@ -178,14 +186,37 @@ class ReadIterator(EngineIterator):
         self._check_open()
         saved = decoded(state)
         found = resumption(saved, self._state(), allow, strict=strict)
-        saved = saved._replace(stream=self._stream)
-        if self._is_dense and not self._fits_dense(saved):
-            self._use_sparse(saved)
-        else:
-            self._inner.set_state(self._with_skip(saved, self._own_stream, self._num_own_stages).encode())
-        self._was_sought = False
+        self._move(saved._replace(stream=self._stream))
         if found.changes:
             warn_of_changes(found.changes)
+
+    def noted_brief_state(self) -> Callable[[], str]:
+        """Returns what gives the state for those that draw from this iterator: without the fingerprint, in no time."""
+        step = self._inner.step
+        if self._noted[0] != step:
+            ((cursor,), _), ending = self.place(), self._ending
+            place, is_dense = place_at(cursor, self._execution.plan), self._is_dense
+            if is_dense:
+                place = place._replace(skip=(0,) * self._num_stages)
+            self._noted = step, functools.cache(lambda: brief_state(step, place, ending))
+        return self._noted[1]
+
+    def set_brief_state(self, text: str) -> None:
+        """Moves to the position of a state for those that draw from this iterator.
+
+        Raises:
+            CheckpointError: the state is unreadable or of another chain. The iterator is as it was.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        self._move(restored(text, self._state()))
+
+    def brief_state_after(self, step: int) -> str:
+        """Returns that state after the first `step` elements, if each position makes one; the iterator stays."""
+        if self._after[0] != step:
+            place = place_at(Cursor(step, (0,)), self._execution.plan)._replace(skip=(0,) * self._num_stages)
+            self._after = step, brief_state(step, place, self._ending)
+        return self._after[1]
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements.
@@ -202,7 +233,7 @@ class ReadIterator(EngineIterator):
         except AbsentElement as hole:
             self._change_plan(hole)
             self._inner.seek(step)
-        self._was_sought = self._is_dense
+        self._was_sought, self._noted = self._is_dense, _NOTHING_NOTED
 
     def trace(self) -> "Trace":  # noqa: D102  (as for any iterator)
         try:
@@ -210,16 +241,23 @@ class ReadIterator(EngineIterator):
         except AbsentElement:
             return traced_chain(self._sparse, self._options)
 
-    def state_after(self, step: int) -> dict[str, Any]:
-        """Returns the state after the first `step` elements, where each position makes one; it stays where it is."""
-        state = state_at((Cursor(step, (0,)),), step, self._execution.plan, self._own_stream)
-        encoded: dict[str, Any] = json.loads(self._with_skip(state, self._stream, self._num_stages).encode())
-        return encoded
-
     @property
     def next_index(self) -> int | None:
         """How many elements have come, where each position makes one: `seek` then costs nothing. Else None."""
         return self._inner.step if self._execution.plan.one_to_one else None
+
+    @functools.cached_property
+    def _ending(self) -> str:
+        return ending_of(self._stream)
+
+    def _move(self, saved: LoaderState) -> None:
+        """Goes to a position of this stream."""
+        self._noted = _NOTHING_NOTED
+        if self._is_dense and not self._fits_dense(saved):
+            self._use_sparse(saved)
+        else:
+            self._inner.set_state(self._with_skip(saved, self._own_stream, self._num_own_stages).encode())
+        self._was_sought = False
 
     def _state(self) -> LoaderState:
         # Noted often, below a stream: what a trainer gets to see of it is made when it is asked for.

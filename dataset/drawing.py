@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from millstream.dataset.chain_iterator import EngineIterator
+from millstream.dataset.chain_iterator import EngineIterator, ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.interruptions import cannot_wait
 
@@ -38,12 +38,30 @@ class DrawnIterator(DatasetIterator[Any]):
         """Returns what gives the state that `get_state` would return now."""
 
 
-def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], dict[str, Any]]:
-    """Returns what gives the state of an iterator now, later: most of what is noted is never asked for."""
+def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], Any]:
+    """Returns what gives the state of an iterator now, later: most of what is noted is never asked for.
+
+    It is the state for what draws from the iterator: `move_to` takes it.
+    """
+    if isinstance(iterator, ReadIterator):
+        return iterator.noted_brief_state()
     if isinstance(iterator, DrawnIterator | EngineIterator):
         return iterator.noted_state()
     state = iterator.get_state()
     return lambda: state
+
+
+def state_below(iterator: DatasetIterator[Any]) -> Any:
+    """Returns the state of an iterator, for what draws from it."""
+    return noted_state(iterator)()
+
+
+def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
+    """Moves an iterator to a state that `state_below` returned, or its own `get_state`."""
+    if isinstance(iterator, ReadIterator) and isinstance(state, str):
+        iterator.set_brief_state(state)
+    else:
+        iterator.set_state(state)
 
 
 def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn:

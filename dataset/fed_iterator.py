@@ -10,7 +10,7 @@ import numpy as np
 from millstream.dataset.chain_iterator import EngineIterator
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.drawing import drawn_from, noted_state
+from millstream.dataset.drawing import drawn_from, move_to, noted_state
 from millstream.dataset.nodes.in_order import InOrder
 from millstream.dataset.running import Running
 from millstream.errors import CheckpointError
@@ -137,13 +137,13 @@ class _Drawing:
     def __init__(self, stream: DatasetIterator[Any]) -> None:
         self._stream = stream
 
-    def get_state(self) -> Callable[[], dict[str, Any]]:
+    def get_state(self) -> Callable[[], Any]:
         """Notes where the iterator is: what is returned gives its state."""
         return noted_state(self._stream)
 
-    def set_state(self, noted: Callable[[], dict[str, Any]]) -> None:
+    def set_state(self, noted: Callable[[], Any]) -> None:
         """Moves the iterator to where it was."""
-        self._stream.set_state(noted())
+        move_to(self._stream, noted())
 
     def draw(self, count: int, number: int) -> Elements:
         """Returns the next elements: fewer than `count` where they end, or where an error ends them."""

@@ -51,7 +51,8 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
     def _draw(self) -> Any:
         if self._ended:
             raise StopIteration
-        self._begin()
+        if not self._is_reading:
+            self._begin()
         (due,) = self._streams_due(1)
         try:
             element = next(self._parents[due])
@@ -74,7 +75,8 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
             self._keep()
         self._is_torn = True
-        self._begin()
+        if not self._is_reading:
+            self._begin()
         due = self._streams_due(count)
         places = np.argsort(due, kind="stable")
         bounds = np.searchsorted(due[places], np.arange(len(self._parents) + 1)).tolist()
@@ -96,7 +98,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
 
     def _begin(self) -> None:
         """Has all streams read at the same time, before the first of them is waited for."""
-        if not self._is_reading and self._shared.crew is None:
+        if self._shared.crew is None:
             self.start_prefetch()
         self._is_reading = True
 
@@ -142,10 +144,10 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
     def state_after(self, position: int, drawn: Sequence[int]) -> dict[str, Any]:
         """Returns the state at a position at which this many elements of each stream have come, all read at random."""
         readers = [parent for parent in self._parents if isinstance(parent, ReadIterator)]
-        states = [reader.state_after(count) for reader, count in zip(readers, drawn, strict=True)]
+        states = [reader.brief_state_after(count) for reader, count in zip(readers, drawn, strict=True)]
         return self._state_of(states, position, ended=False)
 
-    def _state_of(self, states: list[dict[str, Any]], position: int, *, ended: bool) -> dict[str, Any]:
+    def _state_of(self, states: list[Any], position: int, *, ended: bool) -> dict[str, Any]:
         parents = states if self._names is None else dict(zip(self._names, states, strict=True))
         return {"parents": parents, "position": position, "ended": ended}
 

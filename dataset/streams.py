@@ -8,6 +8,7 @@ from typing import Any
 
 from millstream.dataset.chain import iterates_itself, iterator_of
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.drawing import move_to, state_below
 from millstream.dataset.fed_iterator import with_states
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
@@ -54,12 +55,12 @@ def move_all(iterators: Sequence[DatasetIterator[Any]], states: Sequence[Any]) -
     moved: list[tuple[DatasetIterator[Any], Any]] = []
     try:
         for iterator, state in zip(iterators, states, strict=True):
-            before = iterator.get_state()
-            iterator.set_state(state)
+            before = state_below(iterator)
+            move_to(iterator, state)
             moved.append((iterator, before))
     except BaseException:
         for iterator, before in moved:
-            iterator.set_state(before)
+            move_to(iterator, before)
         raise
 
 

@@ -53,10 +53,11 @@ def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> Loade
         plan: what it runs.
         stream: what `stream_of` said of the plan.
     """
-    return LoaderState(step, tuple(_place_at(cursor, plan) for cursor in position), stream)
+    return LoaderState(step, tuple(place_at(cursor, plan) for cursor in position), stream)
 
 
-def _place_at(cursor: Cursor, plan: Plan) -> Place:
+def place_at(cursor: Cursor, plan: Plan) -> Place:
+    """Returns the place of a logical shard of a plan in a state."""
     partition = plan.partition
     position, whole_blocks = cursor.block * partition.global_block, partition.whole_blocks
     return Place(

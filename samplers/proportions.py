@@ -82,7 +82,10 @@ class Table:
     def counts(self, length: int) -> list[int]:
         """Returns the counts of the whole periods, plus those of the beginning of the last one."""
         periods, rest = divmod(length, self._period)
-        begun = np.bincount(_fair_period(self._weights, rest), minlength=len(self._weights)).tolist()
+        # A mixture that locates positions has the table: its states are counted often.
+        rows = vars(self).get("_rows")
+        components = _fair_period(self._weights, rest) if rows is None else rows.components[:rest]
+        begun = np.bincount(components, minlength=len(self._weights)).tolist()
         return [periods * weight + more for weight, more in zip(self._weights, begun, strict=True)]
 
     def position_of(self, component: int, index: int) -> int:

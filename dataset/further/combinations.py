@@ -5,6 +5,7 @@ from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.drawing import move_to, state_below
 from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Shared
 from millstream.dataset.stream_nodes import Combined
@@ -78,7 +79,7 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         raise StopIteration
 
     def _state(self) -> dict[str, Any]:
-        return {"parents": [parent.get_state() for parent in self._parents], "ended": self._ended}
+        return {"parents": [state_below(parent) for parent in self._parents], "ended": self._ended}
 
     def _move(self, state: dict[str, Any]) -> None:
         checked = checked_state(state, {"parents", "ended"}, "zipped datasets")
@@ -143,11 +144,11 @@ class _LimitIterator(RecoveringIterator[Any]):
         return element
 
     def _state(self) -> dict[str, Any]:
-        return {"parent": self._parent.get_state(), "count": self._count}
+        return {"parent": state_below(self._parent), "count": self._count}
 
     def _move(self, state: dict[str, Any]) -> None:
         checked = checked_state(state, {"parent", "count"}, "a limited dataset")
-        self._parent.set_state(checked["parent"])
+        move_to(self._parent, checked["parent"])
         self._count = checked["count"]
 
 
@@ -186,7 +187,7 @@ class _RepeatIterator(RecoveringIterator[Any]):
         super().__init__(parent)
         self._num_epochs = num_epochs
         self._epoch = 0
-        self._beginning = parent.get_state()
+        self._beginning = state_below(parent)
         # Whether this epoch has yielded anything: one that yields nothing is the last.
         self._is_empty = True
 
@@ -197,18 +198,18 @@ class _RepeatIterator(RecoveringIterator[Any]):
             except StopIteration:
                 if self._is_empty or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs):
                     raise
-                self._parent.set_state(self._beginning)
+                move_to(self._parent, self._beginning)
                 self._epoch, self._is_empty = self._epoch + 1, True
             else:
                 self._is_empty = False
                 return element
 
     def _state(self) -> dict[str, Any]:
-        return {"parent": self._parent.get_state(), "epoch": self._epoch, "is_empty": self._is_empty}
+        return {"parent": state_below(self._parent), "epoch": self._epoch, "is_empty": self._is_empty}
 
     def _move(self, state: dict[str, Any]) -> None:
         checked = checked_state(state, {"parent", "epoch", "is_empty"}, "a repeated dataset")
-        self._parent.set_state(checked["parent"])
+        move_to(self._parent, checked["parent"])
         self._epoch, self._is_empty = checked["epoch"], checked["is_empty"]
 
 
@@ -243,7 +244,7 @@ class _CacheIterator(RecoveringIterator[Any]):
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:
         super().__init__(parent)
-        self._beginning = parent.get_state()
+        self._beginning = state_below(parent)
         self._kept: list[Any] = []
         # False while the parent may be after another element than the last one kept.
         self._is_in_step = True
@@ -262,14 +263,14 @@ class _CacheIterator(RecoveringIterator[Any]):
     def _move(self, state: dict[str, Any]) -> None:
         checked = checked_state(state, {"parent", "position"}, "a cached dataset")
         if not self._kept:
-            self._parent.set_state(checked["parent"])
+            move_to(self._parent, checked["parent"])
         while len(self._kept) < checked["position"]:
             self._keep_next()
         self._position = checked["position"]
 
     def _keep_next(self) -> None:
         if not self._is_in_step:
-            self._parent.set_state(self._beginning)
+            move_to(self._parent, self._beginning)
             for _ in self._kept:
                 next(self._parent)
         self._is_in_step = False

@@ -5,6 +5,7 @@ from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.drawing import move_to, state_below
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Shared
@@ -78,7 +79,7 @@ class _Slot:
         self.last: Any = None
 
     def state(self) -> dict[str, Any]:
-        last = self.last if self.iterator is None else self.iterator.get_state()
+        last = self.last if self.iterator is None else state_below(self.iterator)
         return {"dataset": self.number, "ended": self.iterator is None, "state": last}
 
 
@@ -137,7 +138,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             slots.append(slot)
             if not saved["ended"]:
                 slot.iterator = self._opened(self._datasets[slot.number], slot.number)
-                slot.iterator.set_state(saved["state"])
+                move_to(slot.iterator, saved["state"])
         self._close_all()
         self._slots, self._next, self._turn = slots, checked["next"], checked["turn"]
         self._is_begun, self._is_reading = True, False
@@ -168,7 +169,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         number, iterator = self._following()
         ended, last = slot.iterator, slot.last
         if ended is not None:
-            last = ended.get_state()
+            last = state_below(ended)
         # In one statement: an exception of a signal's handler comes before or after it.
         slot.iterator, self._next, slot.last = iterator, number + 1, last
         if iterator is not None:

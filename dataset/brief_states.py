@@ -1,0 +1,84 @@
+"""The state of a chain below others: its position, and a hash of its fingerprint instead of the fingerprint itself.
+
+A mixture of 64 chains would otherwise save 64 fingerprints. The hashes have two parts, as fingerprints have: another
+identity is an error, other content a warning.
+
+    "12 340 0,3 0 1000 9ae1f2c4 03b1d87e"      step, position, skips, is_final, length, identity, content
+"""
+
+import dataclasses
+import json
+import re
+import zlib
+from typing import Any
+
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.compatibility import resumption
+from millstream.loader.checkpoints.state import LoaderState, Place, Stream
+
+_BRIEF = re.compile(r"(\d+) (\d+) (\d+(?:,\d+)*) ([01]) (\d+|-) ([0-9a-f]{8}) ([0-9a-f]{8})", re.ASCII)
+
+
+def ending_of(stream: Stream) -> str:
+    """Returns how every brief state of a stream ends."""
+    length = "-" if stream.length is None else stream.length
+    return f"{length} {_hashes_of(stream)}"
+
+
+def brief_state(step: int, place: Place, ending: str) -> str:
+    """Returns a state of one logical shard as text.
+
+    Args:
+        step: the number of elements that have come.
+        place: where it is.
+        ending: what `ending_of` returned for its stream.
+    """
+    skip = ",".join(map(str, place.skip))
+    return f"{step} {place.position} {skip} {place.is_final:d} {ending}"
+
+
+def restored(text: str, here: LoaderState) -> LoaderState:
+    """Returns the state that a text says, of a chain that is here.
+
+    Args:
+        text: what `brief_state` returned.
+        here: any state of the chain.
+
+    Raises:
+        CheckpointError: the text is not such a state, or is that of another chain.
+    """
+    match = _BRIEF.fullmatch(text)
+    if match is None:
+        raise CheckpointError(f"The state of a dataset below others cannot be read: {text!r}.")
+    step, position, skips, is_final, length, identity, content = match.groups()
+    own_identity, own_content = _hashes_of(here.stream).split()
+    if identity != own_identity:
+        raise CheckpointError(
+            f"The state of a dataset below others, {text!r}, belongs to another one: here its identity is "
+            f"{own_identity}. Build the dataset as it was when the state was saved: its source and its operations."
+        )
+    skip = tuple(map(int, skips.split(",")))
+    stream = dataclasses.replace(here.stream, length=None if length == "-" else int(length))
+    saved = LoaderState(int(step), (Place(int(position), skip, is_final == "1"),), stream)
+    resumption(saved, here)
+    if content != own_content:
+        import logging  # noqa: PLC0415  (takes long to import)
+
+        logging.getLogger("millstream").warning(
+            "millstream: a dataset below others resumes, although its code or content differs from what saved the "
+            "state: %s. Its elements are those that would have followed only if it computes the same.",
+            ", ".join(sorted(here.stream.fingerprint.words.values())),
+        )
+    return saved._replace(stream=here.stream)
+
+
+def _hashes_of(stream: Stream) -> str:
+    """Returns the hashes of a stream: of what a state must agree with, and of what may have changed."""
+    fingerprint = vars(stream.fingerprint)
+    content = {name: value for name, value in fingerprint.items() if name != "words"}
+    identity = [stream.fingerprint.words, stream.global_batch]
+    return f"{_hash_of(identity)} {_hash_of(content)}"
+
+
+def _hash_of(value: Any) -> str:
+    return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"

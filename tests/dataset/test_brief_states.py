@@ -1,0 +1,115 @@
+"""States of chains below others: small, of the same chains only, and readable in the form that they had before."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from millstream import IterDataset, MapDataset
+from millstream.dataset import InterleaveIterDataset, ZipIterDataset
+from millstream.errors import CheckpointError
+
+NUM_STREAMS = 64
+
+
+def is_kept(number: int) -> bool:
+    """Keeps two thirds of the numbers."""
+    return number % 3 > 0
+
+
+def chains(*, filtered: bool = True, seed: int = 0, length: int = 40) -> list[IterDataset[Any]]:
+    """Returns chains over numbers that say which one they are of."""
+    numbers = [
+        MapDataset.range(1000 * stream, 1000 * stream + length).seed(seed).shuffle().to_iter_dataset()
+        for stream in range(NUM_STREAMS)
+    ]
+    return [stream.filter(is_kept) for stream in numbers] if filtered else numbers
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_the_state_of_a_mixture_of_64_has_less_than_4_kb(filtered: bool, is_followed: bool) -> None:
+    """A chain in a mixture takes some 40 bytes, so that a state can be saved with every checkpoint of a model."""
+    mixture = IterDataset.mix(chains(filtered=filtered))
+    dataset = mixture.map(float) if is_followed else mixture
+    with iter(dataset) as iterator:
+        for _ in range(500):
+            next(iterator)
+        state = iterator.get_state()
+        following = list(itertools.islice(iterator, 200))
+    assert len(json.dumps(state)) < 4096
+    with iter(dataset) as iterator:
+        iterator.set_state(json.loads(json.dumps(state)))
+        assert iterator.get_state() == state
+        assert list(itertools.islice(iterator, 200)) == following
+
+
+def test_a_state_of_other_chains_is_refused() -> None:
+    """A chain of another seed is another one: it is an error, and the iterator stays where it was."""
+    with iter(ZipIterDataset(chains())) as other:
+        next(other)
+        state = other.get_state()
+    with iter(ZipIterDataset(chains(seed=1))) as iterator:
+        first = next(iterator)
+        before = iterator.get_state()
+        with pytest.raises(CheckpointError, match="belongs to another one"):
+            iterator.set_state(state)
+        assert iterator.get_state() == before
+        assert next(iterator) != first
+
+
+def test_changed_code_of_a_chain_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """A function of the same name with another body may make the same elements: the log says so."""
+    versions: list[Any] = []
+    for body in ("number * 2", "number + number"):
+        names: dict[str, Any] = {"__name__": "trainer"}
+        exec(f"def twice(number):\n    return {body}\n", names)
+        versions.append(names["twice"])
+    then, now = (
+        ZipIterDataset([MapDataset.range(9).to_iter_dataset().map(version).filter(bool)] * 2) for version in versions
+    )
+    with iter(then) as iterator:
+        next(iterator)
+        state = iterator.get_state()
+    with iter(now) as iterator:
+        iterator.set_state(state)
+        assert next(iterator) == (4, 4)
+    assert "a dataset below others resumes, although its code" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("2 ", "-2 "), ("2 ", "x "), (" 0 0 ", " 0 "), (" 0 0 ", " 0 0 0 "), ("2 2", "2 2000")]
+)
+def test_a_damaged_state_is_refused(old: str, new: str) -> None:
+    """What no chain has saved is an error, and no other position."""
+    dataset = InterleaveIterDataset([MapDataset.range(9)] * 2, cycle_length=2)
+    with iter(dataset) as iterator:
+        for _ in range(4):
+            next(iterator)
+        state = iterator.get_state()
+        slot = state["slots"][0]
+        slot["state"] = slot["state"].replace(old, new, 1)
+        with pytest.raises(CheckpointError):
+            iterator.set_state(state)
+        assert next(iterator) == 2
+
+
+def test_states_with_whole_fingerprints_are_read() -> None:
+    """Earlier releases saved the fingerprint of each chain with it."""
+    streams = chains()
+    with iter(IterDataset.mix(streams)) as iterator:
+        for _ in range(NUM_STREAMS * 3):
+            next(iterator)
+        state = iterator.get_state()
+        following = list(itertools.islice(iterator, NUM_STREAMS))
+    saved = []
+    for stream in streams:
+        with iter(stream) as one:
+            for _ in range(3):
+                next(one)
+            saved.append(one.get_state())
+    with iter(IterDataset.mix(streams)) as iterator:
+        iterator.set_state({**state, "parents": saved})
+        assert iterator.get_state() == state
+        assert list(itertools.islice(iterator, NUM_STREAMS)) == following
