@@ -12,7 +12,8 @@ from millstream.loader.pipeline.locator import Locator, Watch
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Transformation
+from millstream.transforms import Batch, FlatMap, Transformation
+from millstream.transforms.only_for import leaves
 
 
 @final
@@ -79,7 +80,8 @@ def _records_per_block(
 ) -> int:
     if leading:
         return math.prod(batch.batch_size for batch in leading)
-    if len(stages) == 1:
+    # A record before a FlatMap may have more children than a batch has elements.
+    if len(stages) == 1 or any(isinstance(part, FlatMap) for operation in stages[0] for part in leaves(operation)):
         return 1
     regrouping = share if share is not None and len(stages) == 2 else stages[1][0]
     return regrouping.batch_size if isinstance(regrouping, Batch) else 1

@@ -14,6 +14,7 @@ from millstream.samplers.rounds import derived
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation
 from millstream.transforms.grouping import GroupingOperation
+from millstream.transforms.only_for import leaves
 from millstream.transforms.stack import stack
 
 Element = tuple[int, int, Any]  # position, index, value
@@ -175,8 +176,10 @@ def partitioned(length: int, operations: Sequence[Transformation], shard: ShardO
         for operation in itertools.takewhile(lambda one: one.keeps_count and not one.regroups, operations)
         if isinstance(operation, Batch)
     ]
-    gathering = next((operation for operation in operations if operation.gathers), None)
-    first = gathering.batch_size if isinstance(gathering, Batch) else 1
+    before = list(itertools.takewhile(lambda one: not one.gathers, operations))
+    gathering = operations[len(before)] if len(before) < len(operations) else None
+    splits = any(isinstance(part, FlatMap) for operation in before for part in leaves(operation))
+    first = gathering.batch_size if isinstance(gathering, Batch) and not splits else 1
     block = int(np.prod([batch.batch_size for batch in leading])) if leading else first
     whole = length // (block * shard.shard_count) * block * shard.shard_count
     rest = list(range(whole, length))
