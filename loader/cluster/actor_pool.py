@@ -29,6 +29,7 @@ from millstream.loader.cluster.connection import connect, is_our_connection
 from millstream.loader.cluster.object_memory import ObjectMemory
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.threads.memory_budget import buffer_budget
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.transport.pipeline_file import pickle_pipelines
 
@@ -98,6 +99,7 @@ class ActorPool:
         self._job, self._node = context.get_job_id(), context.get_node_id()
         # Ray hands an actor its calls one after another.
         self.max_reads = 1
+        self.max_bytes = buffer_budget(reading.max_buffer_bytes)
         self._settings = tuple(import_path), reading.num_threads, STACK_SHARE * workers.stall_timeout
         self._pipeline = ray.put((pickle.PickleBuffer(pickled), [pickle.PickleBuffer(buffer) for buffer in buffers]))
         self._actor_class = ray.remote(**ray_workers.actor_options)(PipelineActor)

@@ -74,6 +74,14 @@ class JoinedSchedule:
         in_work = sum(call.num_records for call in self._pending)
         return in_lanes + in_work + sum(outputs.num_records for outputs in self._outputs)
 
+    def bytes_ahead(self, block_bytes: float) -> float:
+        """Returns approximately how many bytes the backlog takes, given what a block of a call in work will take."""
+        held = float(sum(outputs.num_bytes for outputs in self._outputs))
+        for lane in [] if self._is_over else self._lanes:
+            held += lane.schedule.bytes_ahead(block_bytes) + lane.ready * lane.element_bytes
+        element_bytes = max([lane.element_bytes for lane in self._lanes], default=0.0)
+        return held + element_bytes * sum(call.num_records for call in self._pending)
+
     def next_blocks(self, most: int) -> int:
         """Returns how many blocks a call of stage 0 that makes `most` at most would make now."""
         lane = self._neediest_lane()
@@ -213,6 +221,7 @@ class _Lane:
         read: how many of them have been.
         made: how many elements came of these.
         ready: how many of those are not in a batch.
+        element_bytes: how many bytes one of the last of them takes.
     """
 
     def __init__(self, plan: Plan, share: Grouping, number: int, cursor: Cursor) -> None:
@@ -223,6 +232,7 @@ class _Lane:
         self.error: BaseException | None = None
         self.has_ended = False
         self.begun = self.read = self.made = self.ready = 0
+        self.element_bytes = 0.0
         self._regrouping = Regrouping(share, start)
         self._position = cursor
         self._look_for_end()
@@ -243,6 +253,7 @@ class _Lane:
         while (outputs := self.schedule.pop()) is not None:
             count = len(outputs.values) - outputs.first
             self.made += count
+            self.element_bytes = outputs.num_bytes / max(1, len(outputs.values))
             self.ready += count
             self.shares.extend(self._regrouping.add(outputs))
             self.error = None if isinstance(outputs.error, SourceEnded) else outputs.error

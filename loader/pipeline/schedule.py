@@ -44,6 +44,8 @@ class Schedule:
         self._pending: list[deque[Call]] = [deque() for _ in self._stages]
         self._untaken: list[deque[Call]] = [deque() for _ in self._stages]
         self._outputs: deque[Outputs] = deque()
+        # The bytes of an element that each stage has made last.
+        self._element_bytes = [0.0 for _ in self._stages]
         self._regroupings: list[Regrouping] = []
         if len(self._stages) > 1:
             self._regroup(cursor)
@@ -99,6 +101,16 @@ class Schedule:
         """How many records the backlog is about: those that calls of stage 0 read, and elements from there on."""
         in_work = sum(call.num_records for pending in self._pending for call in pending)
         return in_work + sum(outputs.num_records for outputs in self._outputs)
+
+    def bytes_ahead(self, block_bytes: float) -> float:
+        """Returns approximately how many bytes the backlog takes, given what a block of a call in work will take."""
+        held = float(sum(outputs.num_bytes for outputs in self._outputs))
+        for stage, pending in enumerate(self._pending):
+            size = block_bytes if stage == 0 else self._element_bytes[stage - 1]
+            for call in pending:
+                done = call.outputs
+                held += size * (call.num_blocks or call.num_records) if done is None else done.num_bytes
+        return held
 
     def next_blocks(self, most: int) -> int:
         """Returns how many blocks a call of stage 0 that makes `most` at most would make now."""
@@ -195,6 +207,7 @@ class Schedule:
         if stage + 1 == len(self._pending):
             self._outputs.append(outputs)
             return
+        self._element_bytes[stage] = outputs.num_bytes / max(1, len(outputs.values))
         for group in self._regroupings[stage].add(outputs):
             self._enqueue(stage + 1, group)
         if error is not None and not self._has_ended:

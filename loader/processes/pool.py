@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -53,7 +54,7 @@ from millstream.loader.processes.messages import (
     Task,
 )
 from millstream.loader.processes.process_control import kill_session, looks
-from millstream.loader.threads.memory_budget import affordable_threads, memory_budget
+from millstream.loader.threads.memory_budget import affordable_threads, buffer_budget, memory_budget
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
@@ -163,6 +164,7 @@ class Pool:
         surroundings: Surroundings,
     ) -> None:
         self._options = workers
+        self.max_bytes = buffer_budget(reading.max_buffer_bytes)
         self.max_reads = max(1, affordable_threads(reading.num_threads))
         self._num_threads = reading.num_threads
         self._numbers = itertools.count()
@@ -175,7 +177,9 @@ class Pool:
                 in_fresh_thread(self._state.start_fork_server)
                 pieces, self._pipeline_file, self.classes = pack_pipelines(pipelines)
                 in_fresh_thread(functools.partial(self._state.keep_pipeline, pieces))
-                self._arena_bytes = arena_size(memory_budget(), workers.num_workers)
+                self._arena_bytes = arena_size(
+                    min(memory_budget(), reading.max_buffer_bytes or sys.maxsize), workers.num_workers
+                )
                 in_fresh_thread(self._fork_all)
         except BaseException:
             self.stop()

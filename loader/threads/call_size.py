@@ -1,5 +1,6 @@
 """The number of blocks per call: enough to share the cost of a call, few enough to wait for and to hold in memory."""
 
+import sys
 import time
 from typing import final
 
@@ -13,7 +14,7 @@ CALL_SECONDS = 0.01
 MAX_CALL_SECONDS = 0.5
 """A call that takes longer than half of this does not grow, however much cheaper a larger one would be."""
 
-MAX_CALL_BYTES = 16 << 20
+MAX_CALL_BYTES = 8 << 20
 """A call of several blocks makes at most this many bytes, as far as earlier ones tell: beyond that, copying the bytes
 dominates the cost."""
 
@@ -56,12 +57,16 @@ class CallSize:
     Args:
         plan: whose calls these are.
         max_records: the maximum number of records in a call of several blocks.
+        max_bytes: the maximum number of bytes in all calls.
 
     Attributes:
         blocks: how many blocks the next call should make.
+        block_bytes: how many bytes a block takes; 0 before that is known.
     """
 
-    def __init__(self, plan: Plan, max_records: int = RECORDS_PER_CALL) -> None:
+    def __init__(self, plan: Plan, max_records: int = RECORDS_PER_CALL, max_bytes: int = sys.maxsize) -> None:
+        self._plan = plan
+        self._max_bytes = max_bytes
         self.blocks = 1
         # Each logical shard has records of its own ahead of the batches, and those of all together add up.
         records = max(max_records // len(plan.shards), LEAST_RECORDS)
@@ -69,7 +74,7 @@ class CallSize:
         self._max_blocks = limit if plan.most_blocks is None else min(limit, plan.most_blocks)
         # The seconds that a block takes in a call of each size.
         self._seconds: dict[int, float] = {}
-        self._block_bytes = 0.0
+        self.block_bytes = 0.0
         self._calls_to_retry = 0
 
     def note(self, call: Call, seconds: float) -> None:
@@ -79,21 +84,30 @@ class CallSize:
         """
         size = call.num_blocks
         seconds += call.seconds_before
-        if not size or self._max_blocks == 1 or call.outputs is None:
+        if not size or call.outputs is None:
             return
         block_bytes = call.outputs.num_bytes / size
+        # The largest blocks count: memory has to hold them, too.
+        self.block_bytes = max(block_bytes, self.block_bytes + _WEIGHT * (block_bytes - self.block_bytes))
+        if self.block_bytes > self._max_bytes:
+            self._plan.tell_once(
+                "budget",
+                f"a block takes about {self.block_bytes:,.0f} bytes, more than max_buffer_bytes={self._max_bytes:,}. "
+                "One is made at a time: give ReadOptions a max_buffer_bytes of several blocks.",
+            )
+        if self._max_blocks == 1:
+            return
         latest = seconds / size
         known = self._seconds.get(size, latest)
         self._seconds[size] = known + _WEIGHT * (latest - known)
-        # The largest blocks count: memory has to hold them, too.
-        self._block_bytes = max(block_bytes, self._block_bytes + _WEIGHT * (block_bytes - self._block_bytes))
         if size == self.blocks:
             self._choose(seconds)
         self.blocks = min(self.blocks, self._affordable_blocks)
 
     @property
     def _affordable_blocks(self) -> int:
-        fitting = MAX_CALL_BYTES / self._block_bytes if self._block_bytes else self._max_blocks
+        most = min(MAX_CALL_BYTES, self._max_bytes // 2)
+        fitting = most / self.block_bytes if self.block_bytes else self._max_blocks
         limit = int(max(1, min(self._max_blocks, fitting)))
         # A power of two, unless it is the limit that was asked for: sizes are compared with their halves.
         return limit if limit == self._max_blocks else 1 << (limit.bit_length() - 1)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 MEMORY_SHARE = 0.5
 """The part of the memory available that batches in flight, and batches kept by the consumer, may take."""
 
+BUFFER_SHARE = 0.25
+"""The part of the memory available that elements read in advance may take."""
+
 THREAD_BYTES = 160 << 20
 """The address space that a thread may take: its stack, and an arena of the C library with room to align it."""
 
@@ -23,6 +26,11 @@ def memory_budget() -> int:
     while they are there.
     """
     return int(MEMORY_SHARE * memory_available())
+
+
+def buffer_budget(max_bytes: int | None) -> int:
+    """Returns how many bytes elements read in advance may take: the given number, or a share of what is available."""
+    return int(BUFFER_SHARE * memory_available()) if max_bytes is None else max_bytes
 
 
 def memory_available(root: "str | Path" = control_groups.ROOT) -> int:

@@ -5,7 +5,7 @@ import math
 import os
 from typing import TYPE_CHECKING
 
-from millstream.checks import as_flag, as_integer, as_seconds, named_fields
+from millstream.checks import as_flag, as_integer, as_integer_or_none, as_seconds, named_fields
 from millstream.loader.threads import control_groups
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ class ReadOptions:
             batches of 64 images of 200 KB, and the default of 500 records, need at most 8 x 64 x 200 KB = 100 MB. A
             source that reads many records at once reads this many blocks at the same time: for one with a long way to
             its data, make it as many batches as should be on their way. With 0, there are no threads.
+        max_buffer_bytes: the maximum number of bytes that elements read in advance may take, those of all workers
+            together: batches, the children of a FlatMap, groups that are being collected, and shared memory. None for a
+            quarter of the memory that is available to this process. Sizes are estimated from earlier elements. One
+            block is made at a time if the maximum is below two blocks: that is slow, and a warning if it is below one.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -66,12 +70,14 @@ class ReadOptions:
 
     num_threads: int = 16
     prefetch_buffer_size: int = 500
+    max_buffer_bytes: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_threads", as_integer(self.num_threads, "num_threads", 0))
         object.__setattr__(
             self, "prefetch_buffer_size", as_integer(self.prefetch_buffer_size, "prefetch_buffer_size", 0)
         )
+        object.__setattr__(self, "max_buffer_bytes", as_integer_or_none(self.max_buffer_bytes, "max_buffer_bytes"))
 
     @property
     def reads_ahead(self) -> bool:

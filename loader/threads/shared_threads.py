@@ -8,6 +8,7 @@ Guarantees:
     * Records ready or in work, of all executors together, are as many as the buffer of one. An executor gets the share
       of them that it reads, so that a source that is drawn from more often is read further ahead. Each may have one
       call ready or in work.
+    * The bytes of these records, and of what was made of them, are shared in the same way.
     * The threads end when the last executor leaves, and with their owner (see `reader_threads`).
 """
 
@@ -15,7 +16,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.loader.threads.concurrency import Concurrency
-from millstream.loader.threads.memory_budget import affordable_threads
+from millstream.loader.threads.memory_budget import affordable_threads, buffer_budget
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class SharedThreads:
     """Threads for the executors that have entered.
 
     Attributes:
+        max_bytes: the maximum number of bytes that all executors may hold.
         typical_seconds: the seconds that a block or group of each stage took last, by the kind of the source and the
             stage: an estimate for executors that have made no call yet.
     """
@@ -46,6 +48,7 @@ class SharedThreads:
         self._total = 0.0
         self._most_threads = 0
         self._buffer = 0
+        self.max_bytes = 0
         self._concurrency = Concurrency(1)
         self._readers: ReaderThreads | None = None
 
@@ -63,6 +66,8 @@ class SharedThreads:
         """
         num_threads = affordable_threads(options.num_threads)
         self._buffer = max(self._buffer, options.prefetch_buffer_size)
+        if options.max_buffer_bytes is not None or not self.max_bytes:
+            self.max_bytes = max(self.max_bytes, buffer_budget(options.max_buffer_bytes))
         if num_threads > self._most_threads:
             self._most_threads, self._concurrency = num_threads, Concurrency(num_threads)
         self._records_read[executor] = 0.0
@@ -96,10 +101,17 @@ class SharedThreads:
 
     def records_ahead(self, executor: Any) -> int:
         """Returns how many records of an executor may be ready or in work."""
+        return int(self._buffer * self._share_of(executor))
+
+    def bytes_ahead(self, executor: Any) -> int:
+        """Returns how many bytes an executor may hold, ready or in work."""
+        return int(self.max_bytes * self._share_of(executor))
+
+    def _share_of(self, executor: Any) -> float:
+        """Returns the share of all records that an executor reads."""
         if self.is_single:
-            return self._buffer
-        count = len(self._records_read)
-        return int(self._buffer * (self._records_read.get(executor, 0.0) + 1) / (self._total + count))
+            return 1.0
+        return (self._records_read.get(executor, 0.0) + 1) / (self._total + len(self._records_read))
 
     def note_read(self, executor: Any, num_records: int) -> None:
         """Records that a call of an executor has read records."""

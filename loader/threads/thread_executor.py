@@ -64,9 +64,10 @@ class ThreadExecutor(Executor):
     ) -> None:
         super().__init__(plan, position, feed)
         self._memory = RecycledMemory()
-        self._size = CallSize(plan, min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // LEAST_AHEAD)))
         self._shared = SharedThreads() if threads is None else threads
         readers = self._shared.enter(self, options)
+        max_records = min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // LEAST_AHEAD))
+        self._size = CallSize(plan, max_records, self._shared.max_bytes)
         self._threads = ThreadedCalls(plan, readers, self._memory.allocate, self, stall_timeout)
         self._settings = ThreadSettings()
         self._may_work_here = True
@@ -154,7 +155,12 @@ class ThreadExecutor(Executor):
         begun = self._schedule.backlog
         if begun >= self._calls_ahead:
             return False
-        return begun < self._shared.least_ahead or self._schedule.records_ahead < self._shared.records_ahead(self)
+        if begun >= self._shared.least_ahead and self._schedule.records_ahead >= self._shared.records_ahead(self):
+            return False
+        # With nothing begun, the next call is made whatever the budget: the consumer waits for it.
+        size = self._size
+        held = self._schedule.bytes_ahead(size.block_bytes) if begun else 0.0
+        return not begun or held + size.blocks * size.block_bytes <= self._shared.bytes_ahead(self)
 
     @property
     def _most_blocks(self) -> int:

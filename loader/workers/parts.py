@@ -11,6 +11,7 @@ Guarantees:
 
 import contextlib
 import dataclasses
+import sys
 from collections.abc import Iterator
 from typing import final
 
@@ -55,8 +56,16 @@ class Part:
     in_work: int = dataclasses.field(default=0, init=False)
     given: int = dataclasses.field(default=0, init=False)
 
-    def __post_init__(self) -> None:
-        self.size = CallSize(self.plan, max_records=RECORDS_PER_MESSAGE)
+    max_bytes: dataclasses.InitVar[int] = sys.maxsize
+
+    def __post_init__(self, max_bytes: int) -> None:
+        self.size = CallSize(self.plan, RECORDS_PER_MESSAGE, max_bytes)
+
+    @property
+    def bytes_ahead(self) -> float:
+        """How many bytes its elements take that are made or in work, the next call included."""
+        size = self.size
+        return self.schedule.bytes_ahead(size.block_bytes) + size.blocks * size.block_bytes
 
     @property
     def records_per_call(self) -> int:
@@ -85,10 +94,12 @@ class Parts:
 
     Args:
         own: the part that the consumer waits for; its number is 0.
+        max_bytes: how many bytes the elements of all parts may take that are made or in work.
     """
 
-    def __init__(self, own: Part) -> None:
+    def __init__(self, own: Part, max_bytes: int = sys.maxsize) -> None:
         self._own = own
+        self._max_bytes = max_bytes
         self._others: list[Part] = []
         # Those of the others of which calls may have to be begun: something has come of them since it was last tried.
         self._stirred: dict[Part, None] = {}
@@ -130,6 +141,8 @@ class Parts:
             most_calls: how many calls of the first part may be under way. All others together are as far ahead of it.
         """
         backlog = part.schedule.backlog
+        if backlog and sum(one.bytes_ahead for one in self._parts.values()) > self._max_bytes:
+            return False
         if part is self._own:
             # To draw what is not there would have the consumer wait for more than it has asked for.
             return not part.is_drawing and backlog < most_calls and (backlog == 0 or self._can_be_drawn)

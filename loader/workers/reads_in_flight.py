@@ -4,14 +4,14 @@ from typing import final
 
 from millstream.loader.threads.concurrency import Concurrency
 
-IDLE_CALLS = 3
+IDLE_CALLS = 4
 """After this many calls in a row that mostly waited for storage, a worker gets several reads in flight."""
 
 IDLE_SHARE = 0.5
 """A call mostly waits if its worker does not compute for more than this share of its time, and for IDLE_SECONDS."""
 
-IDLE_SECONDS = 0.001
-"""A shorter wait is not worth another thread."""
+IDLE_SECONDS = 0.004
+"""A shorter wait is not worth another thread, and may be a wait for a core."""
 
 
 @final

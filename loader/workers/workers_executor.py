@@ -99,8 +99,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             # The next one is to find the beginning of the stream, which these have read from: they end instead.
             self._returning.detach()
         self._options = options
-        self._own = Part(plan, self._schedule, profiler, pipeline, is_fed=feed is not None)
-        self.parts = Parts(self._own)
+        self._own = Part(plan, self._schedule, profiler, pipeline, feed is not None, self._pool.max_bytes)
+        self.parts = Parts(self._own, self._pool.max_bytes)
         self._assignments = Assignments(self.parts, self._pool.call_numbers)
         self._reads = ReadsInFlight(self._pool.max_reads)
         self._deaths_at_start = 0

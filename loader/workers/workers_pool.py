@@ -38,11 +38,13 @@ class WorkersPool(Pool, Protocol[WorkerT]):
     Attributes:
         call_numbers: gives each call a number.
         classes: those that crossed by value with these.
+        max_bytes: the maximum number of bytes that elements made in advance may take.
         max_reads: the maximum number of reads that a worker may have in flight at a time.
     """
 
     call_numbers: Iterator[int]
     classes: ClassTable
+    max_bytes: int
     max_reads: int
 
     @property

@@ -1,0 +1,117 @@
+"""What is read in advance is bounded in bytes, whatever a pipeline looks like and wherever it runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream
+from millstream.loader.threads.thread_executor import ThreadExecutor
+from millstream.transforms import Batch, Filter, FlatMap, Map, Transformation
+
+RECORD_BYTES = 100_000
+MAX_BYTES = 2_000_000
+
+
+class Recorded:
+    """Records of RECORD_BYTES; a file grows by one byte for each that is read, in whichever process."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, key: int) -> np.ndarray[Any, Any]:
+        with self._file.open("ab", buffering=0) as file:
+            file.write(b"\0")
+        return np.full(RECORD_BYTES, key % 200, np.uint8)
+
+
+def eighths(record: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """Returns eight children that have the bytes of a record between them."""
+    return list(record.reshape(8, -1))
+
+
+SHAPES: dict[str, list[Transformation]] = {
+    "Batch": [Batch(4)],
+    "no Batch": [Map(np.copy)],
+    "Filter, Batch": [Filter(lambda record: bool(record[0] % 2)), Batch(4)],
+    "FlatMap, Batch": [FlatMap(eighths, max_fan_out=8), Batch(4)],
+}
+
+
+def most_held(shape: str, file: Path, hurry: Callable[[Any], None], **settings: Any) -> tuple[float, float]:
+    """Returns the largest number of bytes that were read and not delivered, and of the outputs."""
+    file.write_bytes(b"")
+    source = Recorded(file)
+    sampler = millstream.SequentialSampler(len(source))
+    reading = millstream.ReadOptions(num_threads=4, prefetch_buffer_size=10_000, max_buffer_bytes=MAX_BYTES)
+    loader = millstream.DataLoader(
+        data_source=source, sampler=sampler, operations=SHAPES[shape], read_options=reading, **settings
+    )
+    # A Filter drops every second record.
+    weight = 2 if "Filter" in shape else 1
+    delivered = held = largest = 0
+    with iter(loader) as iterator:
+        for number in range(60):
+            size = next(iterator).nbytes
+            if number == 0:
+                hurry(iterator)
+            delivered, largest = delivered + size * weight, max(largest, size * weight)
+            held = max(held, file.stat().st_size * RECORD_BYTES - delivered)
+    return held, largest
+
+
+def go_far_ahead(iterator: Any) -> None:
+    """Has threads read as far ahead as they may, as once the consumer has often waited: sizes are known then."""
+    executor = iterator._running_executor()
+    if isinstance(executor, ThreadExecutor):
+        executor._calls_ahead = 10_000
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("worker_count", [0, 2])
+def test_what_is_read_ahead_takes_no_more_bytes_than_allowed(shape: str, worker_count: int, tmp_path: Path) -> None:
+    """However many records may be ahead, they never take more than max_buffer_bytes, a call and an output excepted."""
+    held, largest = most_held(shape, tmp_path / "read", go_far_ahead, worker_count=worker_count)
+    assert held <= MAX_BYTES * (2 if "Filter" in shape else 1) + 2 * max(largest, 4 * RECORD_BYTES)
+
+
+def test_a_budget_below_one_block_is_slow_and_not_stuck(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One block is made at a time, and the log says once what to do."""
+    source = Recorded(tmp_path / "read")
+    reading = millstream.ReadOptions(max_buffer_bytes=1000)
+    loader = millstream.DataLoader(
+        data_source=source, sampler=millstream.SequentialSampler(40), operations=[Batch(4)], read_options=reading
+    )
+    with iter(loader) as iterator:
+        for number in range(10):
+            assert next(iterator)[0, 0] == 4 * number
+            assert (tmp_path / "read").stat().st_size <= 4 * number + 8
+    assert sum("max_buffer_bytes" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "1 GB"])
+def test_a_budget_is_a_number_of_bytes(value: Any) -> None:
+    """Anything else is an error at construction that says the rule."""
+    with pytest.raises((TypeError, ValueError), match="max_buffer_bytes must be"):
+        millstream.ReadOptions(max_buffer_bytes=value)
+
+
+@pytest.mark.parametrize(("num_threads", "most"), [(0, 1), (4, 2)])
+def test_no_record_is_split_before_a_batch_needs_its_children(num_threads: int, most: int, tmp_path: Path) -> None:
+    """Where a record has more children than a batch has elements, one is read for the first batch, and not a batch."""
+    file = tmp_path / "read"
+    source = Recorded(file)
+    loader = millstream.DataLoader(
+        data_source=source,
+        sampler=millstream.SequentialSampler(100),
+        operations=SHAPES["FlatMap, Batch"],
+        read_options=millstream.ReadOptions(num_threads=num_threads),
+    )
+    with iter(loader) as iterator:
+        next(iterator)
+        assert file.stat().st_size <= most
