@@ -11,6 +11,13 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 """Gives an uninitialised, C-contiguous array of a shape and dtype: `numpy.empty`, or shared memory."""
 
 
+UNEVEN_BYTES = 1 << 20
+"""Batches of texts whose array would take no more bytes than this are arrays of text, however uneven."""
+
+UNEVEN_FACTOR = 8
+"""Larger ones become arrays of objects if padding would make them more than this many times as long."""
+
+
 class ColumnarRecords(Sequence[Any]):
     """A sequence of records that can also be had as one batch.
 
@@ -27,13 +34,18 @@ class ColumnarRecords(Sequence[Any]):
 
 
 def stack_texts(texts: list[str], allocate: Allocate) -> NDArray[Any]:
-    """Returns texts as an array: of dtype `<U` as long as the longest, or of objects where there are NUL characters.
+    """Returns texts as an array: of dtype `<U` as long as the longest, or of objects.
 
-    NumPy cuts these off the ends.
+    They are objects if any has a NUL character, because NumPy cuts these off the ends; and if they differ so much in
+    length that the array would take more than UNEVEN_BYTES and UNEVEN_FACTOR times what their characters take. The
+    texts of a batch alone decide it.
     """
-    if "\0" in "".join(texts):
+    characters = "".join(texts)
+    longest = max(1, max(map(len, texts), default=0))
+    padded = longest * len(texts)
+    if "\0" in characters or (4 * padded > UNEVEN_BYTES and padded > UNEVEN_FACTOR * len(characters)):
         return stack_objects(texts)
-    batch = allocate((len(texts),), np.dtype(f"<U{max(1, max(map(len, texts), default=0))}"))
+    batch = allocate((len(texts),), np.dtype(f"<U{longest}"))
     batch[:] = texts
     return batch
 

@@ -14,8 +14,9 @@
 Structures are those of `millstream.tree`, but taken apart here, all elements at once: one by one takes 2 to 10 times
 as long.
 Nothing is converted silently: a leaf has one type, shape and dtype in all elements, a mapping one set of keys, a list
-one length. numpy cuts NUL characters off the ends of strings, so where any string has one, all become objects. An
-array of strings takes 4 bytes times the longest for each: keep long texts as bytes. A masked array is refused, since
+one length. numpy cuts NUL characters off the ends of strings, so if any string has one, all become objects. An array of
+strings takes 4 bytes times the longest for each: where that is more than 1 MB and 8 times what the characters take, all
+become objects, too. The strings of a batch alone decide it. A masked array is refused, since
 its mask would be lost; other array subclasses become plain arrays. The batch of dataclass instances is made without
 calling the class, and holds its fields only.
 """

@@ -190,6 +190,10 @@ def test_ints_are_exact(ints: list[int]) -> None:
     ("elements", "dtype"),
     [
         (["a", "bcd", ""], "<U3"),
+        (["a"] * 255 + ["b" * 1000], "<U1000"),  # Uneven, but small.
+        (["a" * 500] * 255 + ["b" * 4000], "<U4000"),  # Large, but not eight times what the characters take.
+        (["a"] * 255 + ["b" * 10_000], "O"),
+        (["日本"] * 255 + ["é" * 1_000_000], "O"),
         (["", ""], "<U1"),
         (["日本", "é"], "<U2"),
         ([np.str_("a"), np.str_("bc")], "<U2"),
