@@ -4,6 +4,7 @@ import dataclasses
 import io
 import operator
 import threading
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -291,3 +292,20 @@ def test_what_cannot_be_shared_and_is_large_is_told_once(
     assert "at least 8 MB of its own for data_source (attribute records)" in told[0]
     assert "(variable table of test_what_cannot_be_shared_and_is_large_is_told_once.<locals>.<lambda>)" in told[1]
     assert all("InMemoryDataSource" in text for text in told)
+
+
+@pytest.mark.parametrize("character", ["a", "é", "日", "\ud800"])
+def test_many_texts_are_shared_without_a_second_copy(character: str) -> None:
+    """Texts are encoded a slice at a time: what is needed beyond the shared memory is a fraction of it."""
+    texts = [f"{number}{character * 120}" for number in range(200_000)]
+    tracemalloc.start()
+    try:
+        shared = share(texts)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(shared, SharedRecords)
+    written = int(shared._recipe.ends[-1])
+    assert shared[::9999] == texts[::9999]
+    # Memory is counted when it is reserved, at most four bytes a character, and used only where it is written.
+    assert peak <= kept + written / 2
