@@ -82,6 +82,7 @@ if TYPE_CHECKING:
         TextLineDataSource,
         TfdsDataSource,
         TFRecordDataSource,
+        TokenDataSource,
         WebDatasetDataSource,
     )
     from millstream.tools import lengths_of
@@ -164,6 +165,7 @@ __all__ = [
     "TextLineDataSource",
     "TfdsDataSource",
     "TokenBudgetBatch",
+    "TokenDataSource",
     "VariableLengthFeature",
     "WebDatasetDataSource",
     "WindowShuffle",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from millstream.sources.text_lines import TextLineDataSource
     from millstream.sources.tfds import TfdsDataSource
     from millstream.sources.tfrecord import TFRecordDataSource
+    from millstream.sources.tokens import TokenDataSource
     from millstream.sources.webdataset import WebDatasetDataSource
 else:
     __getattr__, __dir__ = late_names.hooks(
@@ -40,6 +41,7 @@ else:
             "TFRecordDataSource": "millstream.sources.tfrecord",
             "TextLineDataSource": "millstream.sources.text_lines",
             "TfdsDataSource": "millstream.sources.tfds",
+            "TokenDataSource": "millstream.sources.tokens",
             "WebDatasetDataSource": "millstream.sources.webdataset",
         },
     )
@@ -62,5 +64,6 @@ __all__ = [
     "TFRecordDataSource",
     "TextLineDataSource",
     "TfdsDataSource",
+    "TokenDataSource",
     "WebDatasetDataSource",
 ]

@@ -140,6 +140,15 @@ def _data_paths(prefix: Any) -> Any:
     return prefix
 
 
+def token_dtype(path: str) -> str:
+    """Returns the dtype of the tokens in a .bin file, from the index beside it.
+
+    Raises:
+        OSError: the index cannot be read, or is damaged (DataSourceError).
+    """
+    return _read_header(path)[0]
+
+
 def _index_path(path: str) -> str:
     return with_other_name(path, lambda name: name.removesuffix(".bin") + ".idx")
 

@@ -1,9 +1,10 @@
 """Records in files of any format that are found one by one: what a batch needs of each file is read at once."""
 
 import bisect
+import functools
 import itertools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex
 
 import numpy as np
@@ -41,11 +42,28 @@ class FileRecords(Files[RecordFile[RecordT]]):
         return put_back(records, order)
 
     def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
-        """Returns the records at the positions of some files, one file after the other; with keys for errors."""
-        records: list[RecordT] = []
-        for path, positions, keys in requests:
-            records += self._read(path, positions, keys)
-        return records
+        """Returns the records at the positions of some files, one file after the other; with keys for errors.
+
+        Where files are objects in stores, all that is needed of any of them is requested before any of it is awaited.
+        """
+        if not self._reads_stores:
+            return [record for request in requests for record in self._read(*request)]
+        begun: list[Callable[[], list[RecordT]]] = []
+        acquired: list[str] = []
+        try:
+            for path, positions, keys in requests:
+                file = self._acquire(path, positions[0], keys[0])
+                acquired.append(path)
+                begin = getattr(file, "begin", None) or functools.partial(functools.partial, file.read)
+                begun.append(begin(positions, keys))
+            return [record for finish in begun for record in finish()]
+        finally:
+            for path in acquired:
+                self._open_files.release(path)
+
+    @functools.cached_property
+    def _reads_stores(self) -> bool:
+        return self._cache is None and any(map(is_url, self._paths))
 
     def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
         """Returns the records at the positions of one file; the keys are for errors."""

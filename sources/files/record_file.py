@@ -20,7 +20,11 @@ class OpenFile(Protocol):
 
 
 class RecordFile(OpenFile, Protocol[RecordT]):
-    """An open file whose records are found one by one."""
+    """An open file whose records are found one by one.
+
+    It may have `begin`, which takes the arguments of `read`, requests the records and returns a function that waits for
+    them: so the objects of several stores are read at the same time.
+    """
 
     def read(self, positions: Sequence[int], keys: Sequence[int], /) -> list[RecordT]:
         """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.

@@ -129,7 +129,7 @@ class SpanFile(Generic[RecordT]):
             starts, lengths = self._spans(rows)
         places = SpanPlaces(self._path, positions, keys, starts, self._offsets.num_records)
         finish = self._file.begin(starts, lengths)
-        return lambda: self._format.decode(_whole_spans(finish, lengths, places), places)
+        return lambda: self._format.decode(whole_spans(finish, lengths, places), places)
 
     def _spans(self, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """Returns where some records begin, and their lengths, in bytes."""
@@ -146,7 +146,7 @@ class SpanFile(Generic[RecordT]):
         self._file.close()
 
 
-def _whole_spans(finish: Callable[[], list[bytes]], wanted: list[int], places: SpanPlaces) -> list[bytes]:
+def whole_spans(finish: Callable[[], list[bytes]], wanted: list[int], places: SpanPlaces) -> list[bytes]:
     """Returns the spans that were asked for, or raises the error of the first that is not whole."""
     try:
         spans = finish()

@@ -11,10 +11,9 @@ Guarantees, besides those of all sources of files:
     - Where files are objects in stores, all that a batch needs of any of them is asked for before any of it is awaited.
 """
 
-import functools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -67,7 +66,6 @@ class SpanRecords(FileRecords[RecordT]):
         self._companions: dict[str, tuple[FileIdentity | None, ...]] = {}
         self._progress: Progress | None = None
         super().__init__(paths, cache)
-        self._reads_stores = cache is None and any(map(is_url, self._paths))
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_held": None}
@@ -153,25 +151,6 @@ class SpanRecords(FileRecords[RecordT]):
         if path not in self._companions:
             self._companions[path] = self._states_of_companions(path)
         return IndexKey(path, self._format.index_kind, self._format.index_version, identity, self._companions[path])
-
-    def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
-        if not self._reads_stores:
-            return super()._read_files(requests)
-        begun: list[Callable[[], list[RecordT]]] = []
-        acquired: list[str] = []
-        try:
-            for path, positions, keys in requests:
-                file = self._acquire(path, positions[0], keys[0])
-                acquired.append(path)
-                begun.append(
-                    file.begin(positions, keys)
-                    if isinstance(file, SpanFile)
-                    else functools.partial(file.read, positions, keys)
-                )
-            return [record for finish in begun for record in finish()]
-        finally:
-            for path in acquired:
-                self._open_files.release(path)
 
     def _format_of(self, path: str) -> SpanFormat[RecordT]:  # noqa: ARG002  (a format may know more of each file)
         """Returns how the records of a file are decoded."""

@@ -35,6 +35,7 @@ from millstream.sources import (
     TextLineDataSource,
     TfdsDataSource,
     TFRecordDataSource,
+    TokenDataSource,
     WebDatasetDataSource,
 )
 from millstream.transforms import encode_example
@@ -95,6 +96,13 @@ def megatron(folder: Path) -> MegatronDataSource:
     return MegatronDataSource([folder / "a", folder / "b"])
 
 
+def tokens(folder: Path) -> TokenDataSource:
+    """Windows of two files, which overlap."""
+    for name, first, count in (("a", 0, 85), ("b", 85, 73)):
+        np.arange(first, first + count, dtype=np.uint16).tofile(folder / name)
+    return TokenDataSource([folder / "a", folder / "b"], 9, 4, "uint16")
+
+
 def parquet(folder: Path) -> ParquetDataSource:
     """The same as rows, in row groups of seven."""
     for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
@@ -137,6 +145,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "Megatron": megatron,
     "Parquet": parquet,
     "TFDS": tfds,
+    "tokens": tokens,
     "TFRecord": tfrecord,
     "WebDataset": webdataset,
     "text": functools.partial(of_lines, TextLineDataSource),
@@ -160,7 +169,7 @@ REMOTE = [
     for name in (*(f"remote {name}" for name in OF_SPANS), "cached ArrayRecord", "cached CSV", "cached TFRecord")
 ]
 
-OF_FILES = ["ArrayRecord", "Parquet", "TFDS", *OF_SPANS, *REMOTE]
+OF_FILES = ["ArrayRecord", "Parquet", "TFDS", "tokens", *OF_SPANS, *REMOTE]
 """Those that can be closed."""
 
 

@@ -1,0 +1,286 @@
+"""Windows of flat token files: `.bin` of nanoGPT, llm.c and Megatron, `.npy`, and raw arrays under any name.
+
+A window is found by arithmetic, so a file needs no index. What comes before the tokens is skipped:
+
+    .npy      NumPy's header, which has the dtype and the length; OLMo's `.npy` files have none and are raw
+    llm.c     256 int32: the magic 20240520 (uint16 tokens) or 20240801 (uint32), a version, the number of tokens, zeros
+    Megatron  nothing; the dtype is in the `.idx` file beside the `.bin` file
+    others    nothing, as in nanoGPT's files; the dtype has to be given
+"""
+
+import contextlib
+import io
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer
+from millstream.columnar import Allocate, ColumnarRecords
+from millstream.errors import DataSourceError
+from millstream.sources.base import RecordKeys
+from millstream.sources.files.file_records import FileRecords
+from millstream.sources.files.span_files import SpanPlaces, whole_spans
+from millstream.sources.megatron import token_dtype
+from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.stored_files import StoredFile, exists, open_stored
+
+_NPY_MAGIC = b"\x93NUMPY"
+_LLM_C = struct.Struct("<3i")
+_LLM_C_BYTES = 1024
+_LLM_C_DTYPES = {20240520: "<u2", 20240801: "<u4"}
+_BEGINNING_BYTES = 4096
+"""The bytes that are read of each file: a header of NumPy's is some 128 bytes long."""
+
+
+class TokenLayout(NamedTuple):
+    """Where the tokens of a file are.
+
+    Attributes:
+        dtype: the dtype of a token, little-endian.
+        start: the offset of the first token in the file, in bytes.
+        num_tokens: the number of tokens.
+    """
+
+    dtype: np.dtype[Any]
+    start: int
+    num_tokens: int
+
+
+@final
+class TokenDataSource(FileRecords[bytes]):
+    """Windows of the tokens in flat files, in any order: no index is made, whatever the number of tokens.
+
+    A record is `{"tokens": array of shape (window,)}` of the files' dtype. Windows begin every `stride` tokens and stay
+    within one file; the tokens of a file after its last whole window are left out. Files may be those of nanoGPT,
+    llm.c, Megatron (the `.bin` file) and OLMo, or NumPy's `.npy` of one dimension.
+
+    Args:
+        paths: one path or a sequence of paths, made absolute at once. Patterns are allowed, such as `data/*.bin`. The
+            order of the paths is that of the records. A `str` may be a URL.
+        window: the number of tokens in a record. To predict each next token of a context of n, read n + 1.
+        stride: the number of tokens from the beginning of one window to that of the next; `window` by default. With
+            `window - 1`, the last token of a window is the first of the next.
+        dtype: the integer dtype of the tokens, such as `"uint16"`; None to take it from the files, which raw files,
+            such as nanoGPT's, do not say.
+        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+            windows.
+
+    Raises:
+        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
+        DataSourceError: a header is damaged or is that of another array, or the size of a file does not fit.
+        TypeError, ValueError: an argument is of the wrong kind or out of range, the dtype is not known, or the files
+            have several.
+
+    Each reading member raises DataSourceError, with the file and the record, for a file that was truncated, removed or
+    written to since the source was constructed. Files stay open, at most 512.
+
+    Examples:
+        >>> np.arange(100, dtype=np.uint16).tofile("tokens.bin")
+        >>> source = millstream.TokenDataSource("tokens.bin", window=9, stride=8, dtype="uint16")
+        >>> len(source), source[1]["tokens"]
+        (12, array([ 8,  9, 10, 11, 12, 13, 14, 15, 16], dtype=uint16))
+    """
+
+    kind: ClassVar[str] = "token"
+
+    def __init__(
+        self,
+        paths: Any,
+        window: SupportsIndex,
+        stride: SupportsIndex | None = None,
+        dtype: Any = None,
+        *,
+        cache: FileCache | None = None,
+    ) -> None:
+        self._window = as_integer(window, "window", 1)
+        self._stride = self._window if stride is None else as_integer(stride, "stride", 1)
+        self._dtype = None if dtype is None else _integer_dtype(dtype)
+        self._layouts: dict[str, TokenLayout] = {}
+        super().__init__(paths, cache)
+        first, *others = self._paths
+        for path in others:
+            if self._layouts[path].dtype != self._layouts[first].dtype:
+                raise ValueError(
+                    f"All files must have tokens of one dtype, got {self._layouts[first].dtype} in {first!r} and "
+                    f"{self._layouts[path].dtype} in {path!r}: make a source of each, and concatenate or mix them."
+                )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the tokens."""
+        return self._layouts[self._paths[0]].dtype.newbyteorder("=")
+
+    def __getitem__(self, record_key: SupportsIndex) -> dict[str, NDArray[Any]]:  # type: ignore[override]  # bytes below
+        return _record(super().__getitem__(record_key), self.dtype)
+
+    def __getitems__(self, record_keys: RecordKeys) -> "TokenWindows":
+        """Returns the records of the keys, in their order; keys may repeat. A Batch takes them as one array."""
+        return TokenWindows(list(super().__getitems__(record_keys)), self.dtype, self._window)
+
+    def fingerprint(self) -> str:
+        """Returns the number of files and records, window, stride, dtype, and a digest of names, sizes and ranges."""
+        return f"{super().fingerprint()} window={self._window} stride={self._stride} dtype={self.dtype.name}"
+
+    def _count_files(self, paths: Sequence[str], threads: Any) -> None:  # noqa: ARG002  (those of ranges have dtypes, too)
+        super()._count_files(self._paths, threads)
+        self._check_ranges()
+
+    def _count(self, path: str) -> int:
+        layout = _layout_of(path, self._open_stored(path, path), self._identities[path].size, self._dtype)
+        self._layouts[path] = layout
+        return max(0, (layout.num_tokens - self._window) // self._stride + 1)
+
+    def _open_stored(self, path: str, place: str) -> StoredFile:
+        return open_stored(place, self._identities[path])
+
+    def _open(self, path: str, place: str) -> "_TokenFile":
+        layout = self._layouts[path]
+        itemsize = layout.dtype.itemsize
+        return _TokenFile(
+            path,
+            self._open_stored(path, place),
+            start=layout.start,
+            stride_bytes=self._stride * itemsize,
+            window_bytes=self._window * itemsize,
+            num_records=self._counts[path],
+        )
+
+
+@final
+class TokenWindows(ColumnarRecords):
+    """Windows of one length, as records or as one batch.
+
+    Args:
+        spans: the bytes of each window.
+        dtype: the dtype of a token.
+        window: the number of tokens in each.
+    """
+
+    def __init__(self, spans: list[bytes], dtype: np.dtype[Any], window: int) -> None:
+        self._spans = spans
+        self._dtype = dtype
+        self._window = window
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return TokenWindows(self._spans[index], self._dtype, self._window)
+        return _record(self._spans[index], self._dtype)
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        return (_record(span, self._dtype) for span in self._spans)
+
+    def stack(self, allocate: Allocate) -> dict[str, NDArray[Any]]:
+        """Returns the batch: `{"tokens": array of shape (records, window)}`."""
+        batch = allocate((len(self), self._window), self._dtype)
+        dtype = self._dtype.newbyteorder("<")
+        # Row by row: to join the spans first takes twice as long, because memory for all of them is new each time.
+        for row, span in zip(batch, self._spans, strict=True):
+            row[:] = np.frombuffer(span, dtype)
+        return {"tokens": batch}
+
+
+@final
+class _TokenFile:
+    """An open file of windows."""
+
+    def __init__(
+        self, path: str, file: StoredFile, *, start: int, stride_bytes: int, window_bytes: int, num_records: int
+    ) -> None:
+        self._path = path
+        self._file = file
+        self._start = start
+        self._stride_bytes = stride_bytes
+        self._window_bytes = window_bytes
+        self.num_records = num_records
+
+    def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[bytes]:
+        """Returns the bytes of the windows at the positions; the keys are for errors."""
+        return self.begin(positions, keys)()
+
+    def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], list[bytes]]:
+        """Requests the windows, and returns what waits for them."""
+        starts = [self._start + position * self._stride_bytes for position in positions]
+        lengths = [self._window_bytes] * len(starts)
+        places = SpanPlaces(self._path, positions, keys, starts, self.num_records)
+        finish = self._file.begin(starts, lengths)
+        return lambda: whole_spans(finish, lengths, places)
+
+    def close(self) -> None:
+        """Closes it."""
+        self._file.close()
+
+
+def _record(span: bytes, dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+    """Returns a record of its own, which an operation may write to."""
+    return {"tokens": np.frombuffer(span, dtype.newbyteorder("<")).astype(dtype)}
+
+
+def _integer_dtype(given: Any) -> np.dtype[Any]:
+    dtype: np.dtype[Any] | None = None
+    with contextlib.suppress(TypeError):
+        dtype = np.dtype(given)
+    if dtype is None or dtype.kind not in "iu":
+        raise TypeError(f"dtype must be an integer dtype, such as 'uint16', got {given!r}.")
+    return dtype.newbyteorder("<")
+
+
+def _layout_of(path: str, file: StoredFile, size: int, given: np.dtype[Any] | None) -> TokenLayout:
+    """Returns where the tokens of a file are, and closes it.
+
+    Raises:
+        DataSourceError: its header is damaged or is that of another array, or its size does not fit.
+        ValueError: it has no header, and no dtype was given; or it has another one.
+    """
+    try:
+        beginning = file.read(0, min(size, _BEGINNING_BYTES))
+    finally:
+        file.close()
+    layout = _layout_by_header(path, beginning)
+    if layout is None:
+        dtype = given
+        if dtype is None and path.endswith(".bin") and exists(path.removesuffix(".bin") + ".idx"):
+            dtype = np.dtype(token_dtype(path))
+        if dtype is None:
+            raise ValueError(
+                f"dtype must be given, because {path!r} has no header that has it: pass dtype='uint16' for the tokens "
+                "of a vocabulary below 65,536, else dtype='uint32'."
+            )
+        layout = TokenLayout(dtype, 0, size // dtype.itemsize)
+    elif given is not None and given != layout.dtype:
+        raise ValueError(f"dtype must be that of the files, but {path!r} has {layout.dtype}, got {given}.")
+    end = layout.start + layout.num_tokens * layout.dtype.itemsize
+    if end != size:
+        raise DataSourceError(
+            f"{path!r} has {size:,} bytes, but {layout.num_tokens:,} tokens of {layout.dtype} from byte {layout.start} "
+            f"on end at byte {end:,}: it is cut short, or its dtype is another one."
+        )
+    return layout
+
+
+def _layout_by_header(path: str, beginning: bytes) -> TokenLayout | None:
+    """Returns where the tokens are by the header of NumPy or llm.c, None if there is none."""
+    if beginning.startswith(_NPY_MAGIC):
+        header = io.BytesIO(beginning)
+        try:
+            major, _ = np.lib.format.read_magic(header)
+            read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(header)
+        except ValueError as error:
+            raise DataSourceError(f"{path!r} has a damaged NumPy header: {error}.") from error
+        if len(shape) != 1 or dtype.kind not in "iu" or dtype != dtype.newbyteorder("<"):
+            raise DataSourceError(
+                f"{path!r} holds an array of shape {shape} and dtype {dtype}; tokens are integers, little-endian, in "
+                "one dimension. Save them with numpy.save(path, tokens.reshape(-1))."
+            )
+        return TokenLayout(dtype.newbyteorder("<"), header.tell(), shape[0])
+    if len(beginning) >= _LLM_C_BYTES:
+        magic, _, num_tokens = _LLM_C.unpack_from(beginning)
+        if magic in _LLM_C_DTYPES:
+            return TokenLayout(np.dtype(_LLM_C_DTYPES[magic]), _LLM_C_BYTES, num_tokens)
+    return None

@@ -1,0 +1,139 @@
+"""Windows of flat token files: any window and stride, every header, and what is refused."""
+
+import contextlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from object_server import ObjectServer
+from record_files import write_megatron
+
+from millstream.errors import DataSourceError
+from millstream.sources import TokenDataSource
+
+
+def write_llm_c(path: Path, tokens: Any, magic: int = 20240520) -> None:
+    """Writes tokens as llm.c does."""
+    path.write_bytes(struct.pack("<256i", magic, 1, len(tokens), *[0] * 253) + tokens.tobytes())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all examples of one law."""
+    return tmp_path_factory.mktemp("tokens")
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.integers(1, 15),
+    st.sampled_from(["uint16", "int32", "uint8", "int64"]),
+)
+def test_windows_are_slices_of_each_file(
+    folder: Path, lengths: list[int], window: int, stride: int, dtype: str
+) -> None:
+    """Records, batched reads and stacked columns are the slices of each file, one file after another."""
+    rng = np.random.default_rng(0)
+    files = [rng.integers(0, 100, length).astype(dtype) for length in lengths]
+    expected = [t[i : i + window].tolist() for t in files for i in range(0, len(t) - window + 1, stride)]
+    paths = [folder / f"{number}.bin" for number in range(len(files))]
+    for path, tokens in zip(paths, files, strict=True):
+        tokens.tofile(path)
+    if not expected:
+        return
+    with TokenDataSource(paths, window, stride, dtype) as source:
+        keys = rng.integers(0, len(source), 20)
+        records = source.__getitems__(keys)
+        batch = records.stack(np.empty)["tokens"]
+
+        assert [source[key]["tokens"].tolist() for key in range(len(source))] == expected
+        assert [record["tokens"].tolist() for record in records] == [expected[key] for key in keys]
+        assert batch.tolist() == [expected[key] for key in keys]
+        assert batch.dtype == records[0]["tokens"].dtype == source.dtype == dtype
+        assert records[0]["tokens"].flags.writeable
+
+
+def test_headers_are_skipped_and_give_the_dtype(tmp_path: Path) -> None:
+    """Files of NumPy, llm.c and Megatron need no dtype; raw ones are read with the one that is given."""
+    tokens = np.arange(50, dtype=np.uint16)
+    np.save(tmp_path / "a.npy", tokens)
+    write_llm_c(tmp_path / "b.bin", tokens)
+    write_megatron(tmp_path / "c", [tokens[:20], tokens[20:]])
+    wide = np.arange(70_000, 70_600, dtype=np.uint32)
+    write_llm_c(tmp_path / "d.bin", wide, 20240801)
+    tokens.tofile(tmp_path / "e.npy")
+
+    for name in ("a.npy", "b.bin", "c.bin"):
+        source = TokenDataSource(tmp_path / name, 9, 8)
+        assert (source[5]["tokens"].tolist(), len(source), source.dtype.name) == ([*range(40, 49)], 6, "uint16")
+    assert TokenDataSource(tmp_path / "d.bin", 4)[1]["tokens"].tolist() == [70_004, 70_005, 70_006, 70_007]
+    assert TokenDataSource(tmp_path / "e.npy", 4, dtype="uint16")[1]["tokens"].tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.third_party
+def test_batches_come_from_a_store_too(tmp_path: Path) -> None:
+    """Windows of objects are those of files, and a batch asks for its windows of all objects before it waits."""
+    paths = [tmp_path / f"{number}.bin" for number in range(4)]
+    for number, path in enumerate(paths):
+        (np.arange(100, dtype=np.uint16) + 100 * number).tofile(path)
+    local = TokenDataSource(paths, 10, dtype="uint16")
+    with contextlib.closing(ObjectServer()) as store:
+        store.objects.update({f"bucket/{path.name}": path.read_bytes() for path in paths})
+        source = TokenDataSource([f"{store.url}/bucket/{path.name}" for path in paths], 10, dtype="uint16")
+        store.forget()
+        store.gathering = len(paths)
+        keys = [5, 15, 25, 35, 6]
+
+        expected = local.__getitems__(keys).stack(np.empty)["tokens"]
+        np.testing.assert_array_equal(source.__getitems__(keys).stack(np.empty)["tokens"], expected)
+        assert store.most_at_once >= len(paths)
+        source.close()
+
+
+def test_wrong_arguments_and_files_are_refused(tmp_path: Path) -> None:
+    """Each wrong argument or file is an error that names it, the rule and what to do."""
+    raw = tmp_path / "raw.bin"
+    np.arange(10, dtype=np.uint16).tofile(raw)
+    np.save(tmp_path / "square.npy", np.zeros((2, 2), np.uint16))
+    np.save(tmp_path / "float.npy", np.zeros(4))
+    np.save(tmp_path / "int.npy", np.zeros(9, np.int32))
+    (tmp_path / "damaged.npy").write_bytes((tmp_path / "int.npy").read_bytes()[:60])
+    (tmp_path / "short.npy").write_bytes((tmp_path / "int.npy").read_bytes()[:-4])
+
+    refused: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+        ((raw, 4), ValueError, "dtype must be given, because .*raw.bin' has no header"),
+        ((raw, 0), ValueError, "window must be at least 1, got 0"),
+        ((raw, 4, 0), ValueError, "stride must be at least 1, got 0"),
+        ((raw, 4, 4, "float32"), TypeError, "dtype must be an integer dtype, such as 'uint16', got 'float32'"),
+        ((raw, 4, 4, "uint17"), TypeError, "dtype must be an integer dtype, such as 'uint16', got 'uint17'"),
+        ((raw, 4, 4, "uint64"), DataSourceError, "has 20 bytes, but 2 tokens of uint64 .* end at byte 16"),
+        ((tmp_path / "square.npy", 4), DataSourceError, r"shape \(2, 2\) .*numpy.save\(path, tokens.reshape\(-1\)\)"),
+        ((tmp_path / "float.npy", 4), DataSourceError, "dtype float64; tokens are integers"),
+        ((tmp_path / "damaged.npy", 4), DataSourceError, "damaged NumPy header"),
+        ((tmp_path / "short.npy", 4), DataSourceError, "it is cut short"),
+        ((tmp_path / "int.npy", 4, 4, "int64"), ValueError, "dtype must be that of the files, .*has int32, got int64"),
+        (([raw, tmp_path / "int.npy"], 4, 4), ValueError, "dtype must be given"),
+    ]
+    for arguments, kind, text in refused:
+        with pytest.raises(kind, match=text):
+            TokenDataSource(*arguments)
+    np.save(tmp_path / "uint16.npy", np.zeros(9, np.uint16))
+    with pytest.raises(ValueError, match=r"All files must have tokens of one dtype, got uint16 .* and int32 in"):
+        TokenDataSource([tmp_path / "uint16.npy", tmp_path / "int.npy"], 4)
+
+
+def test_the_fingerprint_tells_windows_apart(tmp_path: Path) -> None:
+    """Another window, stride or dtype is another source; another folder is not."""
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        np.arange(64, dtype=np.uint16).tofile(folder / "x.bin")
+    cases = [(8, 8, "uint16"), (8, 4, "uint16"), (4, 8, "uint16"), (8, 8, "int16")]
+    prints = [TokenDataSource(tmp_path / "a" / "x.bin", *case).fingerprint() for case in cases]
+
+    assert len(set(prints)) == len(cases)
+    assert TokenDataSource(tmp_path / "b" / "x.bin", *cases[0]).fingerprint() == prints[0]
