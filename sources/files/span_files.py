@@ -133,13 +133,12 @@ class SpanFile(Generic[RecordT]):
 
     def _spans(self, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
         """Returns where some records begin, and their lengths, in bytes."""
-        if len(rows) and rows.max() >= self._offsets.num_records:
-            raise DamagedIndexError(f"it has {self._offsets.num_records:,} records only")
-        starts, stops = self._offsets.spans(rows)
-        lengths = stops - starts
-        if len(rows) and (lengths.min() < 0 or starts.min() < 0):
+        begins, ends = self._offsets.spans(rows)
+        starts: list[int] = begins.tolist()
+        lengths: list[int] = (ends - begins).tolist()
+        if min(lengths, default=0) < 0 or min(starts, default=0) < 0:
             raise DamagedIndexError("its offsets are not in order")
-        return starts.tolist(), lengths.tolist()
+        return starts, lengths
 
     def close(self) -> None:
         """Closes it. Nobody reads it any more."""

@@ -114,24 +114,37 @@ class SpanRecords(FileRecords[RecordT]):
         return self._offsets(path).num_records
 
     def _open(self, path: str, place: str) -> "SpanFile[RecordT]":
-        self._check_companions(path)
-        offsets = self._offsets(path)
-        rebuild = weakref.WeakMethod(self._rebuilt)  # Weakly, as for open files.
-        return SpanFile(path, open_stored(place, self._identities[path]), offsets, self._format_of(path), rebuild)
+        return self._open_checked(path, place)
 
-    def _check_companions(self, path: str) -> None:
+    def _open_checked(self, path: str, place: str) -> "SpanFile[RecordT]":
+        stored = open_stored(place, self._identities[path])
+        try:
+            # Looked at after it was opened: what is at the path now is what was opened, or newer.
+            now = self._identity_now(path)
+            self._follow(path, now)
+            rebuild = weakref.WeakMethod(self._rebuilt)  # Weakly, as for open files.
+            file = SpanFile(path, stored, self._offsets(path), self._format_of(path), rebuild)
+            self._check_unchanged(path, file.num_records, now)
+        except BaseException:
+            stored.close()
+            raise
+        return file
+
+    def _follow(self, path: str, now: FileIdentity) -> None:
         """Compares a local file, and those that its index depends on, with what they were at construction."""
         if is_url(path):
             return
-        now = FileIdentity.of(path)
         seen = self._identities[path]
         if now.content_state != seen.content_state and (now.size, now.modified) == (seen.size, seen.modified):
             # It has another name, other rights or more links; or it was rewritten and its time set back. Only an index
             # of what it is now says where its records begin.
             self._identities[path] = now
             self._forget_held(path)
+        names = self._format.companions(path)
+        if not names:
+            return
         states = self._states_of_companions(path)
-        for name, before, after in zip(self._format.companions(path), self._companions[path], states, strict=True):
+        for name, before, after in zip(names, self._companions[path], states, strict=True):
             if (before and (before.size, before.modified)) != (after and (after.size, after.modified)):
                 raise DataSourceError(
                     f"{name!r} has changed since the source was constructed. Construct the source again."

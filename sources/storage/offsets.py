@@ -60,7 +60,10 @@ class HeldOffsets:
 
     def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the offsets at which some records begin and end, in bytes."""
-        return self._offsets[rows], self._offsets[rows + 1]
+        try:
+            return self._offsets[rows], self._offsets[rows + 1]
+        except IndexError:  # Another state of the file has fewer records.
+            raise DamagedIndexError("it has too few records") from None
 
     def between(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the offsets `start` … `stop - 1`."""
@@ -95,6 +98,8 @@ class StoredOffsets:
 
     def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the offsets at which some records begin and end, in bytes; raises DamagedIndexError."""
+        if rows.max(initial=-1) >= self.num_records:
+            raise DamagedIndexError("it has too few records")
         for block in np.union1d(rows // BLOCK, (rows + 1) // BLOCK).tolist():
             if not self._is_checked[block]:
                 self._read_block(block)

@@ -37,6 +37,9 @@ class Closable(Protocol):
 
 FileT = TypeVar("FileT", bound=Closable)
 
+_OPENS_BETWEEN_LOOKS = 16
+"""How many files are opened between two looks at the limit of descriptors."""
+
 _OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
@@ -58,6 +61,7 @@ class _Registry:
         # No more descriptors than this are in use: counted when all sources were last looked at, and for each file that
         # was opened since. A mixture may have a thousand sources.
         self._most_in_use = 0
+        self._share, self._opens_before_look = 0, 0
 
     def add(self, files: "OpenFiles[Any]") -> None:
         """Adds the files of a source, for as long as it lives."""
@@ -72,10 +76,14 @@ class _Registry:
         """
         with self._lock:
             self._most_in_use += descriptors
-            if self._most_in_use <= descriptor_share():
+            self._opens_before_look -= 1
+            if self._opens_before_look <= 0:
+                # A process may change its limit, but to ask the system at each opening takes as long as that.
+                self._share, self._opens_before_look = descriptor_share(), _OPENS_BETWEEN_LOOKS
+            if self._most_in_use <= self._share:
                 return
             using = [files for files in self._all if len(files)]
-            share = max(1, descriptor_share() // max(1, len(using)))
+            share = max(1, self._share // max(1, len(using)))
             for files in using:
                 if files.descriptors > share:
                     files.close_idle_beyond(share)

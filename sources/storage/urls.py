@@ -63,7 +63,7 @@ class Url(NamedTuple):
 
 def is_url(path: str) -> bool:
     """Returns whether a path is a URL, of whatever scheme."""
-    return _URL.fullmatch(path) is not None
+    return "://" in path and _URL.fullmatch(path) is not None
 
 
 def without_query(url: str) -> str:

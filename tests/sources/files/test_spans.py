@@ -152,6 +152,38 @@ def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert len(names_in(Path("/proc/self/fd"))) <= before + 6
 
 
+def steps_of(source: Any, keys: list[int]) -> int:
+    """Returns how many functions are called to read some records, generators' steps included."""
+    steps = 0
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal steps
+        steps += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        for key in keys:
+            source[key]
+    finally:
+        sys.setprofile(None)
+    return steps
+
+
+def test_opening_a_file_takes_no_more_steps_where_there_are_more_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of a file that is not open takes the same number of calls, of 20 files and of 500."""
+    monkeypatch.setattr(files, "MAX_OPEN_FILES", 3)
+    paths = [write_tfrecord(tmp_path / f"{n:03}", [b"%d" % n]) for n in range(500)]
+    steps = []
+    for some in (paths[:20], paths):
+        with TFRecordDataSource(some) as source:
+            keys = list(range(0, len(some), len(some) // 10))
+            steps_of(source, keys)
+            steps.append(steps_of(source, keys))
+    assert steps[1] <= steps[0] * 1.2
+
+
 @given(st.lists(st.tuples(st.integers(0, 900), st.integers(0, 200)), max_size=100), st.booleans())
 def test_spans_are_the_bytes_of_the_file(pieces: list[tuple[int, int]], slow: bool) -> None:
     """Spans are the bytes of the file, whether or not the system was asked for them ahead."""
