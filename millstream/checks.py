@@ -13,12 +13,12 @@ Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
 
 
-def as_integer(value: object, name: str, minimum: int | None = None) -> int:
+def as_integer(value: object, name: str, minimum: int | None = None, maximum: int | None = None) -> int:
     """Returns a plain int. NumPy's integers are integers; booleans and floats are not.
 
     Raises:
         TypeError: the value is not an integer.
-        ValueError: it is less than `minimum`.
+        ValueError: it is less than `minimum`, or more than `maximum`.
     """
     try:
         integer = operator.index(value)  # type: ignore[arg-type]  # what has no index raises TypeError
@@ -28,6 +28,8 @@ def as_integer(value: object, name: str, minimum: int | None = None) -> int:
         raise TypeError(_not_an_integer(value, name))
     if minimum is not None and integer < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {integer}.")
+    if maximum is not None and integer > maximum:
+        raise ValueError(f"{name} must be at most {maximum:,}, got {integer:,}.")
     return integer
 
 

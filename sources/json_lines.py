@@ -141,4 +141,6 @@ def _loads_slowly(span: bytes, place: int, places: SpanPlaces) -> Any:
     try:
         return json.loads(span.decode())
     except (ValueError, RecursionError) as error:
-        raise places.error(place, f"it is not a JSON value on a line of its own: {error}.") from error
+        raise places.error(
+            place, f"it is not a JSON value on a line of its own ({places.line_of(place)}): {error}."
+        ) from error

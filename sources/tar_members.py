@@ -17,6 +17,7 @@ _SPARSE_TYPE = ord("S")
 _PAX_TYPE = ord("x")
 _LONG_NAME_TYPE = ord("L")
 _EXTENSION_TYPES = frozenset(b"xgLK")
+_PAX_SIZE = re.compile(rb"\d{1,18}")
 _PAX_RECORD = re.compile(rb"(\d{1,18}) ")
 
 
@@ -127,7 +128,7 @@ def _pax(content: bytes, name: str | None, size: int | None) -> tuple[str | None
         if key == b"path":
             name = _text(value)
         elif key == b"size":
-            if not value.isdigit():
+            if not _PAX_SIZE.fullmatch(value):
                 raise TarError("a pax header is damaged")
             size = int(value)
         elif key.startswith(b"GNU.sparse."):

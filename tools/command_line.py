@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from millstream import __version__
 from millstream.errors import WorkerDiedError, WorkerError, WorkerStalledError
 from millstream.sources.formats import FORMATS
 from millstream.tools.given_files import given_files
@@ -69,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
         prog="millstream",
         description="Looks at files of records, converts and indexes them; looks at running pipelines.",
     )
+    whole.add_argument("--version", action="version", version=f"millstream {__version__}")
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspect = _command(commands, "inspect", _inspect, "show what files hold: records, sizes, the first record")
     index = _command(commands, "index", _index, "find where each record begins, ahead of time, and keep that")

@@ -9,7 +9,7 @@ from millstream.sources.files.file_records import FileRecords
 from millstream.sources.formats import FileFormat
 from millstream.sources.storage.offset_index import Placement
 from millstream.tools.record_sizes import histogram, in_bytes, sizes_of
-from millstream.tools.shown_records import shown_record
+from millstream.tools.shown_records import escaped, shown_record
 
 _COLUMN = 10
 
@@ -23,7 +23,7 @@ def inspected(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
     """
     with kind.open(list(paths), Placement.NOWHERE) as source:
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-        yield f"{paths[0]}{more}"
+        yield f"{escaped(paths[0])}{more}"
         for name, lines in _facts(kind, source):
             for number, line in enumerate(lines):
                 yield f"  {name if number == 0 else '':<{_COLUMN}}{line}"

@@ -25,12 +25,19 @@ def shown_record(record: Any) -> Iterator[str]:
     yield what
     if parts is None:
         return
-    rows = [(str(name), type_of(value), beginning_of(value)) for name, value in list(parts.items())[:_MAX_ROWS]]
+    rows = [
+        (escaped(str(name)), type_of(value), beginning_of(value)) for name, value in list(parts.items())[:_MAX_ROWS]
+    ]
     names, types = (min(40, max((len(row[column]) for row in rows), default=0)) for column in (0, 1))
     for name, kind, beginning in rows:
         yield f"  {name:<{names}}  {kind:<{types}}  {beginning}".rstrip()
     if len(parts) > _MAX_ROWS:
         yield f"  … and {len(parts) - _MAX_ROWS:,} more"
+
+
+def escaped(name: str) -> str:
+    """Returns a name from a file, in which what could control a terminal is written as Python writes it."""
+    return name if name.isprintable() else repr(name)[1:-1]
 
 
 def type_of(value: Any) -> str:

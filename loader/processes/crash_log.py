@@ -10,7 +10,7 @@ import struct
 import time
 
 from millstream.loader.processes.process_control import looks
-from millstream.loader.transport.arena import create_arena_file
+from millstream.loader.transport.arena import create_anonymous_file
 
 STACKS_SECONDS = 0.5
 """How long to wait for a worker's stacks."""
@@ -24,7 +24,7 @@ _NO_CALL = -1
 
 def create_crash_log() -> int:
     """Returns the descriptor of a new crash log, for one worker."""
-    file = os.memfd_create("millstream-words") if hasattr(os, "memfd_create") else create_arena_file(0)
+    file = create_anonymous_file("millstream-words")
     # This moves the offset, which all who share the descriptor have in common, to where faulthandler is to write.
     os.write(file, _CALL.pack(_NO_CALL))
     return file

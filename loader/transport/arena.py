@@ -15,6 +15,7 @@ out its own arena's chunks (`Allocator`); the parent only views them (`ArenaView
 that it no longer needs.
 """
 
+import contextlib
 import errno
 import math
 import mmap
@@ -57,28 +58,26 @@ def create_arena_file(num_bytes: int) -> int:
 
     On Linux its size is sealed: a worker gone wrong cannot cut memory off from under the parent.
     """
-    try:
-        # macOS has no such call, and a sandbox may refuse it.
-        descriptor = os.memfd_create("millstream-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except (AttributeError, OSError) as error:
-        if getattr(error, "errno", errno.ENOSYS) not in _REFUSED:
-            raise
-        return _create_file(num_bytes)
+    descriptor = create_anonymous_file("millstream-arena")
+    os.ftruncate(descriptor, num_bytes)
     import fcntl  # noqa: PLC0415  (the seals are Linux's)
 
-    os.ftruncate(descriptor, num_bytes)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    with contextlib.suppress(AttributeError, OSError):  # A temporary file has no seals.
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     return descriptor
 
 
-def _create_file(num_bytes: int) -> int:
-    """Returns the descriptor of a temporary file without a name."""
+def create_anonymous_file(name: str) -> int:
+    """Returns the descriptor of an empty file in memory; of one on a disk where the system has or allows no other."""
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except (AttributeError, OSError) as error:  # macOS has no such call, and a sandbox may refuse it.
+        if isinstance(error, OSError) and error.errno not in _REFUSED:
+            raise
     import tempfile  # noqa: PLC0415  (takes long to import, and workers start with this module)
 
-    with tempfile.TemporaryFile(prefix="millstream-") as file:
-        descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, num_bytes)
-    return descriptor
+    with tempfile.TemporaryFile(prefix=f"{name}-") as file:
+        return os.dup(file.fileno())
 
 
 def whole_pages(num_bytes: int) -> int:

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import errno
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from millstream.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.pictured import Pictured
 from millstream.sources.base import checked_record_key
+from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.files.record_file import OpenFile
 from millstream.sources.storage.open_files import OpenFiles, descriptor_share
 from millstream.sources.storage.paths import (
@@ -48,7 +49,6 @@ INSPECTION_THREADS = 16
 """How many files a constructor inspects at the same time: on network storage each look is a few round trips."""
 
 FileT = TypeVar("FileT", bound=OpenFile)
-_T = TypeVar("_T")
 
 IDENTIFYING_THREADS = 64
 """How many objects of stores it asks for at the same time: each is some ten round trips of 20 to 100 ms."""
@@ -302,21 +302,6 @@ class Files(Pictured, Closing, Generic[FileT]):
         asked = self._stops.get(path, 0)
         if asked > num_records:
             raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
-
-
-def in_threads(threads: "Executor", count: int, function: Callable[[str], _T], paths: Sequence[str]) -> Iterator[_T]:
-    """Yields the result for each path, in their order. Each task takes several paths, because it costs some 50 µs.
-
-    Args:
-        threads: where it runs.
-        count: the number of threads.
-        function: what is called with each path.
-        paths: some paths.
-    """
-    size = max(1, len(paths) // (8 * count))
-    groups = [paths[start : start + size] for start in range(0, len(paths), size)]
-    for results in threads.map(lambda group: [function(path) for path in group], groups):
-        yield from results
 
 
 def _check_cache(cache: object) -> None:

@@ -137,6 +137,9 @@ def _sample(url: str, size: int) -> bytes:
     return _SAMPLED + hashlib.blake2b(requests.result(0)[0] + requests.result(1)[0], digest_size=8).digest()
 
 
+MAX_PREAD_BYTES = 0x7FFFF000
+"""The most bytes that one `pread` of Linux returns."""
+
 _PREAD: Callable[[int, int, int], bytes] = os.pread
 
 
@@ -155,7 +158,7 @@ class LocalFile:
 
     def read(self, start: int, length: int) -> bytes:
         """Returns the bytes from `start` on, fewer than `length` perhaps; none beyond the end."""
-        return os.pread(self._descriptor, length, start)
+        return _whole(self._descriptor, _PREAD(self._descriptor, length, start), start, length)
 
     def begin(self, starts: Sequence[int], lengths: Sequence[int]) -> Callable[[], list[bytes]]:
         """Returns what returns the bytes of each span; one that is too short lies beyond the end of the file."""
@@ -185,7 +188,21 @@ def read_spans(descriptor: int, starts: Sequence[int], lengths: Sequence[int]) -
             for start, length in zip(starts[done:], lengths[done:], strict=True):
                 os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
         spans += map(_PREAD, itertools.repeat(descriptor), lengths[done:], starts[done:])
+    if max(lengths, default=0) > MAX_PREAD_BYTES:
+        return [_whole(descriptor, *read) for read in zip(spans, starts, lengths, strict=True)]
     return spans
+
+
+def _whole(descriptor: int, content: bytes, start: int, length: int) -> bytes:
+    """Returns the bytes from `start` on, of which the first were read: one `pread` may return fewer than exist."""
+    if length <= MAX_PREAD_BYTES:
+        return content
+    parts = [content]
+    done = len(content)
+    while done < length and (more := _PREAD(descriptor, length - done, start + done)):
+        parts.append(more)
+        done += len(more)
+    return b"".join(parts)
 
 
 @final

@@ -79,7 +79,8 @@ def _normalised(array: Any, plain: Any) -> Any:
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        values = array.dictionary if plain == array.type.value_type else array.dictionary.cast(plain)
+        array = pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode()
     if plain != array.type:
         array = array.cast(plain)
     if any(buffer is not None and buffer.address % _ALIGNED for buffer in array.buffers()):
@@ -92,11 +93,38 @@ def _plain_type(kind: Any) -> Any:
     pa = arrow()
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
-    if pa.types.is_dictionary(kind):
+    types = pa.types
+    if types.is_dictionary(kind):
         kind = kind.value_type
+        # Decoded, its texts may have 2 GiB and more, which takes offsets of 64 bits.
+        kind = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
     if kind.id == pa.lib.Type_STRING_VIEW:
         return pa.large_string()
-    return pa.large_binary() if kind.id == pa.lib.Type_BINARY_VIEW else kind
+    if kind.id == pa.lib.Type_BINARY_VIEW:
+        return pa.large_binary()
+    return _plain_nested(kind)
+
+
+def _plain_nested(kind: Any) -> Any:
+    """Returns the type that a list or struct has once views within it are normalised; any other type as it is."""
+    pa = arrow()
+    if pa.types.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        return pa.struct([field.with_type(_plain_view(field.type)) for field in fields])
+    for is_kind, make in (
+        (pa.types.is_list, pa.list_),
+        (pa.types.is_large_list, pa.large_list),
+        (pa.types.is_fixed_size_list, lambda field: pa.list_(field, kind.list_size)),
+    ):
+        if is_kind(kind):
+            return make(kind.value_field.with_type(_plain_view(kind.value_type)))
+    return kind
+
+
+def _plain_view(kind: Any) -> Any:
+    """Returns the same for a type within another one, in which dictionaries stay as they are."""
+    pa = arrow()
+    return kind if pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType) else _plain_type(kind)
 
 
 def _column_maker(kind: Any) -> Callable[[int], Column] | None:

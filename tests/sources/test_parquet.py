@@ -135,6 +135,7 @@ TYPES: dict[str, tuple[Any, Any]] = {
     "list of flags": (pa.array([[True], [], [True, False]]), np.array([True, False])),
     "list of dates": (pa.array([[], [], [dt.date(2020, 1, 1)]]), np.array(["2020-01-01"], "datetime64[D]")),
     "list of texts": (pa.array([["a"], [], ["b", "c"]]), ["b", "c"]),
+    "list of text views": (pa.array([["a"], [], ["b", "c" * 20]], pa.list_(pa.string_view())), ["b", "c" * 20]),
     "list of lists": (pa.array([[[1]], [], [[2], [3, 4]]]), [np.array([2]), np.array([3, 4])]),
     "struct": (pa.array([{"a": 1, "b": "x"}] * 3), {"a": np.int64(1), "b": "x"}),
     "null struct": (pa.array([{"a": 1}, {"a": 2}, None]), None),
@@ -564,3 +565,14 @@ def test_a_closed_copy_stays_closed(path: Path) -> None:
     source.close()
     with pytest.raises(ValueError, match="closed"):
         pickle.loads(pickle.dumps(source))[0]
+
+
+def test_a_dictionary_whose_texts_exceed_two_gibibytes_is_read(tmp_path: Path) -> None:
+    """A few texts, each of them many times: decoded, a row group of them has more bytes than 32 bits count."""
+    count = 2_200
+    texts = pa.array([letter * 1_000_000 for letter in "ab"])
+    column = pa.DictionaryArray.from_arrays(pa.array((np.arange(count) % 2).astype(np.int8)), texts)
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", row_group_size=count)
+    with ParquetDataSource(tmp_path / "a.parquet") as source:
+        record = source[count - 1]
+    assert (len(record["text"]), record["text"][:2]) == (1_000_000, "bb")

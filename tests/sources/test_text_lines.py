@@ -206,9 +206,9 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("line", [b'{"a": 1', b"[1] [2]", b"\xff", b"{'a': 1}", b"nothing", b"[" * 5000])
 def test_what_is_no_json_is_an_error_with_file_and_record(tmp_path: Path, line: bytes) -> None:
-    """What is not JSON is an error with file and record; the records beside it can be read."""
-    path = fresh(tmp_path, b"[1]\n" + line + b"\n[3]\n")
+    """What is not JSON is an error with file, record and line; the records beside it can be read."""
+    path = fresh(tmp_path, b"[1]\n\n \n" + line + b"\n[3]\n")
     with JsonLinesDataSource(path) as source:
-        with pytest.raises(DataSourceError, match=r"record 1 of '.*file' \(record key 1\): it is not a JSON value"):
+        with pytest.raises(DataSourceError, match=r"record 1 of '.*file' \(record key 1\): it is not .*line 4 of"):
             source.__getitems__([0, 1, 2])
         assert source.__getitems__([2, 0]) == [[3], [1]]

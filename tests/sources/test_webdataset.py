@@ -80,6 +80,16 @@ def test_members_that_are_not_files_are_passed_over(tmp_path: Path) -> None:
         assert every_record(source) == [{"__key__": "1", "x": b"", "y": b""}]
 
 
+def test_a_size_of_absurdly_many_digits_is_an_error(tmp_path: Path) -> None:
+    """Python refuses to make a number of that many digits; the archive is named."""
+    member = tarfile.TarInfo("a.txt")
+    member.pax_headers, member.size = {"size": "9" * 5000}, 3
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member, io.BytesIO(b"abc"))
+    with pytest.raises(DataSourceError, match=r"a\.tar' .* a pax header is damaged"):
+        WebDatasetDataSource(tmp_path / "a.tar")
+
+
 def test_sizes_in_base_256_and_in_pax_are_read(tmp_path: Path) -> None:
     """Sizes in base 256 and in pax are read, as archives have them whose members are larger than 8 GiB."""
     content = bytearray(

@@ -19,6 +19,7 @@ from commands import COMMAND, run
 from example_messages import example_message
 from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 
+import millstream
 from millstream.tools.command_line import parser
 
 RECORDS = [b"record %d" % number for number in range(100)]
@@ -251,6 +252,32 @@ def test_the_script_is_installed(data: Path) -> None:
     done = subprocess.run([script, "inspect", "a.txt"], cwd=data, capture_output=True, text=True, check=True)
 
     assert done.stdout == run("inspect", "a.txt", folder=data)[0]
+
+
+def test_names_in_files_cannot_control_the_terminal(tmp_path: Path) -> None:
+    """Keys of JSON, columns of CSV and names of files, in which a terminal would see commands."""
+    (tmp_path / "a\x1b[2J.jsonl").write_text(json.dumps({"\x1b]0;title\x07": 1}) + "\n")
+    (tmp_path / "b.csv").write_text("\x1b[31mred,x\n1,2\n")
+    printed, _ = run("inspect", "a\x1b[2J.jsonl", "b.csv", folder=tmp_path)
+
+    assert "\x1b" not in printed
+    assert r"\x1b]0;title\x07" in printed
+    assert r"\x1b[31mred" in printed
+
+
+def test_inspect_leaves_no_index_behind(tmp_path: Path) -> None:
+    """Neither beside the data nor in the cache."""
+    (tmp_path / "a.txt").write_text("a\n")
+    run("inspect", "a.txt", folder=tmp_path, env=os.environ | {"MILLSTREAM_CACHE": str(tmp_path / "cache")})
+
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    """The version of the package, and nothing else."""
+    printed, _ = run("--version", folder=tmp_path)
+
+    assert printed == f"millstream {millstream.__version__}\n"
 
 
 def test_a_reader_that_leaves_early_is_no_error(data: Path) -> None:

@@ -275,6 +275,13 @@ def test_ragged_columns_are_padded_and_cut() -> None:
     assert column.padded(0).shape == (4, 0)
 
 
+def test_ragged_columns_have_a_row_for_each_element() -> None:
+    """None for no elements."""
+    for lengths in ([], [0], [2, 0, 1]):
+        column = millstream.RaggedColumn(np.arange(sum(lengths)), np.array(lengths, np.int64))
+        assert [len(row) for row in column.rows()] == lengths
+
+
 def test_it_is_an_operation_of_a_loader() -> None:
     """After Batch, with workers and without, and a state of it can be resumed by an equal one."""
     records = [example_message({"n": ("int64", [n]), "text": ("bytes", [b"t" * n])}) for n in range(20)]

@@ -52,6 +52,33 @@ assert not any(any(stream) for stream in streams_of(is_rich))
     assert (done.returncode, done.stderr) == (0, "")
 
 
+REFUSING = """
+import os
+def refuse(*_):
+    raise PermissionError(1, "Operation not permitted")
+os.memfd_create = refuse
+"""
+"""As in a sandbox that knows the call and does not allow it."""
+
+
+def test_anonymous_memory_that_is_refused_is_replaced(tmp_path: Path) -> None:
+    """Workers start, and arrays cross, where the system call fails."""
+    (tmp_path / "sitecustomize.py").write_text(REFUSING)
+    code = """
+import numpy as np
+import streams, worker_pools
+from millstream.transforms import Batch
+
+large = lambda number: np.full(1 << 17, number)
+inline, others = (list(worker_pools.loader_of(operations=[large, Batch(3)], worker_count=count)) for count in (0, 2))
+assert inline
+assert streams.equal_streams(inline, others)
+"""
+    done = python("-c", code, env=environment(tmp_path))
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_deaths_change_nothing(poor_system: Path, tmp_path: Path) -> None:
     """A worker that dies, one killed while it waits, and the fork server killed: the same stream, nothing left open."""
     code = """
