@@ -13,6 +13,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.files.scan import BLOCK_BYTES, Scan
 from millstream.sources.files.span_files import SpanFormat, SpanPlaces
@@ -22,6 +23,9 @@ from millstream.sources.storage.stored_files import exists, identify, open_store
 from millstream.sources.storage.urls import with_other_name, without_query
 
 _LIMIT_BYTES = 8
+
+_LARGEST_RATIO = 1 << 15
+"""How many bytes may come out of each byte of Zstandard: four of them may be a block of 128 KB."""
 
 
 @final
@@ -40,6 +44,8 @@ class BagzDataSource(SpanRecords[bytes]):
             `gs://`, `s3://`, `http://` or `https://`.
         cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
             records.
+        max_record_bytes: the largest size of a decompressed record, in bytes (1 GiB): a small file may hold a record
+            that would fill the memory.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
@@ -63,8 +69,9 @@ class BagzDataSource(SpanRecords[bytes]):
 
     kind: ClassVar[str] = "Bagz"
 
-    def __init__(self, paths: Any, *, cache: FileCache | None = None) -> None:
-        super().__init__(paths, _BagzFormat(), cache)
+    def __init__(self, paths: Any, *, cache: FileCache | None = None, max_record_bytes: int = 1 << 30) -> None:
+        limit = as_integer(max_record_bytes, "max_record_bytes", minimum=1)
+        super().__init__(paths, _BagzFormat(limit), cache)
         if any(map(_is_compressed, self._paths)):
             _zstandard()  # Missing, it is an error now.
 
@@ -75,6 +82,8 @@ class _BagzFormat(SpanFormat[bytes]):
     """A span is a record."""
 
     index_kind: ClassVar[str] = "bagz"
+
+    max_record_bytes: int
 
     def companions(self, path: str) -> list[str]:
         return [_limits_path(path)]
@@ -117,13 +126,40 @@ class _BagzFormat(SpanFormat[bytes]):
                 continue
             frame = decompressor.decompressobj()
             try:
-                record = frame.decompress(span)
+                record = _decompressed(frame, span, self.max_record_bytes)
+            except _TooLargeError:
+                raise places.error(
+                    place,
+                    f"it becomes larger than {self.max_record_bytes:,} bytes. If the file can be trusted, raise "
+                    "max_record_bytes.",
+                ) from None
             except zstandard.ZstdError as error:
                 raise places.error(place, f"it cannot be decompressed: {error}. Restore the file.") from error
             if not frame.eof or frame.unused_data:
                 raise places.error(place, "it is not one frame of Zstandard. Restore the file.")
             records.append(record)
         return records
+
+
+class _TooLargeError(Exception):
+    """A record is larger than it may be."""
+
+
+def _decompressed(frame: Any, span: bytes, limit: int) -> bytes:
+    """Returns the content of a frame.
+
+    Raises:
+        _TooLargeError: it is larger than the limit. It takes memory for twice the limit at most.
+    """
+    step = max(_LARGEST_RATIO, limit) // _LARGEST_RATIO
+    parts: list[bytes] = []
+    size = 0
+    for start in range(0, len(span), step):
+        parts.append(frame.decompress(span[start : start + step]))
+        size += len(parts[-1])
+        if size > limit:
+            raise _TooLargeError
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _limits_path(path: str) -> str:

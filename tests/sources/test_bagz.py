@@ -1,10 +1,12 @@
 """Bagz files: every record as it was written, compressed or not."""
 
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_files import every_record, write_bagz
@@ -34,6 +36,39 @@ def test_any_records_are_read_in_any_order(folder: Path, records: list[bytes], s
             order = np.random.default_rng(0).permutation(len(records))
             assert every_record(source) == records
             assert source.__getitems__(order) == [records[key] for key in order]
+
+
+def test_a_record_that_becomes_too_large_is_an_error(tmp_path: Path) -> None:
+    """With file and record. The limit can be raised, and does not depend on how many bytes the record is stored in."""
+    records = [b"small", bytes(40_000_000), np.random.default_rng(0).bytes(1_000_000)]
+    path = write_bagz(tmp_path / "a.bagz", records)
+    for limit, too_large in ((999_999, {1, 2}), (1_000_000, {1}), (39_999_999, {1}), (40_000_000, set())):
+        with BagzDataSource(path, max_record_bytes=limit) as source:
+            for key, record in enumerate(records):
+                if key in too_large:
+                    with pytest.raises(
+                        DataSourceError, match=rf"record {key} .*a.bagz.*larger than {limit:,} bytes.*rais"
+                    ):
+                        source[key]
+                else:
+                    assert source[key] == record
+    with pytest.raises(ValueError, match="max_record_bytes must be at least 1, got 0"):
+        BagzDataSource(path, max_record_bytes=0)
+
+
+def test_the_memory_of_a_record_that_is_too_large_is_bounded(tmp_path: Path) -> None:
+    """A record of 256 MB, stored in 12 KB, takes memory for a few times the limit."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    span = b"".join(compressor.compress(bytes(8 << 20)) for _ in range(32)) + compressor.flush()
+    (tmp_path / "a.bagz").write_bytes(span + len(span).to_bytes(8, "little"))
+    with BagzDataSource(tmp_path / "a.bagz", max_record_bytes=16 << 20) as source:
+        tracemalloc.start()
+        try:
+            with pytest.raises(DataSourceError, match="larger than"):
+                source[0]
+            assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        finally:
+            tracemalloc.stop()
 
 
 def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
