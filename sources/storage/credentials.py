@@ -25,6 +25,18 @@ _SOURCES = {
 }
 """Environment variables of which obstore knows what to do."""
 
+_AZURE_SOURCES = {
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_TOKEN",
+    "AZURE_STORAGE_CLIENT_ID",
+    "AZURE_CLIENT_ID",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "AZURE_USE_AZURE_CLI",
+}
+"""The same for Azure."""
+
 _REGION_SECONDS = 10.0
 
 
@@ -51,6 +63,11 @@ def gcs_options() -> dict[str, Any]:
     default = Path("~/.config/gcloud/application_default_credentials.json").expanduser()
     has_any = given & os.environ.keys() or "GOOGLE_SERVICE_ACCOUNT_KEY" in os.environ or default.exists()
     return {} if has_any or _runs_on("Google") else {"skip_signature": True}
+
+
+def azure_options() -> dict[str, Any]:
+    """Returns the options of a client for Azure Blob Storage, whose account is `$AZURE_STORAGE_ACCOUNT_NAME`."""
+    return {} if _AZURE_SOURCES & os.environ.keys() or _runs_on("Microsoft") else {"skip_signature": True}
 
 
 def _profile() -> dict[str, str]:

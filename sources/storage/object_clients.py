@@ -11,8 +11,8 @@ import threading
 from typing import Any
 
 from millstream.errors import DataSourceError
-from millstream.sources.storage.credentials import gcs_options, s3_options
-from millstream.sources.storage.urls import Url
+from millstream.sources.storage.credentials import azure_options, gcs_options, s3_options
+from millstream.sources.storage.urls import Url, without_secrets
 
 ATTEMPTS = 8
 """How often a request is made that the store or the network fails."""
@@ -60,7 +60,11 @@ def store_of(url: str, parsed: Url, *, attempts: int | None = None) -> Any:
             "connections of the parent do not work here. Use worker_count, or start processes by 'spawn' or "
             "'forkserver'."
         )
-    return opened_store(parsed.scheme, parsed.root, ATTEMPTS if attempts is None else attempts)
+    try:
+        return opened_store(parsed.scheme, parsed.root, ATTEMPTS if attempts is None else attempts)
+    except exceptions().BaseError as error:
+        words = without_secrets(str(error).partition("\n\n")[0])
+        raise DataSourceError(f"{url!r} cannot be read, because its store is not configured: {words}.") from None
 
 
 @functools.lru_cache(maxsize=_MAX_STORES)
@@ -72,6 +76,8 @@ def opened_store(scheme: str, root: str, attempts: int) -> Any:
         return stores.GCSStore(root, **gcs_options(), **options)
     if scheme == "s3":
         return stores.S3Store(root, **s3_options(root), **options)
+    if scheme == "az":
+        return stores.AzureStore(root, **azure_options(), **options)
     return stores.HTTPStore.from_url(f"{scheme}://{root}", **options)
 
 

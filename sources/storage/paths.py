@@ -17,7 +17,7 @@ from millstream.sources.storage.urls import Url, canonical, is_url, matching, wi
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _MAGIC = re.compile(r"[*?[]")
-_BROKEN_URL = re.compile(r"(gs|s3|https?):/[^/]")
+_BROKEN_URL = re.compile(r"(gs|s3|az|https?):/[^/]")
 """What `pathlib` makes of a URL."""
 
 RECORD_LIMIT = (1 << 63) - 1

@@ -1,6 +1,7 @@
-"""Names of objects in stores far away: `gs://bucket/name`, `s3://bucket/name`, `http://host/path`, `https://host/path`.
+"""Names of objects in remote stores.
 
-The name of an object in a bucket is taken as it is, as `gsutil` and `aws s3` take it; a path of HTTP has its `%20`.
+They are `gs://bucket/name`, `s3://bucket/name`, `az://container/name`, `http://host/path` and `https://host/path`. The
+name of an object in a bucket is taken as it is, as `gsutil` and `aws s3` take it; a path of HTTP has its `%20`.
 """
 
 import fnmatch
@@ -12,15 +13,15 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"(https?://)(?:[^\s/?#'\"]*@)?([^\s?#'\"]+)([?#][^\s'\"]*)?", re.IGNORECASE)
 """A URL in a text, in groups without its user, and with its query and fragment in the last one."""
 
-_LISTED = {"gs", "s3"}
-_SCHEMES = {"gs", "s3", "http", "https"}
+_LISTED = {"gs", "s3", "az"}
+_SCHEMES = {*_LISTED, "http", "https"}
 
 
 class Url(NamedTuple):
     """The name of one object.
 
     Attributes:
-        scheme: `gs`, `s3`, `http` or `https`.
+        scheme: `gs`, `s3`, `az`, `http` or `https`.
         root: the bucket; or host and port, and after them the query, if there is one.
         key: the name in the bucket; or the path, without percent-encoding, with its first slash.
     """
@@ -39,7 +40,7 @@ class Url(NamedTuple):
         match = _URL.fullmatch(name)
         scheme = match[1].lower() if match else ""
         if match is None or scheme not in _SCHEMES:
-            raise ValueError(f"URLs must begin with gs://, s3://, http:// or https://, got {canonical(name)!r}.")
+            raise ValueError(f"URLs must begin with gs://, s3://, az://, http:// or https://, got {canonical(name)!r}.")
         if scheme in _LISTED:
             root, _, key = match[2].partition("/")
         else:

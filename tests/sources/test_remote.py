@@ -43,7 +43,7 @@ def location(store: ObjectServer, scheme: str) -> str:
     return f"{store.url}/bucket" if scheme == "http" else f"{scheme}://bucket"
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, "az"])
 def test_every_store_is_read_alike(store: ObjectServer, scheme: str) -> None:
     """The records, the number of them and the fingerprint are those of the files; names may hold anything."""
     for name in ("a b", "ü%20", "d/c"):
@@ -69,7 +69,7 @@ def test_an_object_and_a_file_of_the_same_name_are_one_source(store: ObjectServe
     assert len(fingerprints) == 1
 
 
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
 def test_patterns_are_looked_up_where_there_are_lists(store: ObjectServer, scheme: str) -> None:
     """Matches come sorted; a name that reads as a pattern is that object, if there is one."""
     for name in ("t-2", "t-1", "t-10", "u", "d/t-3", "odd[1]", "t/e"):
@@ -91,7 +91,7 @@ def test_patterns_are_looked_up_where_there_are_lists(store: ObjectServer, schem
     ("url", "message"),
     [
         ("http://host/data/*.tfrecord", "do not list their files: pass the URLs one by one"),
-        ("ftp://host/a", "must begin with gs://, s3://, http:// or https://"),
+        ("ftp://host/a", "must begin with gs://, s3://, az://, http:// or https://"),
         ("gs://bucket", "must name a bucket and an object"),
         ("s3://bucket/", "must name a bucket and an object"),
         ("https://host", "must name a host and an object"),
@@ -105,6 +105,16 @@ def test_urls_that_mean_nothing_are_refused(url: Any, message: str) -> None:
     """At construction, with the rule and what to do; no store is asked."""
     with pytest.raises((ValueError, DataSourceError), match=message):
         TFRecordDataSource(url)
+
+
+def test_a_store_that_is_not_configured_is_an_error(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the name of the object, and what the store lacks; no store is asked."""
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
+    with pytest.raises(
+        DataSourceError, match=r"'az://bucket/a' cannot be read, because its store is not configured: .*"
+    ):
+        TFRecordDataSource("az://bucket/a")
+    assert store.requests == []
 
 
 def test_ranges_of_records_and_files_on_disk_go_together(store: ObjectServer, tmp_path: Path) -> None:
@@ -216,7 +226,7 @@ def test_what_is_not_there_is_an_error(store: ObjectServer, scheme: str) -> None
 
 
 @pytest.mark.parametrize("records", [RECORDS[::-1], RECORDS[:20], [*RECORDS, b"more"]])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, "az"])
 def test_a_replaced_object_is_an_error(store: ObjectServer, scheme: str, records: Sequence[bytes]) -> None:
     """Whether or not it has the same size: no byte of another version comes out. A new source reads the new one."""
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)

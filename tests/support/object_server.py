@@ -192,6 +192,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             key, is_gcs = f"{match[1]}/{urllib.parse.unquote(match[2])}", True
         else:
             key, is_gcs = urllib.parse.unquote(path[1:]), False
+            if query.get("comp") == ["list"]:
+                return self._list_azure(key.strip("/"), query)
             if "list-type" in query:
                 return self._list_xml(key.strip("/"), query)
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
@@ -257,6 +259,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "generation": str(owner.generation(key)),
             "updated": "2026-01-01T00:00:00Z",
         }
+
+    def _list_azure(self, container: str, query: dict[str, list[str]]) -> None:
+        blobs = "".join(
+            f"<Blob><Name>{escape(name)}</Name><Properties><Last-Modified>{_MODIFIED}</Last-Modified><Content-Length>"
+            f"{len(self.server.owner.objects[f'{container}/{name}'])}</Content-Length><Content-Type>a</Content-Type>"
+            "<Etag>e</Etag></Properties></Blob>"
+            for name in self._names(container, "", query.get("prefix", [""])[0])
+        )
+        body = f"<EnumerationResults><Blobs>{blobs}</Blobs></EnumerationResults>".encode()
+        self._send(200, body, {"Content-Type": "application/xml"}, has_body=True)
 
     def _list_xml(self, bucket: str, query: dict[str, list[str]]) -> None:
         names = self._names(bucket, "", query.get("prefix", [""])[0])

@@ -11,7 +11,7 @@ from millstream.sources.storage import object_clients
 
 @contextlib.contextmanager
 def clients_of(address: str, cache: Path) -> Iterator[None]:
-    """For the length of a block, `gs://` and `s3://` are at an address; what fails is repeated at once.
+    """For the length of a block, `gs://`, `s3://` and `az://` are at an address; what fails is repeated at once.
 
     Args:
         address: of the server.
@@ -22,6 +22,8 @@ def clients_of(address: str, cache: Path) -> Iterator[None]:
         patch.setenv("STORAGE_EMULATOR_HOST", address)
         patch.setenv("CLOUD_STORAGE_EMULATOR_ENDPOINT", address)  # ArrayRecord's library looks there.
         patch.setenv("AWS_ENDPOINT_URL", address)
+        patch.setenv("AZURE_STORAGE_ENDPOINT", address)
+        patch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setattr(object_clients, "FIRST_DELAY_SECONDS", 0.01)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from millstream.sources.storage import credentials
-from millstream.sources.storage.credentials import gcs_options, s3_options
+from millstream.sources.storage.credentials import azure_options, gcs_options, s3_options
 
 VARIABLES = ["AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST"]
 
@@ -13,7 +13,7 @@ VARIABLES = ["AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_UR
 @pytest.fixture(autouse=True)
 def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user without any, on a machine that is in no cloud."""
-    for name in {*VARIABLES, *credentials._SOURCES, "GOOGLE_APPLICATION_CREDENTIALS"}:
+    for name in {*VARIABLES, *credentials._SOURCES, *credentials._AZURE_SOURCES, "GOOGLE_APPLICATION_CREDENTIALS"}:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://store")
@@ -24,7 +24,7 @@ def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_credentials_access_is_anonymous() -> None:
     """Public objects can be read, and nothing waits for instance metadata."""
     assert s3_options("bucket") == {"endpoint": "http://store", "region": "us-east-1", "skip_signature": True}
-    assert gcs_options() == {"skip_signature": True}
+    assert gcs_options() == azure_options() == {"skip_signature": True}
 
 
 def test_profiles_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
