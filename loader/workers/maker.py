@@ -9,6 +9,7 @@ Guarantees:
 import functools
 import os
 import queue
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -125,7 +126,7 @@ class Maker(Generic[Packed]):
                 `Group`.
             reading: its records, if they were read in advance.
         """
-        start, start_computing = time.perf_counter(), time.process_time()
+        start, start_use = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
         try:
             run = self._perform(message, None if reading is None else reading.records)
         except SystemExit:
@@ -149,7 +150,7 @@ class Maker(Generic[Packed]):
         failures = tuple(one._replace(error=pack_failure(one.error, self._classes)) for one in run.failures)
         end = time.perf_counter()
         self._profiler.add(HAND_OVER, end - begin)
-        idle = max(0.0, end - start - (time.process_time() - start_computing))
+        idle = _idle_seconds(end - start, start_use, resource.getrusage(resource.RUSAGE_SELF))
         read_seconds = 0.0 if reading is None else reading.seconds
         return Made(packed, failure, end - start, idle, read_seconds, self._profiler.take(), start, failures)
 
@@ -171,6 +172,17 @@ class Maker(Generic[Packed]):
         if prepare_blocks is not None and self._plan.source_knows_threads:
             prepare_blocks = functools.partial(_in_thread_of, self._readers, prepare_blocks)
         return self._plan.make(request, self._allocate, prepare_blocks)
+
+
+def _idle_seconds(seconds: float, start: resource.struct_rusage, end: resource.struct_rusage) -> float:
+    """Returns for how much of some seconds this process has waited for something, a core excepted.
+
+    A process that is only kept from a core never gives one up by itself: on a busy machine, a call that computes does
+    not look like one that waits for storage.
+    """
+    if end.ru_nvcsw == start.ru_nvcsw:
+        return 0.0
+    return max(0.0, seconds - (end.ru_utime - start.ru_utime) - (end.ru_stime - start.ru_stime))
 
 
 class _SamplerFailed(Exception):  # noqa: N818  (nobody sees it)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import millstream
+from millstream.loader.workers.maker import _idle_seconds
 from millstream.transforms import Batch, Filter, FirstFitPack, FlatMap, Map, Transformation
 
 NUM_THREADS = 4
@@ -153,3 +155,10 @@ def test_a_death_with_several_reads_in_flight_is_blamed_on_the_right_one(kills_o
             for batch in itertools.islice(iterator, 80):
                 keys.extend(batch["key"].tolist())
     assert keys == list(range(320 if kills_once else 200))
+
+
+@pytest.mark.parametrize(("switches", "idle"), [(0, 0.0), (3, 0.75)])
+def test_a_call_that_is_kept_from_a_core_does_not_look_like_one_that_waits(switches: int, idle: float) -> None:
+    """Only a process that has given up its core by itself has waited for storage, however long the call took."""
+    start, end = resource.struct_rusage([0] * 16), resource.struct_rusage([0.125, 0.125, *[0] * 12, switches, 9])
+    assert _idle_seconds(1.0, start, end) == idle
