@@ -1,9 +1,22 @@
 """What is measured: one module per group of cases."""
 
 from suite.case import Case
-from suite.cases import arrays, cluster, device, far, files, formats, mixtures, packing, position, tiny, workers
+from suite.cases import (
+    arrays,
+    cluster,
+    device,
+    far,
+    far_requests,
+    files,
+    formats,
+    mixtures,
+    packing,
+    position,
+    tiny,
+    workers,
+)
 
-GROUPS = (tiny, arrays, files, formats, mixtures, far, packing, workers, cluster, device, position)
+GROUPS = (tiny, arrays, files, formats, mixtures, packing, workers, far, far_requests, cluster, device, position)
 
 CASES: dict[str, Case] = {case.name: case for group in GROUPS for case in group.CASES}
 """All cases by name, in the order of the report."""

@@ -70,14 +70,14 @@ def measure_memory(run: Run) -> Measurement:
     work = run.work()
     adapter = PEERS[run.contender.peer].adapter()
     run.gate()
-    before = _memory_of_all()
+    before = memory_of_all()
     size = sum(array.nbytes for array in work.source.arrays.values()) if isinstance(work.source, Columns) else 0
     if run.contender.peer == "bare":
         return Measurement(size / MEGABYTE / run.contender.workers)
     stream = adapter.open(work, run.contender)
     for _ in range(8 * run.contender.workers):
         next(stream.batches)
-    after = _memory_of_all()
+    after = memory_of_all()
     stream.close()
     added = (after.proportional - before.proportional) / run.contender.workers / MEGABYTE
     private = (after.private - before.private) / run.contender.workers / MEGABYTE
@@ -92,7 +92,8 @@ class _Memory:
     private: int
 
 
-def _memory_of_all() -> _Memory:
+def memory_of_all() -> _Memory:
+    """Returns the memory of this process and its children."""
     here = psutil.Process(os.getpid())
     found = [process.memory_full_info() for process in (here, *here.children(recursive=True))]
     return _Memory(sum(memory.pss for memory in found), sum(memory.uss for memory in found))
