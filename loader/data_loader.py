@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -18,6 +19,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.pipeline.stages import Watch
 from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
+from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.shown_loader import ShownLoader
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
@@ -25,6 +27,8 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
+from millstream.samplers.base import vectorised
+from millstream.samplers.epochs import EpochSampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.transforms import Transformation
@@ -172,12 +176,64 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
-        iterator = self._execution.begin(self._stream)
+        iterator = self._execution.begin(self._stream, self._passes)
         # After the execution knows it: another thread may close the loader.
         if self._closed:
             iterator.close()
             raise ValueError("This DataLoader is closed: build a new one.")
         return iterator
+
+    def epochs(self, num_epochs: int, *, start: int = 0) -> Iterator[tuple[int, DataLoaderIterator]]:
+        """Yields the number of each epoch, and an iterator over its batches: a loop over epochs, as in PyTorch.
+
+        Each epoch has an order and random draws of its own, and a last batch of its own, which is short unless the
+        `Batch` drops it. Epoch 0 is the order of `iter(loader)`. The iterator of an epoch is closed when the next one
+        begins; worker processes are started for each epoch.
+
+        To resume, save the number of the epoch with the state of its iterator: begin with that epoch, and move the
+        iterator to the state.
+
+        Args:
+            num_epochs: how many epochs the run has, at least 1; the sampler's own `num_epochs` does not count.
+            start: the number of the epoch to begin with, 0 … num_epochs.
+
+        Raises:
+            TypeError: the sampler has no epochs: it is not an `IndexSampler`, `HierarchicalSampler` or
+                `PackingSampler`.
+            ValueError: a number is out of range, or the loader is closed.
+
+        Examples:
+            >>> loader = millstream.load(range(6), shuffle=True, seed=0, batch_size=4)
+            >>> for epoch, batches in loader.epochs(2):
+            ...     print(epoch, *batches)
+            0 [2 4 5 3] [0 1]
+            1 [1 0 5 2] [4 3]
+        """
+        num_epochs, start = as_integer(num_epochs, "num_epochs", 1), as_integer(start, "start", 0)
+        if start > num_epochs:
+            raise ValueError(f"start must be at most num_epochs, which is {num_epochs}, got {start}.")
+        sampler = self.sampler
+        if not isinstance(sampler, EpochSampler):
+            raise TypeError(
+                f"epochs(n) needs a sampler with epochs, got {type(sampler).__name__}: write `for batch in loader`, "
+                "which reads its whole order."
+            )
+        if self._closed:
+            raise ValueError("This DataLoader is closed: build a new one.")
+        return self._each_epoch(sampler, range(start, num_epochs))
+
+    def _each_epoch(self, sampler: EpochSampler, numbers: Iterable[int]) -> Iterator[tuple[int, DataLoaderIterator]]:
+        for number in numbers:
+            order = sampler.of_epoch(number)
+            pipeline = dataclasses.replace(self._pipeline, sampler=order, order=vectorised(order))
+            state = {name: value for name, value in self.__getstate__().items() if name != "_stream"}
+            loader = DataLoader.__new__(DataLoader)
+            vars(loader).update(state | {"_pipeline": pipeline})
+            loader._begin(self)  # noqa: SLF001  (of this class)
+            with loader, iter(loader) as batches:
+                # Who closes this loader closes them, too.
+                self._execution.iterators[id(batches)] = batches
+                yield number, batches
 
     def close(self) -> None:
         """Ends the worker processes and threads of this loader, idle or at work, within seconds. Idempotent.
@@ -193,7 +249,7 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_execution", "_plan", "_profiler", "_recorder", "_structures"}
+        own = {"_closed", "_execution", "_passes", "_plan", "_profiler", "_recorder", "_structures"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -265,12 +321,20 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
         """The description of the stream, made at construction. A pickled loader takes it along."""
         return stream_of(self._plan)
 
-    def _begin(self) -> None:
-        """Makes what is of this process, and does not go to another with a pickled loader."""
+    def _begin(self, whole: "DataLoader | None" = None) -> None:
+        """Makes what is of this process, and does not go to another with a pickled loader.
+
+        Args:
+            whole: the loader that this one is an epoch of, and whose measurements it adds to; None for its own.
+        """
         self._closed = False
         self._structures: Mapping[str, tuple[str, ...]] = {}
-        self._recorder = self._new_recorder() if self._records_timeline else None
-        self._profiler = Profiler(self._pipeline.labels, self._recorder)
+        if whole is None:
+            self._recorder = self._new_recorder() if self._records_timeline else None
+            self._profiler = Profiler(self._pipeline.labels, self._recorder)
+        else:
+            self._recorder, self._profiler = whole._recorder, whole._profiler  # noqa: SLF001  (of this class)
+        self._passes = RepeatedPasses(self._pipeline)
         self._execution = Execution(
             self._pipeline,
             self._worker_options,

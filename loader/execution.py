@@ -13,6 +13,7 @@ from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Watch
+from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import LOADER, Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -86,11 +87,13 @@ class Execution:
         self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
         self.is_closed = False
 
-    def begin(self, stream: Stream | None = None) -> DataLoaderIterator:
+    def begin(self, stream: Stream | None = None, passes: RepeatedPasses | None = None) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream, which is described now where it was not before."""
         # Before any of the user's operations has run: one that counts its calls is what it was built as.
         stream = stream_of(self.plan) if stream is None else stream
-        iterator = DataLoaderIterator(self.plan, stream, self.profiler, self._make_executor, self.stop_idle_workers)
+        iterator = DataLoaderIterator(
+            self.plan, stream, self.profiler, self._make_executor, self.stop_idle_workers, passes=passes
+        )
         self.iterators[id(iterator)] = iterator
         if os.environ.get("MILLSTREAM_TOP") == "1":
             from millstream.loader.serving import serve_unasked  # noqa: PLC0415  (for those who look)

@@ -28,6 +28,7 @@ from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
 from millstream.loader.pipeline.source_end import SourceEnded
+from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.state_of_plan import state_at
 from millstream.loader.threads.profiler import Profiler
 from millstream.sharding import ShardOptions
@@ -78,12 +79,16 @@ class DataLoaderIterator(ResumableIterator):
         profiler: Profiler,
         make_executor: Callable[[Position], Executor],
         stop_idle: Callable[[], None],
+        *,
+        passes: RepeatedPasses | None = None,
     ) -> None:
         self._plan = plan
         self._stream = stream
         self._profiler = profiler
         self._make_executor = make_executor
         self._stop_idle = stop_idle
+        # None once the iterator was moved: who does that knows where it is.
+        self._passes = passes
         self._executor: Executor | None = None
         # Those that are left, until they are closed: what an interruption of that has left undone is done next time.
         self._left: set[Executor] = set()
@@ -387,6 +392,8 @@ class DataLoaderIterator(ResumableIterator):
         if not self._is_sound:
             self._end()
         if self._executor is None:
+            if self._passes is not None and self._step == 0:
+                self._passes.begin()
             self._executor = executor = self._make_executor(self._position())
             self._is_sound = True
             if self._lifecycle is Lifecycle.CLOSED:
@@ -406,6 +413,8 @@ class DataLoaderIterator(ResumableIterator):
     def _finish(self) -> None:
         """Leaves the executor at the end of the stream."""
         self._has_ended = True
+        if self._passes is not None:
+            self._passes.end()
         if self._plan.source_is_stream:
             # Workers that have read it to its end would find nothing in the next pass.
             self._end()
@@ -454,7 +463,7 @@ class DataLoaderIterator(ResumableIterator):
     def _move(self, position: Position, step: int) -> None:
         """Goes to a position, while the iterator is marked as in use."""
         self._settle()
-        self._start, self._step, self._has_ended = position, step, False
+        self._start, self._step, self._has_ended, self._passes = position, step, False, None
 
     def _seek_by_counting(self, step: int) -> None:
         position, old_step = self._position(), self._step

@@ -13,6 +13,7 @@ from millstream.pictured import Pictured
 from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
+from millstream.samplers.rounds import derived
 from millstream.sharding import NoSharding, ShardOptions
 
 
@@ -32,6 +33,8 @@ class EpochSampler(Pictured, abc.ABC):
     num_epochs: int | None
     seed: int | None
     shard_options: ShardOptions
+    first_epoch = 0
+    """The number of the first epoch: 0, except in what `of_epoch` returns."""
 
     def __init__(self, num_epochs: int | None, seed: int | None, shard_options: ShardOptions | None) -> None:
         self.num_epochs, self.seed = checked_num_epochs(num_epochs), checked_seed(seed)
@@ -56,6 +59,14 @@ class EpochSampler(Pictured, abc.ABC):
         # Also where the class is a frozen dataclass.
         vars(endless)["num_epochs"] = None
         return endless
+
+    def of_epoch(self, number: int) -> Self:
+        """Returns one epoch alone: number 0 is the first one, and each other one has a seed derived from its number."""
+        epoch = copy.copy(self)
+        seed = self.seed if self.seed is None or number == 0 else derived(self.seed, number)
+        # Also where the class is a frozen dataclass.
+        vars(epoch).update(num_epochs=1, seed=seed, first_epoch=number)
+        return epoch
 
     def __len__(self) -> int:
         length = self.length

@@ -23,8 +23,9 @@ def epoch_of(plan: Plan, position: Position) -> int | None:
     num_records, length = plan.pipeline.order.num_records, plan.pipeline.order.length
     if num_records is None:
         return None
+    first_epoch: int = getattr(plan.pipeline.sampler, "first_epoch", 0)
     first = min(cursor.block for cursor in position) * plan.partition.global_block
-    return (first if length is None else min(first, length)) // num_records
+    return first_epoch + (first if length is None else min(first, length)) // num_records
 
 
 def records_before(plan: Plan, position: Position) -> int:

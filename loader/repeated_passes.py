@@ -1,0 +1,37 @@
+"""A warning about passes that repeat a random order: the loop over epochs that PyTorch's users write."""
+
+from typing import final
+
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.random_streams import seed_of
+from millstream.transforms import RandomMap
+
+
+@final
+class RepeatedPasses:
+    """Notices that a loader which was read to its end is read from its beginning again.
+
+    Args:
+        pipeline: the pipeline of the loader.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        shuffles = seed_of(pipeline.order) is not None and getattr(pipeline.sampler, "shuffle", True)
+        self._is_random = shuffles or any(isinstance(operation, RandomMap) for operation in pipeline.operations)
+        self._has_ended = False
+
+    def begin(self) -> None:
+        """Notes a pass that begins at the beginning; warns, once, if it repeats one."""
+        if self._has_ended and self._is_random:
+            import logging  # noqa: PLC0415  (takes long to import)
+
+            self._is_random = False
+            logging.getLogger("millstream").warning(
+                "millstream: this loader was read to its end, and is read from its beginning again: the order of the "
+                "records and all random draws are those of the first pass. For new ones in each epoch, write: "
+                "for epoch, batches in loader.epochs(10): ..."
+            )
+
+    def end(self) -> None:
+        """Notes that a pass has come to the end."""
+        self._has_ended = True
