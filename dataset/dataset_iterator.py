@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 
@@ -40,7 +40,7 @@ class DatasetIterator(Checkpointable, Generic[T_co]):
         [1, 3, 5]
     """
 
-    states_are_bytes: ClassVar[bool] = False
+    states_are_bytes = False
     _parents: tuple[Any, ...] = ()
     _closed: bool = False
 
@@ -118,6 +118,14 @@ class DatasetIterator(Checkpointable, Generic[T_co]):
             NotImplementedError: as `profile`.
         """
         raise NotImplementedError(self._shows_nothing("summary"))
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the measurements so far by stable names, as `DataLoader.metrics` does.
+
+        Raises:
+            NotImplementedError: as `profile`.
+        """
+        raise NotImplementedError(self._shows_nothing("metrics"))
 
     def trace(self) -> "Trace":
         """Returns the types, shapes and dtypes of what flows between the operations, found by making one element.

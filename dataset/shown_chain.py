@@ -32,6 +32,12 @@ class ShownIterator(DatasetIterator[Any]):
 
         return Summary(self._execution.facts())
 
+    def metrics(self) -> dict[str, float]:
+        """Returns the measurements so far by stable names, as `DataLoader.metrics` does."""
+        from millstream.loader.showing.metrics import metrics_of  # noqa: PLC0415  (for those who look)
+
+        return metrics_of(self._execution.facts())
+
 
 def traced_chain(
     pipeline: Pipeline, options: tuple[MultiprocessingOptions, ReadOptions], front: Front = CHAIN

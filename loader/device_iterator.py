@@ -16,28 +16,37 @@ Guarantees:
 
 import dataclasses
 import functools
+import math
 import queue
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from millstream.checks import as_integer
+from millstream.errors import WorkerStalledError
+from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.checkpoints.resumable import ResumableIterator
-from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.placement import Device, Placement
+from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
+from millstream.loader.threads.waiting import LOOK_SECONDS, Wait
+
+if TYPE_CHECKING:
+    from millstream.loader.profile import Profile
+    from millstream.loader.showing.summary import Summary
 
 
 def device_put(
-    iterator: DataLoaderIterator,
+    iterator: Checkpointable,
     device: Device = None,
     buffer_size: int = 2,
 ) -> "DeviceIterator":
     """Returns an iterator over the same batches as `jax.Array`s, on the device before they are asked for.
 
     Args:
-        iterator: what `iter(loader)` gives. It belongs to the new iterator from now on, which also closes it.
+        iterator: what `iter(loader)` or `iter(chain)` returns. It belongs to the new iterator from now on, which also
+            closes it.
         device: where to put the batches: a `jax.Device`, or a `jax.sharding.Sharding`. Where the sharding spans several
             processes, each gives its rows and gets the global batch, which the sharding may cut along other dimensions,
             too; the loader's shards must then be those of `ShardBySharding`. None for the default device.
@@ -54,19 +63,19 @@ def device_put(
         ...     print(next(batches))
         [0 1 2 3]
     """
-    if not isinstance(iterator, DataLoaderIterator):
+    if not isinstance(iterator, Checkpointable) or isinstance(iterator, DeviceIterator):
         raise TypeError(
-            f"device_put moves the batches of a loader's iterator, got {type(iterator).__name__}: "
-            "write device_put(iter(loader))."
+            "device_put moves the batches of the iterator of a loader or a chain, got "
+            f"{type(iterator).__name__}: write device_put(iter(loader))."
         )
     return DeviceIterator(
-        iterator, Placement(device, iterator.shard_options), as_integer(buffer_size, "buffer_size", 1)
+        iterator, Placement(device, getattr(iterator, "shard_options", None)), as_integer(buffer_size, "buffer_size", 1)
     )
 
 
 @final
 class DeviceIterator(ResumableIterator):
-    """Yields the batches of a `DataLoaderIterator` on the device, and knows its position among them.
+    """Yields the batches of a loader's or chain's iterator on the device, and knows its position among them.
 
     Made by `device_put`. Each batch has the structure that the loader gives it, with `jax.Array`s as leaves, of the
     dtypes that JAX gives them (64 bits become 32, unless JAX is told to keep them). Nothing is drawn before the first
@@ -87,8 +96,14 @@ class DeviceIterator(ResumableIterator):
         [1. 1. 1. 1.] True 1
     """
 
-    def __init__(self, iterator: DataLoaderIterator, placement: Placement, buffer_size: int) -> None:
+    def __init__(self, iterator: Any, placement: Placement, buffer_size: int) -> None:
         self._iterator = iterator
+        self.states_are_bytes = iterator.states_are_bytes
+        # The waits that a trainer has are those for this iterator: the one beneath measures none of its own.
+        measured = getattr(iterator, "measured_outside", None)
+        self._profiler_of: Callable[[], Profiler] = functools.partial(Profiler, ()) if measured is None else measured()
+        self._stall_timeout: float = getattr(iterator, "stall_timeout", math.inf)
+        self._left_at: float | None = None
         self._placement = placement
         self._buffer_size = buffer_size
         self._position = _Position.of(iterator)
@@ -101,7 +116,12 @@ class DeviceIterator(ResumableIterator):
 
     @property
     def step(self) -> int:
-        """The number of batches delivered since the beginning of the stream."""
+        """The number of batches delivered since the beginning of the stream.
+
+        TypeError if the iterator beneath does not know it: that of a stream which is read in order.
+        """
+        if self._position.step is None:
+            raise TypeError(f"A {type(self._iterator).__name__} does not know its step: use get_state.")
         return self._position.step
 
     @property
@@ -115,7 +135,10 @@ class DeviceIterator(ResumableIterator):
         Raises:
             TypeError: it is not known: the sampler is endless, or an operation decides while reading.
         """
-        return self._iterator.batches_after(self.step)
+        if not hasattr(self._iterator, "batches_after"):
+            raise TypeError(f"A {type(self._iterator).__name__} does not know how many batches are left.")
+        count: int = self._iterator.batches_after(self.step)
+        return count
 
     def __next__(self) -> Any:
         """Returns the next batch, on the device; its transfer may still be under way, which JAX waits for.
@@ -126,7 +149,15 @@ class DeviceIterator(ResumableIterator):
             TypeError: JAX has no array of a leaf of the batch.
             Exception: whatever an operation or the source raised, with notes of where, or JAX in putting the batch.
         """
-        return self._alone(self._take)
+        start, is_first = time.perf_counter(), self._staging is None
+        self._profiler_of().returned(self._left_at, start)
+        try:
+            batch = self._alone(self._take)
+        finally:
+            self._left_at = time.perf_counter()
+            self._profiler_of().waited(start, self._left_at, is_first=is_first)
+        self._profiler_of().delivered(1)
+        return batch
 
     def start_prefetch(self) -> None:
         """Begins to put batches on the device and returns at once, for instance while a model is restored.
@@ -136,24 +167,26 @@ class DeviceIterator(ResumableIterator):
         """
         self._alone(self._begin)
 
-    def get_state(self) -> bytes:
-        """Returns the position as a few hundred bytes of JSON, at once: no thread or process is asked."""
+    def get_state(self) -> Any:
+        """Returns the position, bytes or a dict as in the iterator beneath. No thread is asked."""
         return self._position.state
 
-    def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
+    def set_state(self, state: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state, that of any iterator over the same stream, on a device or not.
 
         Waits for the batch that is being made.
 
         Args:
             state: what `get_state` returned, here or on a `DataLoaderIterator`.
-            allow: differences to accept on purpose, as in `DataLoaderIterator.set_state`.
+            allow: differences to accept on purpose, as in `DataLoaderIterator.set_state`; of a chain, where its
+                iterator takes them.
             strict: whether to refuse the state, too, if the code of the pipeline has changed.
 
         Raises:
             CheckpointError, ValueError: as `DataLoaderIterator.set_state`.
         """
-        self._go(functools.partial(self._iterator.set_state, state, allow=allow, strict=strict))
+        options = {"allow": allow, "strict": strict} if self.states_are_bytes or allow or strict else {}
+        self._go(functools.partial(self._iterator.set_state, state, **options))
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in the states of all shards that saved together.
@@ -168,6 +201,8 @@ class DeviceIterator(ResumableIterator):
         Raises:
             CheckpointError, ValueError: as `DataLoaderIterator.set_states`.
         """
+        if not hasattr(self._iterator, "set_states"):
+            raise TypeError("A chain has one state for each process: use set_state.")
         self._go(functools.partial(self._iterator.set_states, list(states), allow=allow, strict=strict))
 
     def seek(self, step: int) -> None:
@@ -184,6 +219,21 @@ class DeviceIterator(ResumableIterator):
         """
         self._go(functools.partial(self._iterator.seek, step))
 
+    def profile(self) -> "Profile":
+        """Returns where the time has gone so far, as that of the iterator beneath; the waits are those for this one."""
+        profile: Profile = self._iterator.profile()
+        return profile
+
+    def summary(self) -> "Summary":
+        """Returns a table of where the time has gone so far, and advice; the waits are those for this iterator."""
+        summary: Summary = self._iterator.summary()
+        return summary
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the measurements so far by stable names; the waits are those for this iterator."""
+        metrics: dict[str, float] = self._iterator.metrics()
+        return metrics
+
     def close(self) -> None:
         """Ends the thread, closes the iterator beneath and frees what is staged. Takes two seconds at most. Idempotent.
 
@@ -199,18 +249,24 @@ class DeviceIterator(ResumableIterator):
         self._readers.join(deadline - time.monotonic())
 
     def __repr__(self) -> str:
-        return f"<DeviceIterator at step {self.step}, up to {self._buffer_size} batches ahead on {self._placement}>"
+        step = "" if self._position.step is None else f" at step {self._position.step},"
+        return f"<DeviceIterator{step} up to {self._buffer_size} batches ahead on {self._placement}>"
 
     def _take(self) -> Any:
         try:
             current = self._running_round()
-            staged = current.take()
+            staged = self._taken_from(current)
             self._readers.submit(current.stage)
             self._position = staged.position
         except BaseException:
             self._end_round()
             raise
         return staged.batch
+
+    def _taken_from(self, current: "_Staging") -> "_Staged":
+        # Somewhat longer than the iterator beneath waits: its error says more.
+        wait = Wait(self._stall_timeout + LOOK_SECONDS)
+        return current.take(wait, self._readers)
 
     def _begin(self) -> None:
         try:
@@ -243,7 +299,7 @@ class DeviceIterator(ResumableIterator):
         try:
             current = self._begin_round()
             self._readers.submit(functools.partial(current.report, move))
-            self._position = current.take().position
+            self._position = self._taken_from(current).position
         finally:
             self._end_round()
 
@@ -260,7 +316,7 @@ class DeviceIterator(ResumableIterator):
             current.is_over = True
             if current.is_awaited:
                 # The consumer was interrupted: perhaps because the thread waits for what never comes.
-                self._iterator.interrupt()
+                getattr(self._iterator, "interrupt", _do_nothing)()
         self._staging = None
 
     def _check_open(self) -> None:
@@ -273,13 +329,13 @@ class DeviceIterator(ResumableIterator):
 class _Position:
     """A position between two batches: the state that records it, the step, and the epoch."""
 
-    state: bytes
-    step: int
+    state: Any
+    step: int | None
     epoch: int | None
 
     @classmethod
-    def of(cls, iterator: DataLoaderIterator) -> "_Position":
-        return cls(iterator.get_state(), iterator.step, iterator.epoch)
+    def of(cls, iterator: Any) -> "_Position":
+        return cls(iterator.get_state(), getattr(iterator, "step", None), getattr(iterator, "epoch", None))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -301,7 +357,7 @@ class _Staging:
         is_over: whether jobs are to do nothing any more; set by either side.
     """
 
-    def __init__(self, iterator: DataLoaderIterator, placement: Placement, start: bytes) -> None:
+    def __init__(self, iterator: Any, placement: Placement, start: Any) -> None:
         self._iterator = iterator
         self._placement = placement
         self._start = start
@@ -326,12 +382,19 @@ class _Staging:
             outcome = error
         self.outcomes.put(outcome)
 
-    def take(self) -> _Staged:
-        """Returns what the next job came to, having waited for it, or raises what it raised."""
+    def take(self, wait: Wait, readers: ReaderThreads) -> _Staged:
+        """Returns the outcome of the next job, after a bounded wait, or raises what it raised."""
         self.next_position = None
         self.is_awaited = True
-        outcome = self.outcomes.get()
-        self.is_awaited = False
+        outcome: _Staged | BaseException | None = None
+        while outcome is None:
+            try:
+                outcome = self.outcomes.get(timeout=wait.seconds)
+            except queue.Empty:
+                describe = getattr(self._iterator, "describe_next", None)
+                text = "a batch on its way to the device" if describe is None else describe()
+                outcome = wait.was_in_vain(text, readers.busy_threads)
+        self.is_awaited = isinstance(outcome, WorkerStalledError)
         if isinstance(outcome, BaseException):
             raise outcome
         self.next_position = outcome.position
@@ -344,6 +407,10 @@ class _Staging:
                 self._iterator.set_state(self._start)
             self._has_begun = True
         return self._placement.put(next(self._iterator))
+
+
+def _do_nothing() -> None:
+    """Interrupts nothing: a stream is waited for by the thread alone."""
 
 
 def _closed_error() -> ValueError:

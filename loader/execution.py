@@ -92,7 +92,14 @@ class Execution:
         # Before any of the user's operations has run: one that counts its calls is what it was built as.
         stream = stream_of(self.plan) if stream is None else stream
         iterator = DataLoaderIterator(
-            self.plan, stream, self.profiler, self._make_executor, self.stop_idle_workers, passes=passes
+            self.plan,
+            stream,
+            self.profiler,
+            self._make_executor,
+            self.stop_idle_workers,
+            passes=passes,
+            stall_timeout=self._workers.stall_timeout,
+            facts=self.facts,
         )
         self.iterators[id(iterator)] = iterator
         if os.environ.get("MILLSTREAM_TOP") == "1":
@@ -109,10 +116,17 @@ class Execution:
         """
         from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
 
+        self.count_delivered()
         cores = None if self._ray_workers is None else self._ray_workers.num_cores
         return facts_of(
             self.plan, self.profiler, self._workers, self._reading, structures or {}, front=self._front, num_cores=cores
         )
+
+    def count_delivered(self) -> None:
+        """Has the profiler count what iterators have delivered since the last time. Any thread may ask."""
+        for reference in self.iterators.valuerefs():
+            if (iterator := reference()) is not None:
+                iterator.count_delivered()
 
     def stop_idle_workers(self) -> None:
         """Ends the processes that no iterator uses."""

@@ -14,6 +14,7 @@ Guarantees:
 import contextlib
 import enum
 import functools
+import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, final
@@ -27,7 +28,9 @@ from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
+from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.pipeline.source_end import SourceEnded
+from millstream.loader.profile import Profile
 from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.state_of_plan import state_at
 from millstream.loader.threads.profiler import Profiler
@@ -35,6 +38,8 @@ from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.load import IteratorLook
+    from millstream.loader.showing.facts import LoaderFacts
+    from millstream.loader.showing.summary import Summary
 
 
 class Lifecycle(enum.Enum):
@@ -81,12 +86,16 @@ class DataLoaderIterator(ResumableIterator):
         stop_idle: Callable[[], None],
         *,
         passes: RepeatedPasses | None = None,
+        stall_timeout: float = math.inf,
+        facts: "Callable[[], LoaderFacts]",
     ) -> None:
         self._plan = plan
         self._stream = stream
         self._profiler = profiler
         self._make_executor = make_executor
         self._stop_idle = stop_idle
+        self._stall_timeout = stall_timeout
+        self._facts = facts
         # None once the iterator was moved: who does that knows where it is.
         self._passes = passes
         self._executor: Executor | None = None
@@ -95,6 +104,10 @@ class DataLoaderIterator(ResumableIterator):
         self._lifecycle = Lifecycle.IDLE
         self._reason = "call iter(loader) for a new one"
         self._step = 0
+        # The step up to which the profiler has counted what was delivered.
+        self._counted_step = 0
+        # False if a consumer outside of this one measures its own waits.
+        self._is_outermost = True
         # The position is `_start`, or that after output `_row - 1` of `_outputs` where any of those were delivered.
         self._start = plan.beginning
         self._outputs: Outputs | None = None
@@ -182,6 +195,33 @@ class DataLoaderIterator(ResumableIterator):
         values[row:stop] = [None] * (stop - row)
         return taken
 
+    def count_delivered(self) -> None:
+        """Has the profiler count what was delivered since the last time. Any thread may ask."""
+        # In one statement, without a call: nobody counts the same batches.
+        before, self._counted_step = self._counted_step, self._step
+        if self._is_outermost:
+            self._profiler.delivered(self._counted_step - before)
+
+    def describe_next(self) -> str:
+        """Returns the records of the next batch as text, for errors. Any thread may ask."""
+        block = self._position()[0].block
+        return self._plan.describe(Blocks(block, block + 1, 0))
+
+    @property
+    def is_outermost(self) -> bool:
+        """True if this iterator measures the consumer's waits."""
+        return self._is_outermost
+
+    def measured_outside(self) -> Callable[[], Profiler]:
+        """Has the caller measure the consumer's waits from now on; returns what gives the profiler for that."""
+        self._is_outermost = False
+        return lambda: self._profiler
+
+    @property
+    def stall_timeout(self) -> float:
+        """The number of seconds after which a wait for one batch is an error."""
+        return self._stall_timeout
+
     def look(self) -> "IteratorLook":
         """Returns what this iterator does now, for those who look from outside. Any thread may ask."""
         from millstream.loader.pipeline.load import IteratorLook  # noqa: PLC0415  (for those who look)
@@ -200,6 +240,22 @@ class DataLoaderIterator(ResumableIterator):
             at_hand=max(0, self._stop - self._row),
             load=load,
         )
+
+    def profile(self) -> Profile:
+        """Returns where the time of the loader's iterators has gone so far, as `DataLoader.profile` does."""
+        return Profile(self._profiler.read())
+
+    def summary(self) -> "Summary":
+        """Returns a table of where the time of the loader's iterators has gone so far, and advice in sentences."""
+        from millstream.loader.showing.summary import Summary  # noqa: PLC0415  (lazy: only people need it)
+
+        return Summary(self._facts())
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the measurements of the loader's iterators by stable names, as `DataLoader.metrics` does."""
+        from millstream.loader.showing.metrics import metrics_of  # noqa: PLC0415  (as above)
+
+        return metrics_of(self._facts())
 
     def worker_stacks(self) -> dict[int, str]:
         """Returns the stacks of the worker processes that work for this iterator, by process. Any thread may ask."""
@@ -341,7 +397,10 @@ class DataLoaderIterator(ResumableIterator):
 
     def _advance(self) -> bool:
         """Moves on to the next outputs; returns False at the end of the stream."""
-        start, is_first, before = time.perf_counter(), self._executor is None, self._outputs
+        self.count_delivered()
+        if not self._is_outermost:
+            return self._take_outputs()
+        start, is_first = time.perf_counter(), self._executor is None
         self._asked_at = start
         self._profiler.returned(self._left_at, start)
         try:
@@ -349,8 +408,7 @@ class DataLoaderIterator(ResumableIterator):
         finally:
             self._asked_at = None
             self._left_at = time.perf_counter()
-            outputs = None if self._outputs is before else self._outputs
-            self._profiler.waited(start, self._left_at, outputs, is_first=is_first)
+            self._profiler.waited(start, self._left_at, is_first=is_first)
 
     def _take_outputs(self) -> bool:
         if self._has_ended:
@@ -372,6 +430,8 @@ class DataLoaderIterator(ResumableIterator):
             first, stop = outputs.first, len(values)
             self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
             self._is_sound = True
+            if first < stop:
+                self._profiler.came(values[first])
         except BaseException as error:
             # The executor may be in any state: the next call begins with a new one, from the same position.
             self._end()
@@ -436,6 +496,7 @@ class DataLoaderIterator(ResumableIterator):
             self._left.discard(executor)
 
     def _leave(self) -> Executor | None:
+        self.count_delivered()
         # First: an exception from here on leaves the executor after outputs that are dropped, so it is not used again.
         self._is_sound = False
         self._start, self._outputs, self._values, self._row, self._stop = self._position(), None, [], 0, 0
@@ -463,7 +524,8 @@ class DataLoaderIterator(ResumableIterator):
     def _move(self, position: Position, step: int) -> None:
         """Goes to a position, while the iterator is marked as in use."""
         self._settle()
-        self._start, self._step, self._has_ended, self._passes = position, step, False, None
+        self._start, self._has_ended, self._passes = position, False, None
+        self._step = self._counted_step = step
 
     def _seek_by_counting(self, step: int) -> None:
         position, old_step = self._position(), self._step
@@ -473,6 +535,8 @@ class DataLoaderIterator(ResumableIterator):
             while self._step < step:
                 self._fetch()
                 self.__next__()
+                # It was made to be counted, and nobody gets it.
+                self._counted_step = self._step
         except StopIteration:
             there = self._step
             self._move(position, old_step)

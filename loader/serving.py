@@ -113,6 +113,7 @@ def _snapshot() -> dict[str, Any]:
 
 
 def _pipeline(number: int, execution: "Execution", before: LoaderFacts) -> dict[str, Any]:
+    execution.count_delivered()
     facts = facts_later(before, execution.profiler)
     measured = facts.measured
     references = execution.iterators.valuerefs()

@@ -1,6 +1,5 @@
 """Elements on a device before the training step asks for them."""
 
-import collections
 from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer
@@ -8,6 +7,7 @@ from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.further.working_ahead import ThreadPrefetchIterDataset
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.streams import as_stream
+from millstream.loader.device_iterator import DeviceIterator
 from millstream.loader.placement import Placement
 
 
@@ -57,43 +57,33 @@ class _PlacedIterDataset(IterDataset[Any]):
 
 @final
 class _PlacedIterator(DatasetIterator[Any]):
-    """Draws a few elements more than were asked for: JAX moves them while the training step computes."""
+    """Yields what a `DeviceIterator` does, with the names that iterators of datasets have."""
 
     def __init__(self, parent: DatasetIterator[Any], placement: Placement, buffer_size: int) -> None:
         super().__init__(parent)
-        self._placement = placement
-        self._buffer_size = buffer_size
-        # What `next` is to give or to raise, each with the state after it.
-        self._staged: collections.deque[tuple[Any, BaseException | None, Any]] = collections.deque()
-        self._state: Any = None
+        self._placed = DeviceIterator(parent, placement, max(1, buffer_size))
 
     def __next__(self) -> Any:
         """Returns the next element."""
         self._check_open()
-        self._fill(1)
-        element, error, self._state = self._staged.popleft()
-        if error is not None:
-            self._state = None
-            raise error
-        self._fill(self._buffer_size)
-        return element
+        return next(self._placed)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last element that was given: what is staged does not count."""
-        state: dict[str, Any] = self._parent.get_state() if self._state is None else self._state
+        """Returns the position after the last element that was yielded: what is staged does not count."""
+        state: dict[str, Any] = self._placed.get_state()
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Moves to a position."""
         self._check_open()
-        self._parent.set_state(state)
-        self._staged.clear()
-        self._state = None
+        self._placed.set_state(state)
 
-    def _fill(self, count: int) -> None:
-        while len(self._staged) < count and not (self._staged and self._staged[-1][1]):
-            try:
-                element, error = self._placement.put(next(self._parent)), None
-            except Exception as failure:  # noqa: BLE001  (it comes at its turn)
-                element, error = None, failure
-            self._staged.append((element, error, self._parent.get_state()))
+    def start_prefetch(self) -> None:
+        """Begins to put elements on the device."""
+        self._check_open()
+        self._placed.start_prefetch()
+
+    def close(self) -> None:
+        """Ends the thread that puts elements on the device, and what it draws from."""
+        self._placed.close()
+        super().close()

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Collection
-from typing import Any, ClassVar
+from typing import Any
 
 
 class Checkpointable:
@@ -12,7 +12,7 @@ class Checkpointable:
         states_are_bytes: whether its states are bytes; else they are dicts that JSON can hold.
     """
 
-    states_are_bytes: ClassVar[bool] = True
+    states_are_bytes: bool = True
 
     def start_prefetch(self) -> None:
         """Begins to work ahead in the background and returns at once."""

@@ -43,11 +43,11 @@ class ResumableIterator(Checkpointable, Closing):
         """Begins to work ahead in the background and returns at once."""
 
     @abc.abstractmethod
-    def get_state(self) -> bytes:
-        """Returns the position as a few hundred bytes of JSON, at once."""
+    def get_state(self) -> Any:
+        """Returns the position."""
 
     @abc.abstractmethod
-    def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
+    def set_state(self, state: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state."""
 
     @abc.abstractmethod

@@ -18,7 +18,6 @@ import numpy as np
 
 from millstream import tree
 from millstream.interruptions import is_from_signal_handler
-from millstream.loader.pipeline.outputs import Outputs
 from millstream.loader.pipeline.plan import KEYS, READ
 from millstream.loader.pipeline.requests import Blocks
 
@@ -111,25 +110,28 @@ class Profiler:
             if left_at is not None:
                 self._recorder.note_training(left_at, now)
 
-    def waited(self, start: float, stop: float, outputs: Outputs | None, *, is_first: bool) -> None:
-        """Takes note of what the consumer got, and for how long it waited.
+    def waited(self, start: float, stop: float, *, is_first: bool) -> None:
+        """Records a wait of the consumer.
 
         Args:
             start: since when.
             stop: until when.
-            outputs: what it got; None at the end, and for an error.
-            is_first: whether nothing was begun when it came.
+            is_first: True if nothing was begun when it came.
         """
         self._seconds[NEXT] += stop - start
         if self._recorder is not None:
             self._recorder.note_wait(start, stop)
         if is_first:
             self.first_seconds += stop - start
-        if outputs is None:
-            return
-        self.outputs += len(outputs.values) - outputs.first
-        if self.output_bytes is None and outputs.first < len(outputs.values):
-            self.output_bytes = _array_bytes(outputs.values[outputs.first])
+
+    def delivered(self, count: int) -> None:
+        """Counts outputs that the consumer got."""
+        self.outputs += count
+
+    def came(self, output: Any) -> None:
+        """Measures the first output of all."""
+        if self.output_bytes is None:
+            self.output_bytes = _array_bytes(output)
 
     def called(
         self,

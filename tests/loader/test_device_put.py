@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,8 @@ from worker_pools import at_most, environment, in_background
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 from millstream.loader import device_iterator
-from millstream.loader.threads import shared_threads
+from millstream.loader.placement import Placement
+from millstream.loader.threads import shared_threads, waiting
 from millstream.transforms import Batch
 
 pytestmark = pytest.mark.third_party
@@ -634,3 +636,125 @@ def test_devices_of_several_processes(tmp_path: Path) -> None:
         assert told["shapes"] == [(GLOBAL_BATCH,)] * 5
         assert told["step"] == 5
         assert told["refused"] == "device must have a part in this process"
+
+
+def straight() -> Any:
+    """Returns a chain that is read at random."""
+    return millstream.MapDataset.range(40).shuffle(seed=1).map(lambda number: number * 2).to_iter_dataset().batch(4)
+
+
+def mixed() -> Any:
+    """Returns a chain over a stream that is read in order."""
+    streams = [millstream.MapDataset.range(40).to_iter_dataset().filter(lambda number: number % 3) for _ in range(2)]
+    return millstream.IterDataset.mix(streams).batch(4)
+
+
+def limited() -> Any:
+    """Returns a stream whose iterator has no steps."""
+    return millstream.experimental.LimitIterDataset(straight(), 7)
+
+
+@pytest.mark.parametrize("chain", [straight, mixed, limited])
+@pytest.mark.parametrize("place", ["outermost", "in the chain"])
+def test_batches_of_chains_on_the_device(chain: Callable[[], Any], place: str) -> None:
+    """They are those of the chain, at each state too, and one that JAX refuses comes again: none is lost."""
+    expected = [batch.tolist() for batch in chain()]
+
+    def begin() -> Any:
+        if place == "outermost":
+            return millstream.device_put(iter(chain()))
+        return iter(millstream.experimental.device_put(chain(), jax.devices()[0]))
+
+    with begin() as batches:
+        states = [batches.get_state()]
+        for number, batch in enumerate(batches):
+            assert isinstance(batch, jax.Array)
+            assert batch.tolist() == expected[number]
+            states.append(batches.get_state())
+        assert len(states) == len(expected) + 1
+        for number, state in enumerate(states):
+            batches.set_state(state)
+            assert [batch.tolist() for batch in batches] == expected[number:]
+    if place == "outermost" and chain is not limited:
+        with begin() as batches:
+            next(batches)
+            assert batches.step == 1
+
+
+@pytest.mark.parametrize("place", ["outermost", "in the chain"])
+def test_a_batch_that_jax_refuses_once_comes_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX fails at one batch, for want of memory: the error comes at its turn, and then the batch."""
+    real, failures = Placement.put, [2]
+
+    def put(placement: Placement, batch: Any) -> Any:
+        if failures and batch[0] == 8 * failures[0]:
+            failures.pop()
+            raise RuntimeError("RESOURCE_EXHAUSTED")
+        return real(placement, batch)
+
+    monkeypatch.setattr(Placement, "put", put)
+    chain = millstream.MapDataset.range(40).map(lambda number: number * 2).to_iter_dataset().batch(4)
+    placed = millstream.experimental.device_put(chain, jax.devices()[0])
+    with iter(placed) if place == "in the chain" else millstream.device_put(iter(chain)) as batches:
+        got = [next(batches).tolist() for _ in range(2)]
+        with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+            next(batches)
+        got += [batch.tolist() for batch in batches]
+    assert got == [batch.tolist() for batch in chain]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_waits_that_are_reported_are_those_of_the_training_loop(workers: int) -> None:
+    """Metrics and profile agree with clocks of the test's own: not with those of the thread that stages batches."""
+    loader = loader_of(worker_count=workers)
+    waits, works = [], []
+    with millstream.device_put(iter(loader)) as batches:
+        next(batches)
+        left = time.perf_counter()
+        for _ in range(8):
+            asked = time.perf_counter()
+            next(batches)
+            got = time.perf_counter()
+            works.append(asked - left)
+            waits.append(got - asked)
+            left = got
+            sum(range(200_000))
+        for metrics in (batches.metrics(), loader.metrics()):
+            assert metrics["loader/wait_seconds"] == pytest.approx(sum(waits), abs=0.005)
+            assert metrics["loader/trainer_seconds"] == pytest.approx(sum(works), abs=0.005)
+            assert metrics["loader/batches"] == 9
+        assert batches.profile()["consumer"] == loader.profile()["consumer"]
+
+
+def test_a_device_that_never_takes_a_batch_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The wait for it is bounded: a line in the log, then an error with the records and the stack of the thread."""
+    released = threading.Event()
+
+    def stuck_on_the_device(*_: Any) -> None:
+        released.wait()
+
+    monkeypatch.setattr(Placement, "put", stuck_on_the_device)
+    monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.05)
+    monkeypatch.setattr(device_iterator, "LOOK_SECONDS", 0.0)
+    with millstream.device_put(iter(loader_of(stall_timeout=0.2))) as batches:
+        with pytest.raises(millstream.WorkerStalledError, match="stuck_on_the_device") as caught:
+            next(batches)
+        released.set()
+    assert "record" in str(caught.value)
+    assert any("finished nothing" in message for message in caplog.messages)
+
+
+def test_what_was_delivered_is_counted() -> None:
+    """What is fetched and not delivered does not count, neither while the iterator is there nor afterwards."""
+    loader = millstream.load(range(1000), num_epochs=1)
+    with iter(loader) as elements:
+        for _ in range(600):
+            next(elements)
+        assert elements.metrics()["loader/batches"] == loader.metrics()["loader/batches"] == 600
+        elements.seek(3)
+        next(elements)
+    assert loader.metrics()["loader/batches"] == 601
+    assert len(list(loader)) == 1000
+    assert loader.metrics()["loader/batches"] == 1601
