@@ -59,11 +59,12 @@ class EmptyEpochs:
         elif noted.blocks >= noted.epochs * self._plan.blocks_per_epoch:
             import logging  # noqa: PLC0415  (takes long to import)
 
+            num_records = self._plan.pipeline.order.num_records or len(self._plan.pipeline.source)
             logging.getLogger("millstream").warning(
-                "millstream: %s let nothing through in %s: none of %d records. "
-                "It keeps reading until something passes, or until the stream ends.",
+                "millstream: %s dropped all %d records of %s. "
+                "Reading continues until a record passes, or until the stream ends.",
                 noted.filters,
-                "a whole epoch" if noted.epochs == 1 else f"{noted.epochs} epochs",
-                noted.blocks * self._plan.partition.block,
+                min(noted.blocks * self._plan.partition.block, noted.epochs * num_records),
+                "an epoch" if noted.epochs == 1 else f"{noted.epochs} epochs",
             )
             noted.epochs *= EPOCHS_BETWEEN

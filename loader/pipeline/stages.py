@@ -82,7 +82,9 @@ def compile_stages(
     labels, number, random_number, shuffle_number = pipeline.labels, 0, 0, 0
     maker: str | None = None
     for stage, group in enumerate(groups):
-        steps, filters = [], []
+        steps: list[Step] = []
+        filters: list[str] = []
+        own_filters: list[str] = []
         grouping = group[0] if stages and isinstance(group[0], Grouping) else None
         unit = None if grouping is None else grouping.unit
         next_one = groups[stage + 1][0] if stage + 1 < len(groups) else None
@@ -106,7 +108,7 @@ def compile_stages(
                     components=pipeline.components,
                 )
                 if not operation.keeps_count:
-                    filters.append(labels[number])
+                    (filters if operation.is_between else own_filters).append(labels[number])
             steps.append(watch(labels[number], step))
             maker = maker if isinstance(operation, Filter) else labels[number]
             number += 1
@@ -121,7 +123,8 @@ def compile_stages(
                 steps=tuple(steps),
                 grouping=grouping,
                 num_record_steps=gathering[0] if gathering else len(steps),
-                filters=tuple(filters),
+                # If the user's own ones drop something, the others need not be named.
+                filters=tuple(own_filters or filters),
                 unit=unit,
                 divides_units=divides_units,
                 runs_user_code=not (stages and len(group) == 1 and _only_copies(group[0])),

@@ -1,8 +1,10 @@
 """A Filter that keeps nothing is named in the log, at growing intervals; one that keeps something never is."""
 
 import logging
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 import millstream
@@ -52,8 +54,9 @@ def test_a_filter_that_keeps_nothing_is_named_once_in_ten_times_as_many_epochs(
 
     assert [batch.tolist() for batch in outputs] == [[30_000, 30_001, 30_002, 30_003], [30_004, 30_005, 30_006, 30_007]]
     assert len(lines) == 3
-    for line, epochs in zip(lines, ["a whole epoch", "10 epochs", "100 epochs"], strict=True):
-        assert line.startswith("millstream: operations[1], Filter(<lambda>) let nothing through in " + epochs)
+    for line, epochs in zip(lines, [("100", "an epoch"), ("1000", "10 epochs"), ("10000", "100 epochs")], strict=True):
+        said = f"millstream: operations[1], Filter(<lambda>) dropped all {epochs[0]} records of {epochs[1]}."
+        assert line.startswith(said)
 
 
 @EXECUTORS
@@ -70,7 +73,25 @@ def test_a_stream_that_ends_without_an_output_says_so_once(
     ):
         lines, outputs = lines_of(caplog, *operations, num_epochs=1, **options)
         assert (len(lines), outputs) == (1, [])
-        assert "in a whole epoch: none of " in lines[0]
+        assert re.search(r"dropped all (100|98) records of an epoch", lines[0])
+
+
+def test_a_chain_names_the_operations_that_its_user_wrote(caplog: pytest.LogCaptureFixture) -> None:
+    """Steps that a chain adds, and packers, which drop nothing, are not named; the records are those of an epoch."""
+    documents = [{"tokens": np.arange(3)}] * 50
+    for tail, name in (
+        (lambda chain: chain.batch(4), "operations[0], Filter(<lambda>)"),
+        (
+            lambda chain: chain.apply(millstream.FirstFitPack({"tokens": 8}, num_packing_bins=2)),
+            "operations[0], Filter(<lambda>)",
+        ),
+    ):
+        caplog.clear()
+        chain = millstream.MapDataset.source(documents).repeat(3).to_iter_dataset().filter(lambda _: False)
+        with caplog.at_level(logging.WARNING, "millstream"):
+            assert list(tail(chain)) == []
+        assert len(caplog.messages) == 1
+        assert caplog.messages[0].startswith(f"millstream: {name} dropped all 50 records of an epoch.")
 
 
 @EXECUTORS
