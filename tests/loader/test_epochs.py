@@ -8,7 +8,7 @@ import pytest
 
 import millstream
 from millstream.samplers import HierarchicalSampler, PackingSampler
-from millstream.transforms import RandomMap
+from millstream.transforms import Pack, RandomMap
 
 RECORDS = 10
 
@@ -79,6 +79,7 @@ def test_epochs_of_other_orders() -> None:
     packed = millstream.DataLoader(
         data_source=[{"t": np.full(length, length)} for length in lengths],
         sampler=PackingSampler(lengths, row_length=10, seed=0),
+        operations=[Pack({"t": 10})],
     )
     assert [sum(int((row["t"] > 0).sum()) for row in batches) for _, batches in packed.epochs(2)] == [20, 20]
     parts = [
