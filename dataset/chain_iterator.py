@@ -22,7 +22,6 @@ from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.state import LoaderState, Stream
-from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -30,7 +29,6 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.state_of_plan import place_at, stream_of
 from millstream.loader.threads.front import CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.profiler import Profiler
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.present import AbsentElement, Present
@@ -46,7 +44,6 @@ class EngineIterator(ShownIterator):
         parents: the iterators that this one draws from.
     """
 
-    _inner: DataLoaderIterator
     _options: tuple[MultiprocessingOptions, ReadOptions]
 
     def __next__(self) -> Any:
@@ -73,34 +70,6 @@ class EngineIterator(ShownIterator):
         except AbsentElement as hole:
             self._change_plan(hole)
         return self._inner.take(most)
-
-    @property
-    def step(self) -> int:
-        """The number of elements yielded since the beginning of the stream."""
-        return self._inner.step
-
-    @property
-    def epoch(self) -> int | None:
-        """The epoch that the next element begins in, from 0; None if the elements have no epochs."""
-        return self._inner.epoch
-
-    @property
-    def stall_timeout(self) -> float:
-        """The number of seconds after which a wait for one element is an error."""
-        return self._inner.stall_timeout
-
-    def measured_outside(self) -> Callable[[], Profiler]:
-        """Has the caller measure the consumer's waits from now on; returns what gives the profiler for that."""
-        self._inner.measured_outside()
-        return lambda: self._execution.profiler
-
-    def interrupt(self) -> None:
-        """Ends all work ahead and keeps the position. Another thread that waits in `next` gets a ValueError."""
-        self._inner.interrupt()
-
-    def batches_after(self, step: int) -> int:
-        """Returns the number of elements after the first `step` ones; TypeError if it is not known."""
-        return self._inner.batches_after(step)
 
     def start_prefetch(self) -> None:
         """Begins to read ahead in the background, where threads or processes do, and returns at once."""

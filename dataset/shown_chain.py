@@ -1,9 +1,11 @@
 """What the iterator of a chain shows of itself: as a loader does, without the steps that are there for its own sake."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.profile import Profile
@@ -20,6 +22,35 @@ class ShownIterator(DatasetIterator[Any]):
     """An iterator that says where its time goes, and what would make it faster."""
 
     _execution: Execution
+    _inner: DataLoaderIterator
+
+    @property
+    def step(self) -> int:
+        """The number of elements yielded since the beginning of the stream."""
+        return self._inner.step
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that the next element begins in, from 0; None if the elements have no epochs."""
+        return self._inner.epoch
+
+    @property
+    def stall_timeout(self) -> float:
+        """The number of seconds after which a wait for one element is an error."""
+        return self._inner.stall_timeout
+
+    def measured_outside(self) -> Callable[[], Profiler]:
+        """Has the caller measure the consumer's waits from now on; returns what gives the profiler for that."""
+        self._inner.measured_outside()
+        return lambda: self._execution.profiler
+
+    def interrupt(self) -> None:
+        """Ends all work ahead and keeps the position. Another thread that waits in `next` gets a ValueError."""
+        self._inner.interrupt()
+
+    def batches_after(self, step: int) -> int:
+        """Returns the number of elements after the first `step` ones; TypeError if it is not known."""
+        return self._inner.batches_after(step)
 
     def profile(self) -> Profile:
         """Returns where the time of this iterator has gone so far: a dict of seconds by stage; printed, a table."""
