@@ -91,6 +91,7 @@ def _measured(profiler: Profiler, seconds: Mapping[str, float]) -> Measured:
         wait_seconds=max(0.0, seconds[NEXT] - profiler.first_seconds),
         trainer_seconds=seconds[CONSUMER],
         batch_bytes=profiler.output_bytes,
+        core_seconds=profiler.core_seconds or None,
         deaths=profiler.deaths,
         stalls=profiler.stalls,
     )

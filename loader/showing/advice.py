@@ -203,12 +203,33 @@ def _more_workers(facts: LoaderFacts) -> str:
     cores, needed = facts.num_cores, _needed_cores(facts)
     has = f"this machine has {count_text(cores, 'core')}"
     if facts.num_workers >= cores:
-        return f"{has}, all at work: make it cheaper, or move work to the device."
+        used = _used_cores(facts)
+        if used is None or used >= COMFORTABLE * cores:
+            return f"{has}, all at work: make it cheaper, or move work to the device."
+        return (
+            f"{_workers_text(facts, _workers_for_waiting(facts, used))} would shorten the waits, because the workers "
+            f"wait themselves: {has}, of which they use {used:.1f}."
+        )
     if needed <= cores:
         return f"{_workers_text(facts, max(needed, facts.num_workers + 1))} would hide it; {has}."
     if cores == 1:
         return f"{has}: make it cheaper, or move work to the device."
     return f"{_workers_text(facts, cores)} would shorten the waits; {has}."
+
+
+def _used_cores(facts: LoaderFacts) -> float | None:
+    """Returns how many cores the workers used on average; None if that was not measured."""
+    if facts.measured.core_seconds is None or not facts.pipeline_seconds:
+        return None
+    share = min(1.0, facts.measured.core_seconds / facts.pipeline_seconds)
+    return share * min(_busy(facts), 1.0) * facts.num_workers
+
+
+def _workers_for_waiting(facts: LoaderFacts, used: float) -> int:
+    """Returns how many workers would hide their own waits: as many as are needed, or as the cores suffice for."""
+    needed = math.ceil(facts.pipeline_seconds / max(facts.measured.trainer_seconds, 1e-9))
+    most = min(MORE_ACTORS * facts.num_workers, int(facts.num_cores * facts.num_workers / max(used, 1e-9)))
+    return max(facts.num_workers + 1, min(needed, most))
 
 
 def _more_actors(facts: LoaderFacts) -> str:

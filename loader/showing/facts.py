@@ -109,6 +109,7 @@ class Measured:
         batch_bytes: how large the arrays of the first batch were; None before there is one.
         deaths: how many worker processes died and were replaced.
         stalls: how often a worker made no progress for so long that it was reported.
+        core_seconds: the seconds in which worker processes had a core; None if that was not measured.
     """
 
     batches: int = 0
@@ -118,6 +119,7 @@ class Measured:
     batch_bytes: int | None = None
     deaths: int = 0
     stalls: int = 0
+    core_seconds: float | None = None
 
     @property
     def seconds(self) -> float:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Times: TypeAlias = Sequence[float]
-"""The seconds of all stages, in their order."""
+"""The seconds of all stages, in their order, and those in which the process had a core."""
 
 HAND_OVER = "hand-over"
 NEXT = "next"
@@ -55,6 +55,7 @@ class Profiler:
         outputs: how many outputs the consumer got.
         first_seconds: how long it waited for the first ones of each pass.
         output_bytes: how large the arrays of the very first one were; None before.
+        core_seconds: the seconds in which worker processes had a core; less than they worked if they waited or slept.
         deaths: how many worker processes died.
         stalls: how often one made no progress for so long that it was reported.
         events: the last of these.
@@ -66,6 +67,8 @@ class Profiler:
         self.outputs = 0
         self.first_seconds = 0.0
         self.output_bytes: int | None = None
+        self.core_seconds = 0.0
+        self._cores_since = time.process_time()
         self.deaths = 0
         self.stalls = 0
         self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
@@ -156,7 +159,7 @@ class Profiler:
         self.add_all(stages)
         if self._recorder is not None and process is not None:
             span = None if blocks is None else (blocks.start, blocks.stop - 1)
-            spent = tuple(zip(self._names, stages, strict=True))
+            spent = tuple(zip(self._names, stages, strict=False))
             self._recorder.note_call(process, begun, seconds, span, spent, actor=actor)
 
     def died(self, text: str) -> None:
@@ -177,14 +180,18 @@ class Profiler:
         return dict(self._seconds)
 
     def take(self) -> tuple[float, ...]:
-        """Returns the seconds of all stages in order, and begins at zero again."""
+        """Returns the seconds of all stages in order, and those with a core, and begins at zero again."""
         taken, self._seconds = self._seconds, dict.fromkeys(self._names, 0.0)
-        return tuple(taken.values())
+        now = time.process_time()
+        since, self._cores_since = self._cores_since, now
+        return *taken.values(), now - since
 
     def add_all(self, seconds: Sequence[float]) -> None:
         """Adds what `take` has returned, in another process, of the same pipeline."""
-        for stage, spent in zip(self._names, seconds, strict=True):
+        *stages, with_core = seconds
+        for stage, spent in zip(self._names, stages, strict=True):
             self.add(stage, spent)
+        self.core_seconds += with_core
 
 
 def _array_bytes(value: Any) -> int:

@@ -1,6 +1,7 @@
 """Each advice comes where its numbers call for it, with these numbers, and stays away where they do not."""
 
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import millstream
 from millstream.loader.showing.advice import advice_of
 from millstream.loader.showing.facts import LoaderFacts, Place
 from millstream.loader.threads.front import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, Front
+from millstream.loader.threads.options import available_cores
 
 
 def kinds(facts: LoaderFacts) -> list[str]:
@@ -66,6 +68,12 @@ def test_no_more_workers_than_cores_are_recommended() -> None:
     assert "worker_count=4 would shorten the waits; this machine has 4 cores." in text_of(facts, "bottleneck")
     facts = facts_of_run(augment=40.0, waits=9.0, trains=1.0, workers=4, cores=4)
     assert "all at work" in text_of(facts, "bottleneck")
+    for core_seconds, advised in ((38.0, None), (4.0, "worker_count=16"), (14.0, "worker_count=11")):
+        facts = facts_of_run(augment=40.0, waits=9.0, trains=1.0, workers=4, cores=4, core_seconds=core_seconds)
+        text = text_of(facts, "bottleneck")
+        # Workers that sleep or wait for a store leave their cores idle.
+        assert ("all at work" in text) == (advised is None)
+        assert advised is None or advised in text
     facts = facts_of_run(augment=9.0, waits=9.0, trains=1.0, cores=1)
     assert "worker_count" not in text_of(facts, "bottleneck")
 
@@ -340,3 +348,22 @@ def test_slow_units_are_not_answered_with_workers(workers: int, *, is_global_shu
     assert ("window_units=7" in texts["units"]) == is_global_shuffle
     assert "worker_count" not in " ".join(texts.values())
     assert "units" not in kinds(with_source(facts, window_units=None))
+
+
+def test_advice_tells_workers_that_sleep_from_workers_that_compute() -> None:
+    """As many workers as cores: where they sleep, more of them are advised; the cores that they use are measured."""
+    cores = available_cores()
+    with millstream.load(range(40 * cores), num_epochs=1, transformations=[sleep], worker_count=cores) as loader:
+        list(loader)
+        facts = loader._facts()
+    assert facts.measured.core_seconds is not None
+    assert facts.measured.core_seconds < 0.7 * facts.pipeline_seconds
+    (advice,) = [advice.text for advice in loader.summary().advice if advice.kind == "bottleneck"]
+    assert "all at work" not in advice
+    assert "would shorten the waits, because the workers wait themselves" in advice
+
+
+def sleep(number: int) -> int:
+    """Returns the number, after a wait without a core."""
+    time.sleep(0.01)
+    return number
