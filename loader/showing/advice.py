@@ -148,7 +148,7 @@ def read_ahead(facts: LoaderFacts) -> Advice | None:
             f"{takes}, and nothing is read ahead: {facts.front.reading.format('ReadOptions()')} has threads read while "
             "the trainer works.",
         )
-    further = f"ReadOptions(num_threads={facts.num_threads}, prefetch_buffer_size={_doubled(facts.records_ahead)})"
+    further = f"ReadOptions(num_threads={facts.num_threads}, prefetch_buffer_size={max(1000, 2 * facts.records_ahead)})"
     return Advice(
         "read_further_ahead",
         f"{takes}, at most {count_text(facts.records_ahead, 'record')} ahead. If the storage is far away, read further "
@@ -184,7 +184,7 @@ def bottleneck(facts: LoaderFacts) -> Advice | None:
     if slowest.kind is Kind.HAND_OVER or (slowest.place is Place.TRAINER and _is_done_elsewhere(facts, slowest)):
         # Other advice is about that.
         return None
-    if facts.num_workers and _busy(facts) < IDLE:
+    if facts.num_workers and facts.busy_share < IDLE:
         buffers = facts.front.buffers.format(workers=facts.num_workers, buffer=2 * facts.worker_buffer)
         return Advice(
             "uneven",
@@ -203,7 +203,7 @@ def _more_workers(facts: LoaderFacts) -> str:
     cores, needed = facts.num_cores, _needed_cores(facts)
     has = f"this machine has {count_text(cores, 'core')}"
     if facts.num_workers >= cores:
-        used = _used_cores(facts)
+        used = facts.used_cores
         if used is None or used >= COMFORTABLE * cores:
             return f"{has}, all at work: make it cheaper, or move work to the device."
         return (
@@ -215,14 +215,6 @@ def _more_workers(facts: LoaderFacts) -> str:
     if cores == 1:
         return f"{has}: make it cheaper, or move work to the device."
     return f"{_workers_text(facts, cores)} would shorten the waits; {has}."
-
-
-def _used_cores(facts: LoaderFacts) -> float | None:
-    """Returns how many cores the workers used on average; None if that was not measured."""
-    if facts.measured.core_seconds is None or not facts.pipeline_seconds:
-        return None
-    share = min(1.0, facts.measured.core_seconds / facts.pipeline_seconds)
-    return share * min(_busy(facts), 1.0) * facts.num_workers
 
 
 def _workers_for_waiting(facts: LoaderFacts, used: float) -> int:
@@ -292,7 +284,7 @@ def idle_workers(facts: LoaderFacts) -> Advice | None:
     if facts.num_workers < 2:
         return None
     enough = max(1, math.ceil(facts.pipeline_seconds / (COMFORTABLE * facts.measured.seconds)))
-    if _busy(facts) >= IDLE or enough >= facts.num_workers:
+    if facts.busy_share >= IDLE or enough >= facts.num_workers:
         return None
     return Advice(
         "idle_workers",
@@ -314,13 +306,8 @@ def trouble(facts: LoaderFacts) -> Advice | None:
     return Advice("trouble", f"{text[0].upper()}{text[1:]}: the log of `millstream` says at which records, and why.")
 
 
-def _busy(facts: LoaderFacts) -> float:
-    """Returns which part of the time the workers worked, 0 … 1."""
-    return facts.pipeline_seconds / (facts.num_workers * facts.measured.seconds)
-
-
 def _worked_text(facts: LoaderFacts) -> str:
-    return f"The {count_text(facts.num_workers, facts.front.worker)} worked {share_text(_busy(facts))} of the time"
+    return f"The {count_text(facts.num_workers, facts.front.worker)} worked {share_text(facts.busy_share)} of the time"
 
 
 def _is_large(facts: LoaderFacts, stage: StageFacts) -> bool:
@@ -339,7 +326,3 @@ def _is_copied_by_trainer(facts: LoaderFacts, stage: StageFacts) -> bool:
 def _size_text(facts: LoaderFacts) -> str:
     size = facts.measured.batch_bytes
     return "" if size is None else f", {bytes_text(size)} each"
-
-
-def _doubled(records: int) -> int:
-    return max(1000, 2 * records)

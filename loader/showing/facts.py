@@ -167,6 +167,19 @@ class LoaderFacts:
         """What all parts of the work took together."""
         return sum(stage.seconds for stage in self.stages)
 
+    @property
+    def busy_share(self) -> float:
+        """The share of the time in which the workers worked, 0 … 1, if there are any."""
+        return self.pipeline_seconds / (self.num_workers * self.measured.seconds)
+
+    @property
+    def used_cores(self) -> float | None:
+        """The number of cores that the workers used on average; None if that was not measured."""
+        if self.measured.core_seconds is None or not self.pipeline_seconds:
+            return None
+        share = min(1.0, self.measured.core_seconds / self.pipeline_seconds)
+        return share * min(self.busy_share, 1.0) * self.num_workers
+
     def share(self, stage: StageFacts) -> float:
         """Returns which part of the work's time one part took, 0 … 1."""
         return stage.seconds / self.pipeline_seconds if self.pipeline_seconds else 0.0
