@@ -217,7 +217,7 @@ def _() -> None:
     loader = grain.load(Squares())
     with iter(loader) as iterator, iter(loader) as resumed:
         next(iterator)
-        resumed.set_state(iterator.get_state())
+        resumed.load_state_dict(iterator.state_dict())
         assert next(resumed) == next(iterator) == 1
 
 

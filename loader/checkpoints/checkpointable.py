@@ -4,6 +4,8 @@ import json
 from collections.abc import Awaitable, Collection
 from typing import Any
 
+from millstream.errors import CheckpointError
+
 
 class Checkpointable:
     """An iterator with `get_state`, `set_state` and `start_prefetch`, which Orbax's newer interface takes as it is.
@@ -17,6 +19,20 @@ class Checkpointable:
     def start_prefetch(self) -> None:
         """Begins to work ahead in the background and returns at once."""
         raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in a dict, `{"state": get_state()}`, for what saves PyTorch's `Stateful` objects."""
+        return {"state": _as_any(self).get_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Moves to the position in a dict that `state_dict` returned.
+
+        Raises:
+            CheckpointError: it is not such a dict, or its state is of another stream. The iterator is as it was.
+        """
+        if not isinstance(state_dict, dict) or state_dict.keys() != {"state"}:
+            raise CheckpointError("The dict is not one that state_dict() returned: it must have the key 'state' alone.")
+        _as_any(self).set_state(state_dict["state"])
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Saves the position as it is now, for Orbax's newer interface (`StatefulCheckpointable`).

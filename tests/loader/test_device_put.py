@@ -758,3 +758,22 @@ def test_what_was_delivered_is_counted() -> None:
     assert loader.metrics()["loader/batches"] == 601
     assert len(list(loader)) == 1000
     assert loader.metrics()["loader/batches"] == 1601
+
+
+@pytest.mark.parametrize("make", [loader_of, straight, mixed, limited])
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_every_iterator_is_stateful(make: Callable[[], Any], is_on_device: bool) -> None:
+    """PyTorch's protocol: a dict is the position of loaders', chains' and device iterators; another is refused."""
+
+    def begin() -> Any:
+        return millstream.device_put(iter(make())) if is_on_device else iter(make())
+
+    with begin() as batches, begin() as resumed:
+        next(batches)
+        saved = batches.state_dict()
+        resumed.load_state_dict(saved)
+        for wrong in ({}, {"state": None, "more": 1}, saved["state"]):
+            with pytest.raises(millstream.CheckpointError):
+                resumed.load_state_dict(wrong)
+        assert resumed.state_dict() == saved
+        assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in batches]
