@@ -703,27 +703,45 @@ def test_a_batch_that_jax_refuses_once_comes_again(place: str, monkeypatch: pyte
     assert got == [batch.tolist() for batch in chain]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_the_waits_that_are_reported_are_those_of_the_training_loop(workers: int) -> None:
-    """Metrics and profile agree with clocks of the test's own: not with those of the thread that stages batches."""
-    loader = loader_of(worker_count=workers)
-    waits, works = [], []
-    with millstream.device_put(iter(loader)) as batches:
-        next(batches)
-        left = time.perf_counter()
-        for _ in range(8):
-            asked = time.perf_counter()
+def test_the_waits_that_are_reported_are_those_of_the_training_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of the test's own, 2 s of waiting for each batch and 1 s of training: the metrics are just these."""
+    real, main = Placement.put, threading.get_ident()
+    is_waiting, clock, num_looks = threading.Event(), [0.0], [0]
+
+    def perf_counter() -> float:
+        if threading.get_ident() == main:
+            # Every other time, `next` begins.
+            num_looks[0] += 1
+            if num_looks[0] % 2:
+                is_waiting.set()
+        return clock[0]
+
+    def put(placement: Placement, batch: Any) -> Any:
+        assert is_waiting.wait(WAIT_SECONDS)
+        is_waiting.clear()
+        clock[0] += 2.0
+        return real(placement, batch)
+
+    loader = loader_of()
+    with millstream.device_put(iter(loader), buffer_size=1) as batches:
+        monkeypatch.setattr(Placement, "put", put)
+        monkeypatch.setattr(time, "perf_counter", perf_counter)
+        for _ in range(9):
             next(batches)
-            got = time.perf_counter()
-            works.append(asked - left)
-            waits.append(got - asked)
-            left = got
-            sum(range(200_000))
+            clock[0] += 1.0
+        monkeypatch.undo()
+        # The last second is not over before the next call.
+        expected = {
+            "batches": 9,
+            "first_wait_seconds": 2,
+            "wait_seconds": 16,
+            "trainer_seconds": 8,
+            "wait_share": 2 / 3,
+        }
         for metrics in (batches.metrics(), loader.metrics()):
-            assert metrics["loader/wait_seconds"] == pytest.approx(sum(waits), abs=0.005)
-            assert metrics["loader/trainer_seconds"] == pytest.approx(sum(works), abs=0.005)
-            assert metrics["loader/batches"] == 9
-        assert batches.profile()["consumer"] == loader.profile()["consumer"]
+            assert {name: metrics[f"loader/{name}"] for name in expected} == expected
+        assert batches.profile()["consumer"] == loader.profile()["consumer"] == 8
+        is_waiting.set()
 
 
 def test_a_device_that_never_takes_a_batch_is_an_error(
