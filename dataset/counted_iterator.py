@@ -6,6 +6,11 @@ from typing import Any, final
 
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
+from millstream.loader.checkpoints.description import Description
+from millstream.loader.checkpoints.envelope import Check, is_dict, is_number, sealed, unsealed
+
+_KIND = "a stream whose elements are counted"
 
 
 @final
@@ -13,14 +18,21 @@ class CountedIterator(DatasetIterator[Any]):
     """An iterator without states: its position is how many elements it has yielded.
 
     Args:
-        name: what to call it in errors.
+        dataset: whose iterator it is.
         begin: returns the iterator at its beginning.
         first: what it has returned the first time.
     """
 
-    def __init__(self, name: str, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
+    def __init__(self, dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
         super().__init__()
-        self.name = name
+        self.name = type(dataset).__name__
+        own = {name: value for name, value in dataset.__getstate__().items() if name != "_parents"}
+        found = Description()
+        found.identity["stream"] = self.name
+        found.add_code("stream", type(dataset))
+        for name, value in own.items():
+            found.add(f"stream.{name}", value, is_content=True)
+        self._described = {"words": found.identity, "content": found.content}
         self._begin = begin
         self._iterator = first
         self._count = 0
@@ -44,23 +56,37 @@ class CountedIterator(DatasetIterator[Any]):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the number of elements."""
-        return {"count": self._count}
+        return sealed(_KIND, {"count": self._count, **self._described}, {})
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Begins again, and drops as many elements."""
         self._check_open()
-        if not isinstance(state, dict) or state.keys() != {"count"}:
-            raise CheckpointError(f"The state is not that of an iterator whose elements are counted: {state!r}.")
-        self._restart(state["count"])
+        own: dict[str, Check] = {"count": is_number}
+        if is_dict(state) and "words" in state:
+            own |= {"words": is_dict, "content": is_dict}
+        checked = unsealed(state, _KIND, own, {})
+        self._compare(checked)
+        before = self._count
+        self._restart(checked["count"])
+        if self._count < checked["count"]:
+            there, self._has_failed = self._count, True
+            self._count = before
+            raise CheckpointError(f"The state is after {checked['count']} elements of {self.name}, which has {there}.")
+
+    def _compare(self, saved: dict[str, Any]) -> None:
+        here = self._described
+        if (words := saved.get("words", here["words"])) != here["words"]:
+            raise CheckpointError(f"The state belongs to another stream: saved {words}, here {here['words']}.")
+        if changes := differences(saved.get("content", here["content"]), here["content"]):
+            warn_of_changes(changes)
 
     def _restart(self, count: int) -> None:
         """Begins again, and drops the first elements."""
         self._has_failed = True
         self.close_iterator()
         self._iterator = self._begin()
-        for _ in itertools.islice(self._iterator, count):
-            pass
-        self._count, self._has_failed = count, False
+        there = sum(1 for _ in itertools.islice(self._iterator, count))
+        self._count, self._has_failed = there, False
 
     def close(self) -> None:
         """Closes the iterator, where it can be closed."""

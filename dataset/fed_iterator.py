@@ -2,12 +2,12 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
 import numpy as np
 
-from millstream.dataset.chain_iterator import EngineIterator
+from millstream.dataset.chain_iterator import EngineIterator, decoded
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.drawing import drawn_from, move_to, noted_state
@@ -15,6 +15,8 @@ from millstream.dataset.nodes.in_order import InOrder
 from millstream.dataset.running import Running
 from millstream.errors import CheckpointError
 from millstream.interruptions import cannot_wait
+from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import LoaderState
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements, Origins
@@ -42,6 +44,9 @@ class Fed:
     def fingerprint(self) -> str:
         """Returns that it is a stream: its own state says which."""
         return "a stream"
+
+
+_KIND = "a chain after a stream"
 
 
 @final
@@ -86,7 +91,7 @@ class FedIterator(EngineIterator):
         """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
         made = json.loads(self._inner.get_state())
         first, state = self._feed.kept_before(made["places"][0]["position"] // self.block)
-        return {"made": made, "block": first, "stream": state()}
+        return sealed(_KIND, {"block": first}, {"made": made, "stream": state()})
 
     def state_of(self, position: Position, step: int, block: int, state: dict[str, Any]) -> dict[str, Any]:
         """Returns the state at a position.
@@ -98,25 +103,34 @@ class FedIterator(EngineIterator):
             state: that of the stream at its beginning.
         """
         made = json.loads(state_at(position, step, self._execution.plan, self.words).encode())
-        return {"made": made, "block": block, "stream": state}
+        return sealed(_KIND, {"block": block}, {"made": made, "stream": state})
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state.
+
+        Args:
+            state: what `get_state` returned, here or on any iterator over the same chain, for any threads and workers.
+            allow: differences of the operations after the stream to accept on purpose: "operations", or paths within.
+            strict: whether to refuse the state, too, if their content has changed.
 
         Raises:
             CheckpointError: the state is unreadable or of another chain.
             ValueError: the iterator is closed.
         """
         self._check_open()
-        if not isinstance(state, dict) or state.keys() != {"made", "block", "stream"}:
-            raise CheckpointError(f"The state is not one of a chain after a stream: {state!r}.")
-        before = self._inner.get_state()
-        self._inner.set_state(json.dumps(state["made"]).encode())
+        state = unsealed(state, _KIND, {"block": is_number}, {"made": is_dict, "stream": is_anything})
+        before, saved = self._inner.get_state(), decoded(state["made"])
+        self._inner.set_state(saved.encode(), allow=allow, strict=strict)
         try:
+            self._check_block(state["block"], saved)
             self._feed.restore(state["block"], lambda: state["stream"])
         except BaseException:
             self._inner.set_state(before)
             raise
+
+    def _check_block(self, block: int, saved: LoaderState) -> None:
+        if block > saved.places[0].position // self.block:
+            raise CheckpointError("The state cannot be read: its stream is ahead of it. Give an unchanged one.")
 
     def start_prefetch(self) -> None:
         """Begins to work ahead, here or, where nothing does here, below.
@@ -183,4 +197,4 @@ def with_states(dataset: Any) -> DatasetIterator[Any]:
     iterator: DatasetIterator[Any] = iter(dataset)
     if type(iterator).get_state is not DatasetIterator.get_state:
         return iterator
-    return CountedIterator(type(dataset).__name__, lambda: iter(dataset), iterator)
+    return CountedIterator(dataset, lambda: iter(dataset), iterator)

@@ -393,7 +393,7 @@ def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], Data
         iterator = own(self)
         if isinstance(iterator, DatasetIterator):
             return iterator
-        return CountedIterator(type(self).__name__, lambda: own(self), iter(iterator))
+        return CountedIterator(self, lambda: own(self), iter(iterator))
 
     return begin
 

@@ -12,8 +12,9 @@ from millstream.dataset.drawing import Drawn, DrawnIterator, drawn_from, noted_s
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.recovering_iterator import KEPT_ELEMENTS, RecoveringIterator
 from millstream.dataset.running import Shared
-from millstream.dataset.streams import checked_state, move_all, opened_below
+from millstream.dataset.streams import move_all, opened_below
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, is_list, is_number, sealed, unsealed
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 
 LOOK_AHEAD = 1024
@@ -42,6 +43,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._streams = streams
         self._shared = shared
         self._names = names
+        self._weights = weights
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).parts
         self._position = 0
         self._ended = self._is_reading = False
@@ -149,16 +151,28 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
 
     def _state_of(self, states: list[Any], position: int, *, ended: bool) -> dict[str, Any]:
         parents = states if self._names is None else dict(zip(self._names, states, strict=True))
-        return {"parents": parents, "position": position, "ended": ended}
+        own = {"position": position, "ended": ended} | ({"weights": list(self._weights)} if self._names is None else {})
+        return sealed("a mixture", own, {"parents": parents})
 
     def _move(self, state: dict[str, Any]) -> None:
         """Moves to a position. By name, streams that it does not know start from the beginning."""
-        checked = checked_state(state, {"parents", "position", "ended"}, "a mixture")
+        own: dict[str, Check] = {"position": is_number, "ended": is_flag}
+        # Datasets that go by name may get other weights, which are those of what follows.
+        if self._names is None and isinstance(state, Mapping) and "weights" in state:
+            own["weights"] = is_list
+        checked = unsealed(state, "a mixture", own, {"parents": is_anything})
         saved = checked["parents"]
+        if (weights := checked.get("weights")) is not None and tuple(weights) != self._weights:
+            raise CheckpointError(
+                f"The state is of a mixture with other weights: saved {tuple(weights)}, here {self._weights}. Build it "
+                "as it was saved; or name the datasets, whose weights may then change."
+            )
         if (self._names is not None) != isinstance(saved, Mapping):
             raise CheckpointError(
                 "A mixture of a mapping has its states by name, and one of a list in order: build it as it was saved."
             )
+        if not isinstance(saved, Mapping) and not is_list(saved):
+            raise CheckpointError("The state of a mixture cannot be read: parents. Give what get_state() returned.")
         states = [saved.get(name) for name in self._names or ()] if isinstance(saved, Mapping) else list(saved)
         if len(states) != len(self._parents):
             raise CheckpointError(

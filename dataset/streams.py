@@ -3,7 +3,7 @@
 All of one combination share one set of threads, which read ahead for each of them as far as it is drawn from.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from millstream.dataset.chain import iterates_itself, iterator_of
@@ -14,7 +14,6 @@ from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.running import Shared
 from millstream.dataset.stream_nodes import Ahead
-from millstream.errors import CheckpointError
 
 
 def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
@@ -62,15 +61,3 @@ def move_all(iterators: Sequence[DatasetIterator[Any]], states: Sequence[Any]) -
         for iterator, before in moved:
             move_to(iterator, before)
         raise
-
-
-def checked_state(state: Any, keys: set[str], what: str) -> Mapping[str, Any]:
-    """Returns a state that has these keys.
-
-    Raises:
-        CheckpointError: it has others, or is not a dict.
-    """
-    if not isinstance(state, Mapping) or state.keys() != keys:
-        shown = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-        raise CheckpointError(f"The state is not that of {what}, which has {sorted(keys)}: got {shown}.")
-    return state

@@ -9,8 +9,9 @@ from millstream.dataset.drawing import move_to, state_below
 from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Shared
 from millstream.dataset.stream_nodes import Combined
-from millstream.dataset.streams import as_stream, checked_state, move_all, opened_below
+from millstream.dataset.streams import as_stream, move_all, opened_below
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.envelope import is_anything, is_flag, is_list, is_number, sealed, unsealed
 from millstream.sources.base import own
 
 
@@ -79,10 +80,11 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         raise StopIteration
 
     def _state(self) -> dict[str, Any]:
-        return {"parents": [state_below(parent) for parent in self._parents], "ended": self._ended}
+        own = {"ended": self._ended}
+        return sealed("zipped datasets", own, {"parents": [state_below(parent) for parent in self._parents]})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = checked_state(state, {"parents", "ended"}, "zipped datasets")
+        checked = unsealed(state, "zipped datasets", {"ended": is_flag}, {"parents": is_list})
         if len(checked["parents"]) != len(self._parents):
             raise CheckpointError(
                 f"The state is of {len(checked['parents'])} zipped datasets, but there are {len(self._parents)} "
@@ -144,10 +146,15 @@ class _LimitIterator(RecoveringIterator[Any]):
         return element
 
     def _state(self) -> dict[str, Any]:
-        return {"parent": state_below(self._parent), "count": self._count}
+        return sealed("a limited dataset", {"count": self._count}, {"parent": state_below(self._parent)})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = checked_state(state, {"parent", "count"}, "a limited dataset")
+        checked = unsealed(state, "a limited dataset", {"count": is_number}, {"parent": is_anything})
+        if checked["count"] > self._limit:
+            raise CheckpointError(
+                f"The state is after {checked['count']} elements, and LimitIterDataset here has {self._limit}: give it "
+                "the count that it had."
+            )
         move_to(self._parent, checked["parent"])
         self._count = checked["count"]
 
@@ -205,10 +212,17 @@ class _RepeatIterator(RecoveringIterator[Any]):
                 return element
 
     def _state(self) -> dict[str, Any]:
-        return {"parent": state_below(self._parent), "epoch": self._epoch, "is_empty": self._is_empty}
+        own = {"epoch": self._epoch, "is_empty": self._is_empty}
+        return sealed("a repeated dataset", own, {"parent": state_below(self._parent)})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = checked_state(state, {"parent", "epoch", "is_empty"}, "a repeated dataset")
+        own = {"epoch": is_number, "is_empty": is_flag}
+        checked = unsealed(state, "a repeated dataset", own, {"parent": is_anything})
+        if self._num_epochs is not None and checked["epoch"] >= self._num_epochs:
+            raise CheckpointError(
+                f"The state is in epoch {checked['epoch']} of a repeated dataset, and here there are "
+                f"{self._num_epochs}: give RepeatIterDataset as many as it had."
+            )
         move_to(self._parent, checked["parent"])
         self._epoch, self._is_empty = checked["epoch"], checked["is_empty"]
 
@@ -258,14 +272,22 @@ class _CacheIterator(RecoveringIterator[Any]):
         return element
 
     def _state(self) -> dict[str, Any]:
-        return {"parent": self._beginning, "position": self._position}
+        return sealed("a cached dataset", {"position": self._position}, {"parent": self._beginning})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = checked_state(state, {"parent", "position"}, "a cached dataset")
-        if not self._kept:
+        checked = unsealed(state, "a cached dataset", {"position": is_number}, {"parent": is_anything})
+        if not self._kept or checked["parent"] != self._beginning:
+            # Of another stream, perhaps, which is then refused.
+            self._is_in_step = False
             move_to(self._parent, checked["parent"])
-        while len(self._kept) < checked["position"]:
-            self._keep_next()
+            self._is_in_step = not self._kept
+        try:
+            while len(self._kept) < checked["position"]:
+                self._keep_next()
+        except StopIteration:
+            raise CheckpointError(
+                f"The state is at element {checked['position']} of a cached dataset, which has {len(self._kept)}."
+            ) from None
         self._position = checked["position"]
 
     def _keep_next(self) -> None:

@@ -8,6 +8,7 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.peeling import peeled
 from millstream.dataset.shown_chain import traced_chain
 from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
 from millstream.loader.execution import Execution
 from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -72,6 +73,8 @@ class ElasticIterator(EngineIterator):
         local = shard_options.local_batch_size(global_batch_size)  # type: ignore[arg-type]  # as an index
         self._global_batch = local * shard_options.shard_count
         self._dataset = ds
+        # Before any of the operations runs.
+        self._words, self._content = ds.fingerprint(), ds.content_marks()
         source, order, maps = peeled(ds, node)
         operations = (*checked_maps(maps), Batch(local, drop_remainder=True))
         shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
@@ -88,29 +91,37 @@ class ElasticIterator(EngineIterator):
         """Returns the position as a small dict for JSON, the same on all shards."""
         return {
             "global_next_index": self._inner.step * self._global_batch,
-            "dataset": self._dataset.fingerprint(),
+            "dataset": self._words,
+            "content": self._content,
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
         """Moves to the position recorded in a state of any shard, of any number of shards and workers.
 
         Args:
             state: what `get_state` returned, also after JSON.
+            strict: whether to refuse the state, too, if code or objects of the dataset have changed.
 
         Raises:
             CheckpointError: it is a state of something else, or does not lie between two batches of this size.
             ValueError: the iterator is closed.
         """
         self._check_open()
-        if not isinstance(state, Mapping) or state.keys() != {"global_next_index", "dataset"}:
-            raise CheckpointError(f"The state is not that of an ElasticIterator: {state!r}.")
-        here = self._dataset.fingerprint()
+        # An earlier release saved no content.
+        if not isinstance(state, Mapping) or state.keys() - {"content"} != {"global_next_index", "dataset"}:
+            raise CheckpointError(f"The state is not that of an ElasticIterator: {state!r:.200}.")
+        here, content = self._words, state.get("content", self._content)
+        if not isinstance(content, Mapping):
+            raise CheckpointError("The state of an ElasticIterator cannot be read: content.")
         if state["dataset"] != here:
             raise CheckpointError(
                 f"The state belongs to another dataset: saved {state['dataset']!r}, here {here!r}. Build it as it was."
             )
+        changes = differences(content, self._content)
+        if strict and changes:
+            raise CheckpointError("The state belongs to another dataset:\n  " + "\n  ".join(changes))
         index = state["global_next_index"]
-        if not isinstance(index, int) or index < 0 or index % self._global_batch:
+        if type(index) is not int or index < 0 or index % self._global_batch:
             raise CheckpointError(
                 f"The state is at element {index!r}, where no global batch of {self._global_batch} begins: use the "
                 "global_batch_size that it had."
@@ -119,6 +130,8 @@ class ElasticIterator(EngineIterator):
             self._inner.seek(index // self._global_batch)
         except IndexError as error:
             raise CheckpointError(f"The state lies beyond the end: {error}") from error
+        if changes:
+            warn_of_changes(changes)
 
     def _change_plan(self, hole: AbsentElement) -> NoReturn:
         raise ValueError(

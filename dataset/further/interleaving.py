@@ -10,9 +10,10 @@ from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Shared
 from millstream.dataset.stream_nodes import Combined
-from millstream.dataset.streams import as_stream, checked_state, opened_below, reads_in_threads
+from millstream.dataset.streams import as_stream, opened_below, reads_in_threads
 from millstream.errors import CheckpointError
 from millstream.interruptions import is_from_signal_handler
+from millstream.loader.checkpoints.envelope import Check, is_dict, is_flag, is_list, is_number, sealed, unsealed
 
 
 @final
@@ -64,6 +65,9 @@ class InterleaveIterDataset(Combined):
         return f"interleave({len(self.datasets)} datasets, cycle_length={self.cycle_length})"
 
 
+_KIND = "interleaved datasets"
+
+
 class _Slot:
     """One of the datasets that are open.
 
@@ -81,6 +85,13 @@ class _Slot:
     def state(self) -> dict[str, Any]:
         last = self.last if self.iterator is None else state_below(self.iterator)
         return {"dataset": self.number, "ended": self.iterator is None, "state": last}
+
+    @staticmethod
+    def is_state(value: Any) -> bool:
+        """Returns whether a value is what `state` returns."""
+        if not is_dict(value) or value.keys() != {"dataset", "ended", "state"}:
+            return False
+        return type(value["dataset"]) is int and is_flag(value["ended"])
 
 
 @final
@@ -122,15 +133,31 @@ class _InterleaveIterator(RecoveringIterator[Any]):
 
     def _state(self) -> dict[str, Any]:
         self._begin()
-        return {"next": self._next, "turn": self._turn, "slots": [slot.state() for slot in self._slots]}
+        slots = [slot.state() for slot in self._slots]
+        open_ones = [[slot["dataset"], slot["ended"]] for slot in slots]
+        return sealed(_KIND, {"next": self._next, "turn": self._turn, "open": open_ones}, {"slots": slots})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = checked_state(state, {"next", "turn", "slots"}, "interleaved datasets")
+        own: dict[str, Check] = {"next": is_number, "turn": is_number}
+        if is_dict(state) and "open" in state:
+            own["open"] = is_list
+        checked = unsealed(state, _KIND, own, {"slots": is_list})
+        if not all(map(_Slot.is_state, checked["slots"])):
+            raise CheckpointError(f"The state of {_KIND} cannot be read: slots. Give what get_state() returned.")
         if len(checked["slots"]) != len(self._slots):
             raise CheckpointError(
                 f"The state is of {len(checked['slots'])} datasets that were open at a time, but here it is "
                 f"{len(self._slots)}: build InterleaveIterDataset with the cycle_length that it had."
             )
+        numbers = [[saved["dataset"], saved["ended"]] for saved in checked["slots"]]
+        count, last = len(self._datasets), max([checked["next"] - 1, *(number for number, _ in numbers)])
+        if last >= count or min([-1, *(number for number, _ in numbers)]) < -1 or checked["turn"] > len(numbers):
+            raise CheckpointError(
+                f"The state is at dataset {last} of those that are interleaved, and there are {count} here: give "
+                "InterleaveIterDataset those that it had."
+            )
+        if checked.get("open", numbers) != numbers or not all(ended or number >= 0 for number, ended in numbers):
+            raise CheckpointError(f"The state of {_KIND} cannot be read: it was damaged or edited.")
         slots = []
         for saved in checked["slots"]:
             slot = _Slot()

@@ -7,7 +7,7 @@ delivered is then also what this one begins with, or it is an error.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from millstream.errors import CheckpointError
@@ -86,6 +86,13 @@ def warn_of_changes(changes: Collection[str]) -> None:
         "allow={...} with these paths accepts it.",
         "\n  ".join(changes),
     )
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Returns the differences between the contents of two streams, in words."""
+    paths = sorted(before.keys() | after.keys(), key=_natural_order)
+    pairs = [(path, before.get(path, "nothing"), after.get(path, "nothing")) for path in paths]
+    return [f"{path}: saved {then}, here {now}" for path, then, now in pairs if then != now]
 
 
 class _Difference(NamedTuple):

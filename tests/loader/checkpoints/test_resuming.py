@@ -1,0 +1,253 @@
+"""An oracle of resuming: for every kind of pipeline and every kind of change, what must happen."""
+
+import dataclasses
+import itertools
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from streams import comparable
+
+import millstream
+from millstream import Batch, CheckpointError, IterDataset, MapDataset, experimental
+from millstream.transforms import ConcatThenSplit, Map
+
+
+class Tokenizer:
+    """An object of another library, which changes when it is called."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """All that may change.
+
+    Attributes:
+        size: a plain parameter of the operation.
+        seed: that of the order.
+        calls: how often the operation's tokenizer was called.
+        code: which code the operation runs, of two that compute the same.
+        extra: how many further operations there are.
+        threads: how many read.
+        epochs: how many there are.
+    """
+
+    size: int = 2
+    seed: int = 0
+    calls: int = 0
+    code: int = 0
+    extra: int = 0
+    threads: int = 0
+    epochs: int = 2
+
+    @property
+    def reading(self) -> millstream.ReadOptions:
+        """The threads."""
+        return millstream.ReadOptions(self.threads, 8)
+
+    @property
+    def operations(self) -> list[Any]:
+        """The operations on numbers."""
+        body = ["return element * self.size", "return self.size * element"][self.code]
+        space: dict[str, Any] = {"__name__": "users_module", "Map": Map}
+        exec(f"class Scale(Map):\n    def map(self, element):\n        {body}", space)
+        scale = space["Scale"]()
+        scale.size, scale.tokenizer = self.size, Tokenizer(self.calls)
+        return [scale, *[Map(abs)] * self.extra]
+
+    def loader(self, *after: Any, source: Any = range(30)) -> Any:
+        """Returns an iterator of a loader."""
+        sampler = millstream.IndexSampler(30, shuffle=True, seed=self.seed, num_epochs=self.epochs)
+        return iter(
+            millstream.DataLoader(
+                data_source=source,
+                sampler=sampler,
+                operations=[*self.operations, *after],
+                read_options=self.reading,
+            )
+        )
+
+    def mapped(self) -> MapDataset[Any]:
+        """Returns a dataset that is read at random."""
+        dataset: MapDataset[Any] = MapDataset.range(30).shuffle(seed=self.seed)
+        for operation in self.operations:
+            dataset = dataset.map(operation)
+        return dataset
+
+    def stream(self) -> IterDataset[Any]:
+        """Returns the same, read in order."""
+        return self.mapped().to_iter_dataset(self.reading)
+
+
+class OwnStream(IterDataset[Any]):
+    """A stream of a user's, without states; a parameter of it is content, as of a source."""
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        self.start = spec.calls * 0
+        self.tokenizer = Tokenizer(spec.calls)
+
+    def __iter__(self) -> Any:
+        return iter(range(self.start, 100))
+
+
+def document(number: int) -> dict[str, Any]:
+    """Returns a document as long as a number says."""
+    return {"t": np.full(1 + int(number) % 5, number)}
+
+
+def is_odd(row: Any) -> bool:
+    """Returns whether the first number of a row is odd."""
+    return bool(row["t"][0] % 4)
+
+
+PIPELINES: dict[str, Callable[[Spec], Any]] = {
+    "batches": lambda spec: spec.loader(Batch(4)),
+    "records": lambda spec: spec.loader(),
+    "filter": lambda spec: spec.loader(millstream.transforms.Filter(lambda number: number % 3 > 0), Batch(4)),
+    "packer": lambda spec: spec.loader(
+        document, ConcatThenSplit({"t": 4}), millstream.transforms.Filter(is_odd), Batch(2)
+    ),
+    "chain as a source": lambda spec: iter(
+        millstream.load(spec.mapped(), num_epochs=spec.epochs, batch_size=4, read_options=spec.reading)
+    ),
+    "read": lambda spec: iter(spec.stream().batch(3)),
+    "sparse": lambda spec: iter(spec.stream().filter(lambda number: number % 3 > 0).batch(3)),
+    "mix": lambda spec: iter(IterDataset.mix([spec.stream(), spec.stream()], [2, 1]).batch(3)),
+    "mix by name": lambda spec: iter(IterDataset.mix({"a": spec.stream(), "b": spec.stream()}, {"a": 2, "b": 1})),
+    "zip": lambda spec: iter(experimental.ZipIterDataset([spec.stream(), spec.stream()])),
+    "limit": lambda spec: iter(experimental.LimitIterDataset(spec.stream(), 20).map(abs)),
+    "repeat": lambda spec: iter(experimental.RepeatIterDataset(spec.stream(), spec.epochs)),
+    "cache": lambda spec: iter(experimental.CacheIterDataset(spec.stream())),
+    "interleave": lambda spec: iter(experimental.InterleaveIterDataset([spec.stream()] * 3, cycle_length=2)),
+}
+EVERY_PIPELINE = pytest.mark.parametrize("name", PIPELINES)
+IDENTITY = [{"size": 3}, {"seed": 1}, {"extra": 1}]
+CONTENT = [({"calls": 1}, "tokenizer"), ({"code": 1}, "map()")]
+NONE = [{}, {"threads": 2}]
+
+
+@EVERY_PIPELINE
+def test_each_change_is_refused_or_reported_or_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Identity is an error that leaves the iterator as it was; content a warning by name; all else is silent."""
+    caplog.set_level(logging.WARNING, "millstream")
+    build, spec = PIPELINES[name], Spec()
+    with build(spec) as saved:
+        taken(saved, 3)
+        state = saved.get_state()
+        rest = taken(saved, 2)
+    state = state if isinstance(state, bytes) else json.loads(json.dumps(state))
+    for change in IDENTITY:
+        with build(dataclasses.replace(spec, **change)) as changed, build(dataclasses.replace(spec, **change)) as same:
+            taken(changed, 1), taken(same, 1)
+            with pytest.raises(CheckpointError):
+                changed.set_state(state)
+            assert taken(changed, 2) == taken(same, 2)
+    caplog.clear()
+    for content, word in [*CONTENT, *[(change, "") for change in NONE]]:
+        with build(dataclasses.replace(spec, **content)) as resumed:
+            taken(resumed, 1)
+            resumed.set_state(state)
+            assert taken(resumed, 2) == rest
+        messages = [record.getMessage() for record in caplog.records if "differs from the one" in record.getMessage()]
+        assert all(word in message for message in messages)
+        assert bool(messages) == bool(word), (content, messages)
+        caplog.clear()
+
+
+def taken(iterator: Iterator[Any], count: int) -> list[Any]:
+    """Returns the next elements, comparable."""
+    return [comparable(element) for element in itertools.islice(iterator, count)]
+
+
+JUNK: list[Any] = [None, True, -1, 7, 1 << 64, 1.5, "", "7", [], [1], {}, {"a": 1}, "x" * 5000]
+
+
+@EVERY_PIPELINE
+def test_junk_at_any_leaf_is_a_checkpoint_error_and_moves_nothing(name: str) -> None:
+    """A state with another value at any leaf is refused, and the iterator is as it was."""
+    build = PIPELINES[name]
+    with build(Spec()) as saved:
+        taken(saved, 3)
+        raw = saved.get_state()
+        rest = taken(saved, 2)
+    text = raw.decode() if isinstance(raw, bytes) else json.dumps(raw)
+    leaves = [path for path in paths(json.loads(text)) if "words" not in path and "content" not in path]
+    with build(Spec()) as iterator, build(Spec()) as same:
+        taken(iterator, 1), taken(same, 1)
+        for number, path in enumerate(leaves):
+            state = json.loads(text)
+            inner = state
+            for key in path[:-1]:
+                inner = inner[key]
+            junk = JUNK[number % len(JUNK)]
+            if inner[path[-1]] == junk:
+                continue
+            inner[path[-1]] = junk
+            with pytest.raises(CheckpointError):
+                iterator.set_state(json.dumps(state).encode() if isinstance(raw, bytes) else state)
+        assert taken(iterator, 2) == taken(same, 2)
+        iterator.set_state(raw)
+        assert taken(iterator, 2) == rest
+
+
+def paths(value: Any) -> Iterator[tuple[Any, ...]]:
+    """Yields the path of each part of some JSON."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+        yield (key,)
+        yield from ((key, *path) for path in paths(part))
+
+
+STREAMS: list[tuple[str, Callable[[], IterDataset[Any]], Callable[[], IterDataset[Any]]]] = [
+    (
+        "other weights",
+        lambda: IterDataset.mix([Spec().stream(), Spec().stream()], [1, 1]),
+        lambda: IterDataset.mix([Spec().stream(), Spec().stream()], [9, 1]),
+    ),
+    (
+        "60, and LimitIterDataset here has 3",
+        lambda: experimental.LimitIterDataset(MapDataset.range(99), 60),
+        lambda: experimental.LimitIterDataset(MapDataset.range(99), 3),
+    ),
+    (
+        "epoch 1 of a repeated dataset, and here there are 1",
+        lambda: experimental.RepeatIterDataset(MapDataset.range(40), 3),
+        lambda: experimental.RepeatIterDataset(MapDataset.range(40), 1),
+    ),
+    (
+        "at dataset 3 .* there are 2",
+        lambda: experimental.InterleaveIterDataset([MapDataset.range(15)] * 4, cycle_length=2),
+        lambda: experimental.InterleaveIterDataset([MapDataset.range(15)] * 2, cycle_length=2),
+    ),
+    (
+        "one of 'zipped datasets'",
+        lambda: experimental.ZipIterDataset([MapDataset.range(99)]),
+        lambda: OwnStream(Spec()),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "saved", "here"), STREAMS, ids=[text for text, _, _ in STREAMS])
+def test_another_combination_of_streams_is_refused(
+    text: str, saved: Callable[[], IterDataset[Any]], here: Callable[[], IterDataset[Any]]
+) -> None:
+    """By what differs, wherever the state was saved before that shows."""
+    with iter(saved()) as one, iter(here()) as other:
+        taken(one, 50)
+        with pytest.raises(CheckpointError, match=text.replace("60, and", "50 elements, and")):
+            other.set_state(one.get_state())
+
+
+def test_a_stream_of_a_users_is_its_class_and_its_attributes_are_content(caplog: pytest.LogCaptureFixture) -> None:
+    """As for a source: another class is an error, another attribute a warning that names it."""
+    with iter(OwnStream(Spec())) as one, iter(OwnStream(Spec(calls=1))) as other:
+        taken(one, 3)
+        other.set_state(one.get_state())
+        assert taken(other, 1) == [("int", 3)]
+    assert "stream.tokenizer" in caplog.text
