@@ -168,6 +168,16 @@ class ConcatenatedDataSource(Pictured, Closing):
             texts = f"#{zlib.crc32(texts.encode('utf-8', 'surrogatepass')):08x}"
         return f"Concatenated sources={len(words)} records={self._num_records} of={texts}"
 
+    def content_marks(self) -> dict[str, str]:
+        """Returns the marks of those sources that have any, by the sources' names."""
+        found = {name: getattr(source, "content_marks", None) for name, source in self.parts.items()}
+        return {
+            f"sources[{name!r}].{path}": mark
+            for name, marks in found.items()
+            if callable(marks)
+            for path, mark in marks().items()
+        }
+
     def _all_held(self) -> Any:
         """Returns the records of all sources, which are lists or tuples, as one."""
         return HeldRecords.end_to_end(list(self.parts.values())) if self._held is None else self._held

@@ -18,6 +18,9 @@ ALLOWABLE = ("global_batch", "operations", "sampler", "source")
 """The parts that can differ on purpose. A path within a part, such as `operations[0].size`, accepts less."""
 
 
+_EITHER = (".first_and_last_bytes", ".versions")
+"""Marks of which files have the one and objects in stores the other: where they lie makes no other stream."""
+
 _OPERATION = re.compile(r"(before )?operations\[\d+\]")
 """The path of an operation: its kind is the text there."""
 
@@ -252,7 +255,7 @@ def _content_changes(then: Stream, now: Stream) -> Iterator[_Difference]:
     for path in sorted(different, key=_natural_order):
         saved, here = before.content.get(path), after.content.get(path)
         # What is part of another value, or has become plain, is reported there.
-        if saved == here or _is_allowed(path, reported):
+        if saved == here or _is_allowed(path, reported) or (path.endswith(_EITHER) and None in (saved, here)):
             continue
         if before.python != after.python and (saved or here or "").startswith(CODE):
             text = f"Python {before.python} saved its mark, and the bytecode of Python {after.python} differs"

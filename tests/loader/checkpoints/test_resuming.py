@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,3 +252,36 @@ def test_a_stream_of_a_users_is_its_class_and_its_attributes_are_content(caplog:
         other.set_state(one.get_state())
         assert taken(other, 1) == [("int", 3)]
     assert "stream.tokenizer" in caplog.text
+
+
+def test_files_of_equal_names_and_sizes_with_other_ends_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file that was replaced is named; one that has moved is not, in a combination of sources neither."""
+
+    def lines(folder: str, text: str) -> Any:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "lines.txt").write_text(text)
+        return millstream.TextLineDataSource(tmp_path / folder / "lines.txt")
+
+    def resumed(saved: Any, here: Any, **options: Any) -> None:
+        with iter(millstream.load(saved)) as one, iter(millstream.load(here)) as other:
+            next(one)
+            other.set_state(one.get_state(), **options)
+
+    joined = millstream.ConcatenatedDataSource
+    old, moved = lines("a", "one\ntwo\nend\n"), lines("b", "one\ntwo\nend\n")
+    resumed(old, moved, strict=True)
+    resumed(joined([old, old]), joined([moved, moved]), strict=True)
+    assert not caplog.records
+    replaced = lines("c", "one\ntwo\nEND\n")
+    resumed(old, replaced)
+    resumed(joined([old, old]), joined([moved, replaced]))
+    assert len(caplog.records) == 2
+    assert "source.first_and_last_bytes: saved #" in caplog.text
+    assert "source.sources[1].first_and_last_bytes: saved #" in caplog.text
+    with pytest.raises(CheckpointError, match="first_and_last_bytes"):
+        resumed(old, replaced, strict=True)
+    resumed(old, replaced, strict=True, allow={"source.first_and_last_bytes"})
+    for source in (old, moved, replaced):
+        source.close()
