@@ -49,9 +49,10 @@ def sealed(kind: str, own: Mapping[str, Any], below: Mapping[str, Any]) -> dict[
     Args:
         kind: the kind of stream.
         own: its own numbers and texts.
-        below: the states of what it draws from, which the CRC does not cover.
+        below: the states of what it draws from. The CRC covers texts in them, which have none of their own.
     """
-    return {**own, **below, "format": FORMAT, "kind": kind, "version": VERSION, "crc32": _crc_of(kind, own)}
+    crc = _crc_of(kind, own, _texts(below))
+    return {**own, **below, "format": FORMAT, "kind": kind, "version": VERSION, "crc32": crc}
 
 
 def unsealed(state: Any, kind: str, own: Mapping[str, Check], below: Mapping[str, Check]) -> dict[str, Any]:
@@ -89,15 +90,25 @@ def unsealed(state: Any, kind: str, own: Mapping[str, Check], below: Mapping[str
         raise CheckpointError(
             f"The state of {kind} cannot be read: {named}. Give what get_state() returned, unchanged."
         )
-    if envelope and envelope.get("crc32") != _crc_of(kind, {name: fields[name] for name in own}):
+    texts = _texts({name: fields[name] for name in below})
+    if envelope and envelope.get("crc32") != _crc_of(kind, {name: fields[name] for name in own}, texts):
         raise CheckpointError(
             f"The state of {kind} cannot be read: its crc32 does not match, so it was damaged or edited."
         )
     return fields
 
 
-def _crc_of(kind: str, own: Mapping[str, Any]) -> int:
+def _texts(below: Any) -> list[str]:
+    """Returns the texts among states, in order, but for those within an envelope."""
+    if isinstance(below, str):
+        return [below]
+    if isinstance(below, Mapping):
+        below = () if "crc32" in below else [below[name] for name in sorted(below, key=str)]
+    return [text for part in below for text in _texts(part)] if is_list(below) else []
+
+
+def _crc_of(kind: str, own: Mapping[str, Any], texts: list[str]) -> int:
     try:
-        return zlib.crc32(json.dumps([kind, own], sort_keys=True, separators=(",", ":")).encode())
+        return zlib.crc32(json.dumps([kind, own, texts], sort_keys=True, separators=(",", ":")).encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"The state of {kind} cannot be read: {error}.") from error

@@ -155,8 +155,9 @@ def test_each_change_is_refused_or_reported_or_nothing(name: str, caplog: pytest
             taken(resumed, 1)
             resumed.set_state(state)
             assert taken(resumed, 2) == rest
-        messages = [record.getMessage() for record in caplog.records if "differs from the one" in record.getMessage()]
-        assert all(word in message for message in messages)
+        messages = [record.getMessage() for record in caplog.records if "differs from" in record.getMessage()]
+        # Of datasets below others, states have a hash of the content.
+        assert all(word in message for message in messages if "below others" not in message)
         assert bool(messages) == bool(word), (content, messages)
         caplog.clear()
 
