@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import errno
 import itertools
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
@@ -26,6 +25,7 @@ from millstream.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.pictured import Pictured
 from millstream.sources.base import checked_record_key
+from millstream.sources.files.content_marks import marks_of_files
 from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.files.record_file import OpenFile
 from millstream.sources.storage.open_files import OpenFiles, descriptor_share
@@ -53,12 +53,6 @@ FileT = TypeVar("FileT", bound=OpenFile)
 
 IDENTIFYING_THREADS = 64
 """How many objects of stores it asks for at the same time: each is some ten round trips of 20 to 100 ms."""
-
-
-MARKED_FILES = 64
-"""The maximum number of files of which some bytes are read for `content_marks`."""
-
-_END_BYTES = 4096
 
 
 class Files(Pictured, Closing, Generic[FileT]):
@@ -191,21 +185,9 @@ class Files(Pictured, Closing, Generic[FileT]):
         return f"{self.kind} files={len(self._paths)} records={self._num_records} digest={digest.hexdigest()}"
 
     def content_marks(self) -> dict[str, str]:
-        """Returns a mark of the first and last 4 KB of the files, and one of the versions of objects in stores.
-
-        Of more than MARKED_FILES, evenly spread ones count. A checkpoint warns where they differ: a file of the same
-        name and size may have other records.
-        """
+        """Returns marks of some bytes and versions of the files: a checkpoint warns of those that differ."""
         if self._marks is None:
-            rows = np.unique(np.linspace(0, len(self._paths) - 1, MARKED_FILES, dtype=np.int64)).tolist()
-            ends, versions = 0, 0
-            for path in (self._paths[row] for row in rows):
-                if is_url(path):
-                    versions = zlib.crc32(self._identities[path].version, versions + 1)
-                else:
-                    ends = _crc_of_ends(path, self._identities[path].size, ends + 1)
-            marks = {"first_and_last_bytes": ends, "versions": versions}
-            self._marks = {name: f"#{mark:08x}" for name, mark in marks.items() if mark}
+            self._marks = marks_of_files(self.files)
         return self._marks
 
     def _inspect(self) -> None:
@@ -343,12 +325,3 @@ def reading_error(error: OSError, path: str, position: int, key: int) -> DataSou
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         reason += " Raise the limit (`ulimit -n`) or close other files; this source has no idle one to close."
     return DataSourceError(f"Cannot read record {position} of its file (record key {key}): {reason}")
-
-
-def _crc_of_ends(path: str, size: int, crc: int) -> int:
-    """Returns a CRC of the first and last bytes of a file; one that cannot be read now fails where it is read."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
-        crc = zlib.crc32(file.read(_END_BYTES), crc)
-        file.seek(max(0, size - _END_BYTES))
-        crc = zlib.crc32(file.read(_END_BYTES), crc)
-    return crc

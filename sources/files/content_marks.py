@@ -1,0 +1,42 @@
+"""Marks of the content of files: a file of the same name and size may have other records."""
+
+import contextlib
+import zlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.urls import is_url
+
+MARKED_FILES = 64
+"""The maximum number of files that are marked; of more, evenly spread ones."""
+
+_END_BYTES = 4096
+
+
+def marks_of_files(files: Mapping[str, FileIdentity]) -> dict[str, str]:
+    """Returns a mark of the first and last 4 KB of files, and one of the versions of objects in stores.
+
+    Args:
+        files: the files by path, in their order.
+    """
+    paths = list(files)
+    rows = np.unique(np.linspace(0, len(paths) - 1, MARKED_FILES, dtype=np.int64)).tolist()
+    ends = versions = 0
+    for path in (paths[row] for row in rows):
+        if is_url(path):
+            versions = zlib.crc32(files[path].version, versions + 1)
+        else:
+            ends = _crc_of_ends(path, files[path].size, ends + 1)
+    marks = {"first_and_last_bytes": ends, "versions": versions}
+    return {name: f"#{mark:08x}" for name, mark in marks.items() if mark}
+
+
+def _crc_of_ends(path: str, size: int, crc: int) -> int:
+    """Returns a CRC of the first and last bytes of a file; one that cannot be read now fails where it is read."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
+        crc = zlib.crc32(file.read(_END_BYTES), crc)
+        file.seek(max(0, size - _END_BYTES))
+        crc = zlib.crc32(file.read(_END_BYTES), crc)
+    return crc
