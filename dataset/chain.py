@@ -41,16 +41,18 @@ class Chain:
     def of(cls, dataset: IterDataset[Any]) -> Self:
         """Returns the chain that ends with a dataset. What is below an `mp_prefetch`, if any, is its leaf."""
         operations: list[Transformation] = []
-        workers, reading, is_ahead, node = MultiprocessingOptions(), None, False, dataset
+        workers, reading, is_ahead, is_placed, node = MultiprocessingOptions(), None, False, False, dataset
         while True:
             if node is not dataset and iterates_itself(node):
                 break
             if isinstance(node, Operated):
                 operations.append(node.operation)
             elif isinstance(node, Ahead):
-                if operations and node.workers.num_workers and not workers.num_workers:
-                    # What comes after workers runs here, and draws from what they make.
+                if operations and node.is_place and not is_placed:
+                    # What comes after workers runs here, and draws from what they make. So it does without workers: a
+                    # state must not depend on their number.
                     break
+                is_placed = is_placed or node.is_place
                 if not workers.num_workers:
                     workers = node.workers
                 reading, is_ahead = reading or node.reading, True

@@ -296,7 +296,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     ) -> "IterDataset[T_co]":
         """Returns the same elements, made ahead by worker processes: all operations before this one run there.
 
-        Operations after it run in the consumer's thread. No element and no state depends on where they are made.
+        Operations after it run in the consumer's thread. No element depends on where it is made, and no state on the
+        number of workers; but a state belongs to a chain that has `mp_prefetch` at the same place.
 
         Args:
             options: how many workers, and what each keeps ready, or only how many; None for one for each core, 0 for
@@ -415,7 +416,7 @@ def _operated(
 def _ahead(parent: IterDataset[Any], workers: MultiprocessingOptions, reading: ReadOptions | None) -> IterDataset[Any]:
     from millstream.dataset.stream_nodes import Ahead  # noqa: PLC0415  (as above)
 
-    return Ahead(parent, workers, reading)
+    return Ahead(parent, workers, reading, is_place=reading is None)
 
 
 def _of_kind(transform: Any, kind: type[Transformation]) -> Transformation:

@@ -61,12 +61,21 @@ class Ahead(IterDataset[Any]):
     Attributes:
         workers: the processes.
         reading: the threads; None for those that the leaf says.
+        is_place: True if the operations before it run in worker processes, or here if there are none.
     """
 
-    def __init__(self, parent: IterDataset[Any], workers: MultiprocessingOptions, reading: ReadOptions | None) -> None:
+    def __init__(
+        self,
+        parent: IterDataset[Any],
+        workers: MultiprocessingOptions,
+        reading: ReadOptions | None,
+        *,
+        is_place: bool = False,
+    ) -> None:
         super().__init__(parent)
         self.workers = workers
         self.reading = reading
+        self.is_place = is_place
 
     def __iter__(self) -> DatasetIterator[Any]:
         return _iterator_of(self)

@@ -286,3 +286,26 @@ def test_files_of_equal_names_and_sizes_with_other_ends_are_a_warning(
     resumed(old, replaced, strict=True, allow={"source.first_and_last_bytes"})
     for source in (old, moved, replaced):
         source.close()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda n: Spec().stream().mp_prefetch(n).batch(2),
+        lambda n: IterDataset.mix([Spec().stream(), Spec().stream()]).mp_prefetch(n).map(abs),
+        lambda n: OwnStream(Spec()).mp_prefetch(n),
+    ],
+    ids=["read", "mix", "own"],
+)
+def test_a_state_of_a_chain_does_not_depend_on_the_number_of_workers(build: Callable[[int], Any]) -> None:
+    """None and some resume each other, wherever `mp_prefetch` stands: to debug what was trained, use 0."""
+    with iter(build(0)) as inline, iter(build(1)) as spread:
+        expected = taken(inline, 9)
+        spread.set_state(inline.get_state())
+        following = taken(spread, 3)
+        state = spread.get_state()
+        assert following == taken(inline, 3)
+        assert len(expected) == 9
+        last = taken(spread, 2)
+        inline.set_state(state)
+        assert taken(inline, 2) == last
