@@ -7,17 +7,19 @@ the cache folder: `$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `
 
 Guarantees:
     - A file appears under its name whole. Nobody maps it, so a later one may take its place at any time.
-    - What lies at its name and is not an array of this many lengths is as good as absent.
+    - Any other thing at its name is as good as absent: an array of another length, a link, a pipe, and a file that
+      neither this user nor root nor the owner of the data made.
 """
 
 import contextlib
+import io
 import os
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.sources.storage.new_files import new_file
-from millstream.sources.storage.offset_index import cache_folder
+from millstream.sources.storage.offset_index import cache_folder, open_trusted
 
 _MAX_NAME = 60
 """How much of a file's name is in the name of its lengths, so that this is not too long."""
@@ -31,14 +33,23 @@ def find_lengths(path: str | None, mark: str, count: int) -> NDArray[np.int64] |
         mark: what the lengths are of.
         count: how many there must be.
     """
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (count,)})
+    start = header.getvalue()
+    owner = 0
+    with contextlib.suppress(OSError):
+        owner = os.stat(path or "").st_uid  # noqa: PTH116  (paths are strings throughout)
     for place in _places(path, mark):
         try:
-            lengths = np.load(place, allow_pickle=False)
-        except (OSError, ValueError, EOFError):
-            continue  # Absent, not to be read, or not whole.
-        if lengths.dtype == np.int64 and lengths.shape == (count,) and lengths.min(initial=0) >= 0:
-            whole: NDArray[np.int64] = lengths
-            return whole
+            with open(open_trusted(place, owner), "rb") as file:  # noqa: PTH123  (a descriptor)
+                # Compared, not parsed: what has that name may be anything.
+                content = file.read(len(start) + 8 * count + 1)
+        except OSError:
+            continue  # Absent, or not to be read.
+        if len(content) == len(start) + 8 * count and content.startswith(start):
+            lengths = np.frombuffer(content, "<i8", offset=len(start)).astype(np.int64)
+            if lengths.min(initial=0) >= 0:
+                return lengths
     return None
 
 

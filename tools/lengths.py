@@ -52,7 +52,7 @@ def lengths_of(
     written to, or where the records lie in no file. They are counted again after a change of the source, of its files
     (their times count, too), or of the operations: their parameters and their code. Changes of functions and global
     variables that an operation uses are not seen: then remove the file, whose path is in the log of `millstream`.
-    Records that are held in memory are counted each time.
+    Records that are held in memory, or are those of a source without `fingerprint()`, are counted each time.
 
     Of sequences in Megatron's format, the lengths are known, and nothing is read.
 
@@ -208,4 +208,4 @@ def _is_told_apart(source: Any, files: dict[str, tuple[int, int]]) -> bool:
         return all(_is_told_apart(part, files) for part in source.parts.values())
     if isinstance(source, Files):
         files |= {path: (identity.size, identity.modified) for path, identity in source.files.items()}
-    return not isinstance(source, _IN_MEMORY)
+    return callable(getattr(source, "fingerprint", None)) and not isinstance(source, _IN_MEMORY)

@@ -196,7 +196,7 @@ def _cached_name(name: str, whole: str, version: bytes = b"") -> str:
 def _opened(place: str, key: IndexKey) -> Offsets | None:
     """Returns the index that is at a path, or None if there is none, or another file."""
     try:
-        descriptor = _open_regular(place, key)
+        descriptor = open_trusted(place, key.identity.owner)
     except OSError:
         return None
     stored = None
@@ -220,8 +220,14 @@ def _opened(place: str, key: IndexKey) -> Offsets | None:
             os.close(descriptor)
 
 
-def _open_regular(place: str, key: IndexKey) -> int:
-    """Returns a descriptor of a regular file of a trusted owner.
+def open_trusted(place: str, owner: int) -> int:
+    """Returns a descriptor of a regular file that this user, root or the owner of the data made.
+
+    No link is followed, and no pipe is waited for.
+
+    Args:
+        place: its path.
+        owner: the owner of the data that it was made of.
 
     Raises:
         OSError: there is none.
@@ -229,7 +235,7 @@ def _open_regular(place: str, key: IndexKey) -> int:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
     descriptor = os.open(place, flags)
     status = os.fstat(descriptor)
-    is_trusted = status.st_uid in (os.geteuid(), 0, key.identity.owner) and not status.st_mode & stat.S_IWOTH
+    is_trusted = status.st_uid in (os.geteuid(), 0, owner) and not status.st_mode & stat.S_IWOTH
     if stat.S_ISREG(status.st_mode) and is_trusted:
         return descriptor
     os.close(descriptor)

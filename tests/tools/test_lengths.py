@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ class Remembered:
         return len(self._texts)
 
     def __getitem__(self, key: int) -> str:
-        return self._texts[key]
+        return str(self._texts[key])
 
     def fingerprint(self) -> str:
         """Returns the name."""
@@ -178,7 +179,51 @@ def test_lengths_of_a_source_without_files_are_in_the_cache(
     assert len(kept_in(tmp_path / "cache")) == 2
 
 
-@pytest.mark.parametrize("wrap", [list, millstream.InMemoryDataSource, lambda texts: ConcatenatedDataSource([texts])])
+class Held:
+    """A source that does not say what it holds."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, key: Any) -> str:
+        return self._texts[key]
+
+
+def put_archive(place: Path) -> None:
+    """Puts an archive of arrays at a path."""
+    with place.open("wb") as file:
+        np.savez(file, a=np.arange(3))
+
+
+def put_link(place: Path) -> None:
+    """Puts a link to other lengths at a path."""
+    np.save(place.with_name("other.npy"), np.zeros(len(TEXTS), np.int64))
+    place.symlink_to(place.with_name("other.npy"))
+
+
+def put_foreign(place: Path) -> None:
+    """Puts lengths that another user could have written at a path."""
+    np.save(place, np.zeros(len(TEXTS), np.int64))
+    place.chmod(0o666)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, Path.mkdir, put_archive, put_link, put_foreign])
+def test_other_things_at_the_name_of_lengths_are_not_used(texts: Path, put: Callable[[Path], None]) -> None:
+    """A pipe, a folder, an archive, a link, a file that anyone may write to: no hang, and no wrong length."""
+    with TextLineDataSource(texts) as source:
+        millstream.lengths_of(source, [str.split])
+        (kept,) = kept_in(texts.parent)
+        kept.unlink()
+        put(kept)
+        assert millstream.lengths_of(source, [str.split]).tolist() == WORDS
+
+
+@pytest.mark.parametrize(
+    "wrap", [list, Held, millstream.InMemoryDataSource, lambda texts: ConcatenatedDataSource([texts])]
+)
 def test_records_in_memory_are_counted_each_time(wrap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lists may differ in records that no fingerprint looks at: they are never mistaken for one another."""
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
