@@ -189,7 +189,7 @@ class Held:
         return len(self._texts)
 
     def __getitem__(self, key: Any) -> str:
-        return self._texts[key]
+        return str(self._texts[key])
 
 
 def put_archive(place: Path) -> None:
