@@ -84,7 +84,7 @@ class SharedThreads:
 
         Any thread may call it.
         """
-        self._records_read.pop(executor, None)
+        self._total -= self._records_read.pop(executor, 0.0)
         if not self._records_read and (readers := self._readers) is not None:
             readers.stop()
             readers.join(CLOSE_SECONDS)

@@ -104,10 +104,13 @@ def test_all_streams_below_a_join_are_read_at_the_same_time(join: str) -> None:
     assert gate.most >= NUM_STREAMS
 
 
-def test_streams_below_a_join_are_read_at_the_same_time_before_workers() -> None:
-    """Where worker processes run what comes after an interleave, threads of this process read what is below it."""
+@pytest.mark.parametrize(
+    "join", ["interleave", "zip", "limit of interleave", "repeat of interleave", "cache of interleave"]
+)
+def test_streams_below_a_join_are_read_at_the_same_time_before_workers(join: str) -> None:
+    """Where worker processes run what comes after a join, threads of this process read what is below it."""
     gate = Gate(NUM_STREAMS)
-    with iter(interleave(gated(gate)).map(str).mp_prefetch(1)) as iterator:
+    with iter(JOINS[join](gated(gate)).map(str).mp_prefetch(1)) as iterator:
         next(iterator)
     assert gate.most >= NUM_STREAMS
 
