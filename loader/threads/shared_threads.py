@@ -37,12 +37,14 @@ class SharedThreads:
     """Threads for the executors that have entered.
 
     Attributes:
+        calls_ahead: the largest number of calls that an executor has had in work, because its consumer had to wait.
         max_bytes: the maximum number of bytes that all executors may hold.
         typical_seconds: the seconds that a block or group of each stage took last, by the kind of the source and the
             stage: an estimate for executors that have made no call yet.
     """
 
     def __init__(self) -> None:
+        self.calls_ahead = 1
         self.typical_seconds: dict[Hashable, float] = {}
         self._records_read: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._total = 0.0

@@ -75,8 +75,9 @@ class ThreadExecutor(Executor):
         self._kinds = [(kind, stage) for stage in range(len(plan.stages))]
         # The first calls of a kind that the others know show nothing new.
         self._solo_calls = 0 if self._kinds[0] in self._shared.typical_seconds else SOLO_CALLS
-        self._calls_ahead = 1
         self._most_calls = max(options.prefetch_buffer_size, self._shared.least_ahead)
+        # Where the consumer has had to wait for the others, it would have to wait for this one, too.
+        self._calls_ahead = min(self._shared.calls_ahead, self._most_calls)
         self._seconds = [math.inf for _ in plan.stages]
         self._waited = 0.0
 
@@ -122,6 +123,7 @@ class ThreadExecutor(Executor):
         # The consumer waited: more has to be in work at once.
         if self._solo_calls <= 0:
             self._calls_ahead = min(4 * self._calls_ahead, self._most_calls)
+            self._shared.calls_ahead = max(self._shared.calls_ahead, self._calls_ahead)
         self._receive_finished()
 
     def _end(self) -> None:
