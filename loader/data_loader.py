@@ -29,6 +29,7 @@ from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_t
 from millstream.samplers import Sampler
 from millstream.samplers.base import vectorised
 from millstream.samplers.epochs import EpochSampler
+from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.transforms import Transformation
@@ -305,6 +306,44 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
             is_used = origins.position < shard.partition.tail.start + shard.tail_records
             return origins.record_key[is_used]
         return origins.record_key.copy()
+
+    def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+        """Returns the steps whose global batches contain records, a row for each key: int64, shape (keys, occurrences).
+
+        The order is run backwards, so nothing is read and no step is enumerated. Shards play no role. Rows are
+        ascending, and padded with -1 where other keys come more often. Of packed rows, keys are those of documents.
+
+        Args:
+            keys: record keys, shape (m,). A key that never comes has a row of -1.
+            start: the first step that counts.
+            stop: the step before which to look; None for the end of the order.
+
+        Raises:
+            TypeError: an operation decides while reading, or the order of the sampler is not known backwards.
+            ValueError: the order is endless, and stop is None.
+
+        Examples:
+            >>> loader = millstream.load(range(6), shuffle=True, seed=0, batch_size=2)
+            >>> loader.steps_of([0, 5], stop=6)
+            array([[2, 3],
+                   [1, 4]])
+        """
+        if not self._plan.one_to_one:
+            raise TypeError(
+                f"steps_of(keys) is known for 1:1 pipelines only: {self._plan.deciding}, decides while reading. Keep "
+                "the keys with the elements (meta_features of a packer), or filter ahead (millstream.surviving_keys)."
+            )
+        sampler, partition = self._plan.pipeline.order, self._plan.partition
+        if not hasattr(sampler, "occurrences"):
+            raise TypeError(
+                f"The steps of records are not known: {type(self._sampler).__name__} has no positions_of(keys)."
+            )
+        asked, size = checked_keys(keys), partition.global_block
+        start = as_integer(start, "start", minimum=0)
+        last = None if stop is None else as_integer(stop, "stop", minimum=0) * size
+        found = sampler.occurrences(asked, checked_stop(last, partition.length))
+        is_late = (found.positions >= start * size) & self._plan.shards[0].are_delivered(found.positions)
+        return Occurrences(found.rows[is_late], found.positions[is_late] // size).table(len(asked))
 
     def _equal_with(self, worker_count: int, worker_buffer_size: int, read_options: ReadOptions) -> "DataLoader":
         """Returns a loader of the same stream that runs in another way, without a timeline."""

@@ -16,6 +16,7 @@ orders of several sources. `PackingSampler` makes rows of several documents. An 
     pieces.py           what a row is made of
     packing_plan.py     which documents go into which rows
     mixture.py          several orders as one
+    occurrences.py      at which positions records come
     kinds.py            what the loader asks of mixtures and of rows
     components.py       what a mixture accepts
     component_orders.py  what the components of a mixture have where

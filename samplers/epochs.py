@@ -3,7 +3,7 @@
 import abc
 import copy
 import operator
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from millstream.pictured import Pictured
 from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
+from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 from millstream.samplers.rounds import derived
 from millstream.sharding import NoSharding, ShardOptions
 
@@ -108,6 +109,44 @@ class EpochSampler(Pictured, abc.ABC):
             IndexError: a position is negative or beyond the end.
         """
         return self._record_keys(self._checked(positions))
+
+    def positions_of(self, keys: Any, stop: int | None = None) -> NDArray[np.int64]:
+        """Returns the positions at which records come, a row for each key: int64, shape (keys, occurrences).
+
+        Nothing is enumerated: the shuffle is run backwards. Rows are ascending, and padded with -1 where other keys
+        come more often.
+
+        Args:
+            keys: record keys, shape (m,). A key that never comes has a row of -1.
+            stop: the position before which to look, from 0 on; None for the end of the order.
+
+        Raises:
+            TypeError: keys are not integers.
+            ValueError: the order is endless, and stop is None.
+        """
+        asked = checked_keys(keys)
+        return self.occurrences(asked, checked_stop(stop, self.length)).table(len(asked))
+
+    def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
+        """Returns where keys come before a position, in no particular order."""
+        rows, elements = self._elements_of(keys)
+        found = []
+        for epoch in range(-(-stop // self.num_records) if len(rows) else 0):
+            which, offsets = self._offsets_of(elements, epoch)
+            positions = offsets + epoch * self.num_records
+            is_before = positions < stop
+            found.append(Occurrences(rows[which][is_before], positions[is_before]))
+        return Occurrences.concatenate(found)
+
+    @abc.abstractmethod
+    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns what comes of keys in each epoch: the index of the key, and the number of the element."""
+
+    @abc.abstractmethod
+    def _offsets_of(
+        self, elements: NDArray[np.int64], epoch: int
+    ) -> tuple[NDArray[np.int64] | slice, NDArray[np.int64]]:
+        """Returns the offsets of elements in an epoch, and the index of the element that each is of."""
 
     def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         positions = np.asarray(positions, dtype=np.int64)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
 from millstream.samplers.epochs import EpochSampler, whole_numbers
-from millstream.samplers.permutation import permute
+from millstream.samplers.permutation import offsets_of, permute
 from millstream.sharding import ShardOptions
 
 _ROWS = 0x9E3779B97F4A7C15
@@ -112,6 +112,26 @@ class HierarchicalSampler(EpochSampler):
         places += windows.shifts[units]
         return places
 
+    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        rows = np.flatnonzero((keys >= 0) & (keys < self.num_records))
+        return rows, keys[rows]
+
+    def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
+        if self.seed is None:
+            return slice(None), elements
+        windows = self._windows_of(epoch)
+        units = np.searchsorted(np.cumsum(self.unit_sizes), elements, side="right")
+        places = elements - windows.shifts[windows.ranks[units]]
+        numbers = np.searchsorted(windows.ends, places, side="right")
+        starts = windows.starts[numbers]
+        sizes = windows.ends[numbers] - starts
+        offsets = starts.copy()
+        for size in np.unique(sizes).tolist():
+            rows = np.flatnonzero(sizes == size)
+            which = (np.uint64(epoch % 2**64) * np.uint64(len(windows.ends))) + numbers[rows].astype(np.uint64)
+            offsets[rows] += offsets_of(places[rows] - starts[rows], size, (self.seed + _ROWS) % 2**64, which)
+        return slice(None), offsets
+
     @functools.cached_property
     def _windows_of(self) -> Callable[[int], "_Windows"]:
         make = functools.partial(_windows, self.unit_sizes, self.window_units, self.seed or 0)
@@ -126,12 +146,14 @@ class _Windows(NamedTuple):
         ends: the offset at which it ends.
         unit_ends: the offset at which each unit ends.
         shifts: what to add to an offset in a unit for the record key.
+        ranks: where each unit of the source stands in the new order.
     """
 
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     unit_ends: NDArray[np.int64]
     shifts: NDArray[np.int64]
+    ranks: NDArray[np.int64]
 
 
 def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch: int) -> _Windows:
@@ -143,4 +165,4 @@ def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch:
         ends = np.append(ends, unit_ends[-1])
     starts = np.concatenate([[0], ends[:-1]])
     first_keys = np.cumsum(unit_sizes) - unit_sizes
-    return _Windows(starts, ends, unit_ends, first_keys[order] - (unit_ends - sizes))
+    return _Windows(starts, ends, unit_ends, first_keys[order] - (unit_ends - sizes), np.argsort(order))

@@ -15,7 +15,8 @@ from millstream.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
 from millstream.samplers.epochs import EpochSampler, checked_num_epochs, checked_seed, checked_shard_options
-from millstream.samplers.permutation import permute, permute_one
+from millstream.samplers.occurrences import equal_to
+from millstream.samplers.permutation import offsets_of, permute, permute_one
 from millstream.sharding import NoSharding, ShardOptions
 
 RecordKeys: TypeAlias = NDArray[np.integer[Any]] | Sequence[int]
@@ -126,6 +127,17 @@ class IndexSampler(EpochSampler):
         record_key = row if self.keys is None else int(self.keys[row])
         rng = None if self.seed is None else generator(self.seed, epoch, position, operation=0)
         return RecordMetadata(position, record_key, rng)
+
+    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if self.keys is not None:
+            return equal_to(np.asarray(self.keys, np.int64), keys)
+        rows = np.flatnonzero((keys >= 0) & (keys < self.num_records))
+        return rows, keys[rows]
+
+    def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
+        if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
+            return slice(None), offsets_of(elements, self.num_records, self.seed, epoch)
+        return slice(None), elements
 
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not positions.size:

@@ -67,6 +67,11 @@ class Part:
         turn = bisect.bisect_left(self.having, component)
         return self.start + proportions(self._turns).position_of(turn, index - self.drawn[component])
 
+    def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the positions of many elements of a component that has a turn, shape (m,)."""
+        turn = bisect.bisect_left(self.having, component)
+        return proportions(self._turns).positions_of(turn, indices - self.drawn[component]) + self.start
+
     def first_before(self, until: int | None, elements: Sequence[tuple[int, int]]) -> int | None:
         """Returns the first of the positions of elements, (component, index), if it is before `until`; otherwise None.
 
@@ -154,6 +159,21 @@ class MixingSchedule:
             rows = np.flatnonzero(numbers == number)
             components[rows], indices[rows] = parts[number].locate(positions[rows])
         return components, indices
+
+    def drawn_at(self, position: int) -> tuple[int, ...]:
+        """Returns the number of elements of each component before a position, which may be the end."""
+        number = bisect.bisect_left(self.parts, position, lo=1, key=_start) - 1
+        return self.parts[number].drawn_at(position)
+
+    def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the positions of elements of a component, numbers of elements that it has; shape (m,)."""
+        drawn = np.array([part.drawn[component] for part in self.parts], dtype=np.int64)
+        numbers = np.searchsorted(drawn, indices, side="right") - 1
+        positions = np.empty(len(indices), dtype=np.int64)
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            positions[rows] = self.parts[number].positions_of(component, indices[rows])
+        return positions
 
     @functools.cached_property
     def _whole(self) -> _Whole:

@@ -2,6 +2,7 @@
 
 import bisect
 import functools
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, final
@@ -19,6 +20,7 @@ from millstream.samplers.epochs import checked_shard_options, positions_between
 from millstream.samplers.kinds import Located
 from millstream.samplers.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
 from millstream.samplers.mixture_words import mixture_words, weight_words
+from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 from millstream.samplers.pieces import Pieces
 from millstream.samplers.weights import checked_weights
 from millstream.sharding import NoSharding, ShardOptions
@@ -59,6 +61,9 @@ class MixtureSampler(Pictured):
         shard_options: which shard of every global batch this process reads; None for all of it.
         source_lengths: how many records each source has, in a list or by name; None for the samplers'
             `num_records`; to be given where a sampler leaves records of its source out.
+        changes: the weights from later positions on: pairs of a position and weights, positions ascending, as
+            `reweighted` would set them. What `changes` of another mixture has, also after a way through JSON. A change
+            at position 0 replaces `weights`.
 
     Attributes:
         names: the components' names; of a list, their numbers from 0 on.
@@ -98,6 +103,7 @@ class MixtureSampler(Pictured):
         stop: str = FIRST_EXHAUSTED,
         shard_options: ShardOptions | None = None,
         source_lengths: Sequence[int] | Mapping[str, int] | None = None,
+        changes: Sequence[tuple[int, Weights]] | Sequence[Sequence[Any]] = (),
     ) -> None:
         self.names, given = named_parts(samplers, "samplers")
         self.parts: dict[Any, Any] = dict(zip(self.names, given, strict=True))
@@ -113,6 +119,8 @@ class MixtureSampler(Pictured):
         first = (0, checked_weights(weights, self.names))
         self._changes: tuple[tuple[int, tuple[int, ...]], ...] = (first,)
         self._schedule = MixingSchedule([first], [sampler.length for sampler in self.samplers], stop)
+        for position, changed in _checked_changes(changes):
+            self._change(position, changed)
         if self.num_source_records > POSITION_LIMIT:
             raise ValueError(f"The sources of a mixture can have 2**63 records at most, got {self.num_source_records}.")
 
@@ -159,8 +167,8 @@ class MixtureSampler(Pictured):
             position = step * global_batch_size
             sampler = sampler.reweighted(position, {"web": 0.5, "books": 0.5})
 
-        Keep these calls in the training code, as they then say what the run has read. Weights that an earlier call set
-        for this position, or for later ones, are replaced.
+        Keep these calls in the training code, as they then say what the run has read, or keep `changes`. Weights that
+        an earlier call set for this position, or for later ones, are replaced.
 
         Args:
             position: where they begin, 0 … 2**63 - 1: counted over all shards, so that the step is multiplied by the
@@ -170,18 +178,37 @@ class MixtureSampler(Pictured):
         Raises:
             ValueError: the weights are not valid, or the mixture ends before the position.
         """
+        made = object.__new__(type(self))
+        vars(made).update(self.__getstate__())
+        made._change(position, weights)
+        return made
+
+    @property
+    def changes(self) -> list[tuple[int, Any]]:
+        """The positions from which on other weights hold, ascending from 0, and the weights.
+
+        The weights are whole numbers in their ratios: a dict by name, or a list if the components have no names. It
+        can be kept as JSON, in a checkpoint for instance, and given to the constructor:
+
+            MixtureSampler(samplers, weights, changes=json.loads(kept))
+        """
+        is_named = isinstance(self.names[0], str)
+        return [
+            (position, dict(zip(self.names, weights, strict=True)) if is_named else list(weights))
+            for position, weights in self._changes
+        ]
+
+    def _change(self, position: int, weights: Weights) -> None:
+        """Sets the weights from a position on; for a mixture that is being made."""
         position = as_integer(position, "position", minimum=0)
         if position >= POSITION_LIMIT:
             raise ValueError(f"position must be between 0 and {POSITION_LIMIT - 1}, got {position}.")
         changed = checked_weights(weights, self.names)
         kept = self._changes[: bisect.bisect_left(self._changes, position, key=operator.itemgetter(0))]
-        made = object.__new__(type(self))
-        vars(made).update(self.__getstate__())
         # If the same weights still hold, a new part would begin their period again.
         is_same = bool(kept) and kept[-1][1] == changed
-        made._schedule = self._schedule.changed(position, None if is_same else changed)
-        made._changes = kept if is_same else (*kept, (position, changed))
-        return made
+        self._schedule = self._schedule.changed(position, None if is_same else changed)
+        self._changes = kept if is_same else (*kept, (position, changed))
 
     def fingerprint(self) -> str:
         """Returns the components and, for each position from which on the weights are others, the weights.
@@ -239,6 +266,44 @@ class MixtureSampler(Pictured):
             IndexError: a position is negative or beyond the end.
         """
         return self.located(np.asarray(positions, dtype=np.int64)).record_keys
+
+    def positions_of(self, keys: Any, stop: int | None = None) -> NDArray[np.int64]:
+        """Returns the positions at which records come, a row for each key: int64, shape (keys, occurrences).
+
+        Changes of weights are followed. Rows are ascending, and padded with -1 where other keys come more often.
+
+        Args:
+            keys: record keys in the concatenated sources, shape (m,). A key that never comes has a row of -1.
+            stop: the position before which to look, from 0 on; None for the end of the order.
+
+        Raises:
+            TypeError: keys are not integers, or the sampler of a component has no `positions_of`.
+            ValueError: the order is endless, and stop is None.
+        """
+        asked = checked_keys(keys)
+        return self.occurrences(asked, checked_stop(stop, self.length)).table(len(asked))
+
+    def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
+        """Returns where keys come before a position, in no particular order."""
+        found = []
+        for component, count in enumerate(self._schedule.drawn_at(stop) if stop else ()):
+            own = keys - self._offsets[component]
+            rows = np.flatnonzero((own >= 0) & (own < self.source_lengths[component]))
+            if not count or not len(rows):
+                continue
+            sampler = self._going_on[component]
+            if not hasattr(sampler, "occurrences"):
+                raise TypeError(
+                    f"The positions of records of component {self.names[component]!r} are not known: its sampler, "
+                    f"{type(sampler).__name__}, has no positions_of."
+                )
+            turn = count if self._turns is None else min(count, int(self._turns[component]))
+            within, elements = sampler.occurrences(own[rows], turn)
+            for start in range(0, count, turn):
+                is_drawn = elements + start < count
+                positions = self._schedule.positions_of(component, elements[is_drawn] + start)
+                found.append(Occurrences(rows[within[is_drawn]], positions))
+        return Occurrences.concatenate(found)
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the component at each position, and the position in the component's own order; both of shape (m,).
@@ -328,3 +393,17 @@ class MixtureSampler(Pictured):
             return None
         lengths = [sampler.length for sampler in self._going_on]
         return np.array([min(length or POSITION_LIMIT, POSITION_LIMIT - 1) for length in lengths], dtype=np.int64)
+
+
+def _checked_changes(changes: Any) -> list[tuple[Any, Any]]:
+    """Returns pairs of a position and weights; refuses anything else."""
+    rule = "changes must be pairs of a position and weights, positions ascending"
+    if isinstance(changes, (str, bytes, Mapping)) or not hasattr(changes, "__iter__"):
+        raise TypeError(f"{rule}, got {type(changes).__name__}.")
+    pairs = [tuple(change) if isinstance(change, list | tuple) else (change,) for change in changes]
+    for before, change in itertools.pairwise([(-1, None), *pairs]):
+        if len(change) != 2:
+            raise TypeError(f"{rule}, got {change!r}.")
+        if as_integer(change[0], "The position of a change") <= before[0]:
+            raise ValueError(f"{rule}, got position {change[0]} after {before[0]}.")
+    return pairs

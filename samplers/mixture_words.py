@@ -25,13 +25,26 @@ def mixture_words(
         source_lengths: how many records each source has.
         parts: from which position on there are which weights.
     """
-    words = [
-        f"component_{_word(number, name)}={_component_words(sampler, length)}"
-        for number, ((name, sampler), length) in enumerate(zip(samplers.items(), lengths, strict=True))
+    begins = [
+        next((part.start for part in parts if part.weights[number]), None) for number in range(len(source_lengths))
     ]
+    words, later = [], []
+    for number, ((name, sampler), length) in enumerate(zip(samplers.items(), lengths, strict=True)):
+        label, own = f"component_{_word(number, name)}", _component_words(sampler, length)
+        if begins[number] == 0:
+            words.append(f"{label}={own}")
+        elif begins[number] is not None:
+            # Before its first turn, the order is the same without it.
+            later.append(f"{label}_from_{begins[number]}={own}")
     if sum(map(len, words)) > _SHOWN_COMPONENTS:
         words = [f"components={len(words)}{_crc(words)}"]
-    all_lengths = ":".join(map(str, source_lengths))
+    if sum(map(len, later)) > _SHOWN_COMPONENTS:
+        first = min(begin for begin in begins if begin)
+        later = [f"components_from_{first}={len(later)}{_crc(later)}"]
+    words += later
+    # Sources after the last one that has a turn from the beginning leave the record keys of the others as they are.
+    counted = 1 + max(number for number, begin in enumerate(begins) if begin == 0)
+    all_lengths = ":".join(map(str, source_lengths[:counted]))
     words.append(f"source_lengths={all_lengths if len(all_lengths) <= _SHOWN_WEIGHTS else _crc([all_lengths])}")
     weights = [(part.start, weight_words(part.weights)) for part in parts]
     words += [f"weights_from_{start}={text}" for start, text in weights[:_SHOWN_PARTS]]
@@ -41,7 +54,8 @@ def mixture_words(
 
 
 def weight_words(weights: Sequence[int]) -> str:
-    """Returns the weights, or how many there are and a checksum."""
+    """Returns the weights, without zeros at the end, or how many there are and a checksum."""
+    weights = weights[: 1 + max(number for number, weight in enumerate(weights) if weight)]
     text = ":".join(map(str, weights))
     return text if len(text) <= _SHOWN_WEIGHTS else f"{len(weights)}{_crc([text])}"
 

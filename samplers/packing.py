@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.overflow import as_overflow
 from millstream.samplers.epochs import EpochSampler, checked_seed, positions_between, whole_numbers
+from millstream.samplers.occurrences import equal_to
 from millstream.samplers.packing_plan import BestFit, Stream
-from millstream.samplers.permutation import permute, permute_each
+from millstream.samplers.permutation import offsets_of, permute, permute_each
 from millstream.samplers.pieces import Pieces, put_together
 from millstream.samplers.rounds import mixed
 from millstream.sharding import ShardOptions
@@ -161,6 +162,34 @@ class PackingSampler(EpochSampler):
         """Returns the key of the first document of each row."""
         pieces = self._pieces_of_epoch(offsets, epoch)
         return pieces.record_keys[pieces.row_starts[:-1]]
+
+    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        rows = np.flatnonzero((keys >= 0) & (keys < len(self.lengths)))
+        if isinstance(self._plan, Stream):
+            rows = rows[self.lengths[keys[rows]] > 0]
+            return rows, keys[rows]
+        if self._documents is None:
+            return rows, keys[rows]
+        return equal_to(self._documents, keys)
+
+    def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        epoch %= 2**64
+        which = np.arange(len(elements))
+        if isinstance(self._plan, Stream):
+            first = int(self._epoch_key(epoch)[0] % np.uint64(len(self.lengths))) if self.shuffle else 0
+            which, rows = self._plan.rows_of(elements, self.lengths[elements], first)
+        else:
+
+            def back(ranks: NDArray[np.int64], sizes: NDArray[np.int64], lengths: NDArray[np.int64]) -> Any:
+                if not self.shuffle:
+                    return ranks
+                seeds = mixed(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch))
+                return permute_each(ranks, sizes, seeds, inverse=True)
+
+            rows = self._plan.rows_of(elements, back)
+        if self.shuffle and self.seed is not None:
+            rows = offsets_of(rows, self.num_records, self.seed, epoch)
+        return which, rows
 
     def _pieces(self, positions: NDArray[np.int64]) -> Pieces:
         found = [(rows, self._pieces_of_epoch(offsets, epoch)) for epoch, rows, offsets in self._by_epoch(positions)]

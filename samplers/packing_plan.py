@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from millstream.samplers.by_length import ByLength, Numbers
+from millstream.samplers.occurrences import spread
 
 AmongEquals: TypeAlias = Callable[[Numbers, Numbers, Numbers], Numbers]
 
@@ -139,6 +140,27 @@ class BestFit:
         pieces = self.order.at(firsts + among_equals(self.order.firsts[lengths + 1] - firsts, ranks, lengths))
         return starts, pieces, lengths
 
+    def rows_of(self, pieces: Numbers, back: AmongEquals) -> Numbers:
+        """Returns the row of each piece, shape (m,).
+
+        Args:
+            pieces: numbers of pieces.
+            back: the inverse of `among_equals`, given ranks, sizes and lengths.
+        """
+        firsts = self.order.firsts
+        ranks_of_all = np.empty(int(firsts[-1]), dtype=np.int64)
+        ranks_of_all[self.order.at(np.arange(len(ranks_of_all)))] = np.arange(len(ranks_of_all))
+        ranks = ranks_of_all[pieces]
+        lengths = np.searchsorted(firsts, ranks, side="right") - 1
+        ranks = back(ranks - firsts[lengths], firsts[lengths + 1] - firsts[lengths], lengths)
+        # Slots by length, and by what is used up before them: the first of equal ones stands for its run.
+        is_run = np.flatnonzero(self._places == 0)
+        starts = firsts[self._lengths[is_run]] + self._used[is_run]
+        by_start = np.argsort(starts, kind="stable")
+        runs = is_run[by_start[np.searchsorted(starts[by_start], firsts[lengths] + ranks, side="right") - 1]]
+        kinds = np.searchsorted(self._slots, runs, side="right") - 1
+        return self._row_ends[kinds] - self._counts[kinds] + (ranks - self._used[runs]) // self._each[runs]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
@@ -197,3 +219,15 @@ class Stream:
             row_starts = np.concatenate([[0], np.cumsum(kept)])[row_starts]
             documents, begins, ends = documents[kept], begins[kept], ends[kept]
         return row_starts, documents, begins, ends
+
+    def rows_of(self, documents: Numbers, lengths: Numbers, first: int) -> tuple[Numbers, Numbers]:
+        """Returns the rows that documents lie in, and the index of the document of each.
+
+        Args:
+            documents: their numbers, shape (m,).
+            lengths: their lengths, which are not 0.
+            first: the document that the first row begins with.
+        """
+        shift = int(self.ends[first - 1]) if first else 0
+        begins = (self.ends[documents] - lengths - shift) % int(self.ends[-1])
+        return spread(begins // self._row_length, (begins + lengths - 1) // self._row_length + 1)

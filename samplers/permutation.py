@@ -51,6 +51,8 @@ _MOST_LEFT_BITS = 20
 _MOST_TABLE_ENTRIES = 1 << 16
 """Larger tables do not stay in a processor's cache, and are no quicker than computing what stands in them."""
 
+_AT_ONCE = 1 << 13
+
 _OFFSETS_WORTH_AN_EPOCH = 512
 """From this many offsets an epoch on, one permutation after the other is quicker than one with keys for each offset."""
 
@@ -78,7 +80,13 @@ def permute(offsets: Wide, num_records: int, seed: int, epoch: int | Wide) -> ND
 def offsets_of(keys: NDArray[np.int64], num_records: int, seed: int, epoch: int | Wide) -> NDArray[np.int64]:
     """Returns the offset that lands on each key: the inverse of `permute`, with the same arguments; a new array."""
     cipher = _cipher(num_records, seed, epoch) if isinstance(epoch, int) else Cipher.of(num_records, seed, epoch)
-    return walked(cipher, keys.view(np.uint64), num_records, inverse=True).view(np.int64)
+    images, found = keys.view(np.uint64), np.empty(len(keys), dtype=np.int64)
+    # What is known of some thousands stays in a processor's cache.
+    for start in range(0, len(keys), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        own = cipher if isinstance(epoch, int) else cipher.only(np.arange(len(keys))[some])
+        found[some] = walked(own, images[some], num_records, inverse=True).view(np.int64)
+    return found
 
 
 def permute_each(

@@ -46,6 +46,10 @@ class Proportions(Protocol):
         """Returns the position of element number `index` of a component: any integers, also beyond 64 bits."""
         ...
 
+    def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the positions of many elements of a component, all below 2**63; shape (m,)."""
+        ...
+
 
 def earliest_position(period: int, weight: int, index: int) -> int:
     """Returns a position before which element number `index` of a component cannot stand, without building the order.
@@ -92,6 +96,12 @@ class Table:
         """Returns the row of an element, plus the whole periods before it."""
         periods, rank = divmod(index, self._weights[component])
         return periods * self._period + int(self._rows.positions[self._rows.starts[component] + rank])
+
+    def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the rows of elements, plus the whole periods before them."""
+        periods, ranks = np.divmod(indices, self._weights[component])
+        places: NDArray[np.int64] = self._rows.positions[self._rows.starts[component] + ranks]
+        return periods * self._period + places
 
     @functools.cached_property
     def _rows(self) -> "_Rows":
@@ -214,6 +224,11 @@ class Tree:
                 count = (number * period + half) // (period - to_left) + 1
             node, number = parent, count - 1
         return number
+
+    def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns `position_of` of each: on the way up, products exceed 64 bits."""
+        found = (self.position_of(component, index) for index in indices.tolist())
+        return np.fromiter(found, np.int64, len(indices))
 
     def _lefts(self, node: int, count: int) -> int:
         return (count * int(self._to_left[node]) + (int(self._period[node]) >> 1)) // int(self._period[node])

@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Self, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millstream.loader.pipeline.arguments import first_deciding
 from millstream.loader.pipeline.locator import Locator, Watch
 from millstream.loader.pipeline.partition import Partition, Tail
@@ -29,7 +32,9 @@ class LogicalShard(NamedTuple):
         block_limit: how many blocks can be asked for: num_blocks, and fewer than would have positions from 2**63 on.
         one_to_one: whether output k is block k: nothing that drops or splits elements, or groups them as they come.
         tail_grows: whether the outputs of the tail are the first ones of the block that a longer order has there.
+        leading: the Batches of stage 0.
         locator: finds the records of its blocks.
+        leading: the Batches of stage 0.
     """
 
     number: int
@@ -40,6 +45,7 @@ class LogicalShard(NamedTuple):
     one_to_one: bool
     tail_grows: bool
     locator: Locator
+    leading: Sequence[Batch]
 
     @classmethod
     def of(cls, number: int, pipeline: Pipeline, stages: Sequence[Sequence[Transformation]], watch: Watch) -> Self:
@@ -72,7 +78,25 @@ class LogicalShard(NamedTuple):
             one_to_one=one_to_one,
             tail_grows=not one_to_one and not leading and shard.shard_count == 1,
             locator=Locator(pipeline.order, partition, watch, len(pipeline.logical_shards)),
+            leading=leading,
         )
+
+    def are_delivered(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns which positions get into an output of some shard of a 1:1 pipeline, shape (m,)."""
+        length, shards = self.partition.length, self.partition.shard.shard_count
+        if length is None or self.partition.tail_rule is Tail.PADDED:
+            return np.ones(len(positions), dtype=np.bool_)
+        first = length // self.partition.global_block * self.partition.global_block
+        share, extra = divmod(length - first, shards)
+        if self.partition.tail_rule is Tail.TRIMMED:
+            extra = 0
+        # Of the tail, the first shards have one position more.
+        within, larger = positions - first, extra * (share + 1)
+        is_larger = within < larger
+        places = np.where(is_larger, within % (share + 1), (within - larger) % max(1, share))
+        kept = np.where(is_larger, _tail_records(share + 1, self.leading), _tail_records(share, self.leading))
+        delivered: NDArray[np.bool_] = (within < 0) | ((within < larger + share * (shards - extra)) & (places < kept))
+        return delivered
 
 
 def _records_per_block(

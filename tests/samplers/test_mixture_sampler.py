@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
@@ -310,7 +311,7 @@ def test_fingerprints_say_components_and_weights_and_stay_short() -> None:
     assert mixture.reweighted(6, [1, 0]).fingerprint() == (
         "MixtureSampler component_0_web=IndexSampler(num_records=9,shuffle=False,seed=None) "
         "component_1_a_b=IndexSampler(num_records=5,shuffle=False,seed=None) source_lengths=9:5 "
-        "weights_from_0=2:1 weights_from_6=1:0"
+        "weights_from_0=2:1 weights_from_6=1"
     )
     many = [IndexSampler(number + 1, num_epochs=1) for number in range(300)]
     text = MixtureSampler(many, [1] * 300, stop="drop_exhausted").fingerprint()
@@ -340,3 +341,53 @@ def test_names_that_look_alike_are_words_of_their_own() -> None:
     mixture = MixtureSampler({"a b": IndexSampler(3), "a_b": IndexSampler(4)}, [1, 1])
     names = [word.split("=")[0] for word in mixture.fingerprint().split(" ")[1:]]
     assert len(set(names)) == len(names) == 4
+
+
+@given(drawn=mixtures(), named=st.booleans())
+def test_changes_rebuild_a_mixture_after_a_way_through_json(
+    drawn: tuple[MixtureSampler, list[Change], list[int | None], str], named: bool
+) -> None:
+    """Whatever weights the constructor is given beside them."""
+    mixture, changes, _, stop = drawn
+    assert [position for position, _ in mixture.changes] == [position for position, _ in changes]
+    kept = json.loads(json.dumps(mixture.changes))
+    parts: Any = {f"c{name}": sampler for name, sampler in mixture.parts.items()} if named else mixture.parts.values()
+    if named:
+        kept = [(position, {f"c{number}": weight for number, weight in enumerate(some)}) for position, some in kept]
+    again = MixtureSampler(parts if named else list(parts), [1] * len(mixture.names), stop=stop, changes=kept)
+    assert again.length == mixture.length
+    count = 100 if mixture.length is None else min(100, mixture.length)
+    assert again.record_keys(0, count).tolist() == mixture.record_keys(0, count).tolist()
+    assert json.loads(json.dumps(again.changes)) == [list(change) for change in kept]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ("no", TypeError, "changes must be pairs"),
+        ([5], TypeError, r"changes must be pairs of a position and weights, positions ascending, got \(5,\)"),
+        ([(5, [1, 2]), (5, [2, 1])], ValueError, "got position 5 after 5"),
+        ([(5, [1])], ValueError, "one number for each of the 2 components"),
+        ([(900, [1, 2])], ValueError, "position must be between 0 and"),
+    ],
+)
+def test_wrong_changes_are_refused(changes: Any, error: type[Exception], message: str) -> None:
+    """Anything but pairs, positions that do not ascend or come after the end, and wrong weights are errors."""
+    with pytest.raises(error, match=message):
+        MixtureSampler([IndexSampler(9, num_epochs=1), IndexSampler(9)], [1, 1], changes=changes)
+
+
+def test_a_component_without_a_turn_does_not_count_before_its_first_one() -> None:
+    """A component added at the end, of weight 0, changes no word; with a turn later on, words from there on only."""
+    before = MixtureSampler({"web": IndexSampler(9), "code": IndexSampler(5)}, [3, 1])
+    added = MixtureSampler({**before.parts, "math": IndexSampler(7)}, [3, 1, 0])
+    assert added.fingerprint() == before.fingerprint()
+    later = added.reweighted(48, [3, 1, 1])
+    more = later.fingerprint().removeprefix(before.fingerprint().split(" source_lengths")[0])
+    assert {word.split("=")[0] for word in more.split()} == {
+        "component_2_math_from_48",
+        "source_lengths",
+        "weights_from_0",
+        "weights_from_48",
+    }
+    assert "source_lengths=9:5 weights_from_0=3:1 " in more

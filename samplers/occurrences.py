@@ -1,0 +1,81 @@
+"""Where records come in an order: the way back from record keys to positions."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer
+
+Numbers = NDArray[np.int64]
+
+
+class Occurrences(NamedTuple):
+    """Positions at which some of the asked keys come, in any order; int64 arrays of shape (m,).
+
+    Attributes:
+        rows: the index of the key among those asked for.
+        positions: the position.
+    """
+
+    rows: Numbers
+    positions: Numbers
+
+    def table(self, num_keys: int) -> Numbers:
+        """Returns a row for each key, its positions ascending, padded with -1; each position once."""
+        if len(self.rows) == num_keys and (np.diff(self.rows) == 1).all():
+            return self.positions[:, np.newaxis]
+        order = np.lexsort((self.positions, self.rows))
+        rows, positions = self.rows[order], self.positions[order]
+        is_first = np.ones(len(rows), dtype=np.bool_)
+        is_first[1:] = (rows[1:] != rows[:-1]) | (positions[1:] != positions[:-1])
+        rows, positions = rows[is_first], positions[is_first]
+        counts = np.bincount(rows, minlength=num_keys)
+        found = np.full((num_keys, int(counts.max(initial=0))), -1, dtype=np.int64)
+        found[rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)] = positions
+        return found
+
+    @classmethod
+    def concatenate(cls, parts: "list[Occurrences]") -> "Occurrences":
+        """Returns the occurrences of several parts."""
+        nothing = np.empty(0, dtype=np.int64)
+        return (
+            cls(*(np.concatenate([nothing, *columns]) for columns in zip(*parts, strict=True)))
+            if parts
+            else cls(nothing, nothing)
+        )
+
+
+def checked_keys(keys: Any) -> Numbers:
+    """Returns record keys as an int64 array of shape (m,)."""
+    array = np.asarray(keys)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise TypeError(f"keys must be a list or array of integers, got {keys!r}.")
+    checked: Numbers = array.astype(np.int64)
+    return checked
+
+
+def checked_stop(stop: Any, length: int | None) -> int:
+    """Returns the position before which occurrences are looked for."""
+    if stop is None:
+        if length is None:
+            raise ValueError("stop must be given for an endless order: each record comes again and again.")
+        return length
+    checked = as_integer(stop, "stop", minimum=0)
+    return checked if length is None else min(checked, length)
+
+
+def equal_to(values: Numbers, asked: Numbers) -> tuple[Numbers, Numbers]:
+    """Returns the pairs of an index into `asked` and an index into `values` at which both are equal."""
+    order = np.argsort(values, kind="stable")
+    in_order = values[order]
+    starts, stops = np.searchsorted(in_order, asked, "left"), np.searchsorted(in_order, asked, "right")
+    rows, numbers = spread(starts, stops)
+    return rows, order[numbers]
+
+
+def spread(starts: Numbers, stops: Numbers) -> tuple[Numbers, Numbers]:
+    """Returns the numbers from each start to before each stop, one range after another, with the range of each."""
+    counts = stops - starts
+    rows = np.repeat(np.arange(len(starts)), counts)
+    return rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
