@@ -2,7 +2,18 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, SupportsIndex, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
 
 from millstream import grain_kinds
 from millstream.checks import as_integer, named_arguments
@@ -10,6 +21,7 @@ from millstream.dataset.chain_picture import Sketch, picture_of, sketch_of, text
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.nodes.arguments import as_map
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import as_seed
@@ -142,11 +154,18 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             dataset = _operated(dataset, as_transformation(operation))
         return dataset
 
-    def map(self, transform: "Map[T_co, Out] | Callable[[T_co], Out]") -> "IterDataset[Out]":
+    @overload
+    def map(self, transform: "Map[T_co, Out] | Callable[[T_co], Out]") -> "IterDataset[Out]": ...
+    @overload
+    def map(
+        self, transform: "Callable[[list[T_co]], Sequence[Out]]", *, batched: Literal[True]
+    ) -> "IterDataset[Out]": ...
+    def map(self, transform: Any, *, batched: bool = False) -> "IterDataset[Any]":
         """Returns what a function makes of each element.
 
         Args:
             transform: the function of an element, or an instance of `Map`.
+            batched: True if the function gets a list of elements, and returns as many results, see `Map`.
 
         Raises:
             TypeError: it is neither a function nor a `Map`.
@@ -155,7 +174,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.MapDataset.range(3).to_iter_dataset().map(lambda number: number * 10))
             [0, 10, 20]
         """
-        return _operated(self, _of_kind(transform, Map))
+        return _operated(self, as_map(transform, batched=batched))
 
     def map_with_index(self, transform: "MapWithIndex[T_co, Out] | Callable[[int, T_co], Out]") -> "IterDataset[Out]":
         """Returns what a function makes of the index of each element and the element.

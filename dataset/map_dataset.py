@@ -1,12 +1,23 @@
 """A dataset that is read at random, and the methods that make longer chains of it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    overload,
+)
 
 from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer_or_none
 from millstream.dataset.chain_picture import content_marks_of, extent_of, fingerprint_of, picture_of, sketch_of, text_of
-from millstream.dataset.nodes.arguments import as_operation
+from millstream.dataset.nodes.arguments import as_map, as_operation
 from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.blocks import Blocks
 from millstream.dataset.nodes.element_nodes import Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
@@ -214,11 +225,16 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         selected.check()
         return dataset_of(selected, *datasets)
 
-    def map(self, transform: "Map[T, Out] | Callable[[T], Out]") -> "MapDataset[Out]":
+    @overload
+    def map(self, transform: "Map[T, Out] | Callable[[T], Out]") -> "MapDataset[Out]": ...
+    @overload
+    def map(self, transform: "Callable[[list[T]], Sequence[Out]]", *, batched: Literal[True]) -> "MapDataset[Out]": ...
+    def map(self, transform: Any, *, batched: bool = False) -> "MapDataset[Any]":
         """Returns the dataset with each element as `transform` makes it; where it makes None, there is no element.
 
         Args:
             transform: a function of an element, or a `Map`.
+            batched: True if the function gets a list of elements, and returns as many results, see `Map`.
 
         Raises:
             TypeError: it is neither a function nor a `Map`.
@@ -227,7 +243,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             >>> list(millstream.MapDataset.range(3).map(lambda number: number * 10))
             [0, 10, 20]
         """
-        return self._with(Mapped(node_of(self), as_operation(transform, Map)))
+        return self._with(Mapped(node_of(self), as_map(transform, batched=batched)))
 
     def map_with_index(self, transform: "MapWithIndex[T, Out] | Callable[[int, T], Out]") -> "MapDataset[Out]":
         """Returns the dataset with each element as `transform(position, element)` makes it.

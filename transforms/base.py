@@ -5,12 +5,13 @@ type checkers, and optional. At run time `Map[bytes, Image]` is `Map` itself: ty
 """
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
-from millstream.checks import as_integer, named_arguments
+from millstream.checks import as_flag, named_arguments
 from millstream.descriptions import function_name
+from millstream.transforms.batched import checked_results
+from millstream.transforms.function_checks import check_yields_nothing, valid_max_fan_out
 from millstream.transforms.transformation import Transformation
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class _Operation(Transformation, Generic[Function]):
                 f"{name} needs a function, got {function!r}: write {name}(function), "
                 f"or subclass {name} and override {method}."
             )
-        check_yields_nothing(type(self), function)
+        if name != "FlatMap":
+            check_yields_nothing(name, function)
         setattr(self, method, function)
 
     def __repr__(self) -> str:
@@ -87,8 +89,13 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
     no mutable state in `self`. Return a new object each time: a batch is stacked when all its elements are ready, so
     with one buffer that is filled again and again, all rows would be the last one.
 
+    A *batched* map gets many elements in one call, as a list, and returns one result per element: a tokenizer is
+    faster that way. Override `map_batch` instead of `map`, or write `Map(function, batched=True)`. The number of
+    elements in a call is not fixed: a result must depend on its own element alone.
+
     Args:
         function: what to call with each element; a subclass has a method `map(element)` in its place.
+        batched: True if the function gets a list of elements, and returns a list, tuple or array of as many results.
 
     Raises:
         TypeError: the function is not one.
@@ -102,7 +109,29 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
         ...         return element * self.factor
         >>> list(millstream.load([1, 2, 3], num_epochs=1, transformations=[Scale(10), lambda element: element + 1]))
         [11, 21, 31]
+        >>> lengths = millstream.MapTransform(lambda texts: [len(text) for text in texts], batched=True)
+        >>> list(millstream.load(["a", "bcd"], num_epochs=1, transformations=[lengths]))
+        [1, 3]
     """
+
+    @overload
+    def __init__(self, function: Callable[[In], Out]) -> None: ...
+    @overload
+    def __init__(self, function: Callable[[list[In]], Sequence[Out]], *, batched: Literal[True]) -> None: ...
+    @overload
+    def __init__(self) -> None: ...
+    @_only_of_kinds
+    @named_arguments()
+    def __init__(self, function: Callable[[Any], Any] | None = None, *, batched: bool = False) -> None:
+        super().__init__(function)  # type: ignore[arg-type]  # which refuses None
+        if as_flag(batched, "batched"):
+            # A plain value, so that a state tells the two apart: functions alone are not compared strictly.
+            vars(self).update(map_batch=vars(self).pop("map"), _is_batched=True)
+
+    @property
+    def is_batched(self) -> bool:
+        """True if it gets many elements in one call."""
+        return getattr(self.map_batch, "__func__", None) is not Map.map_batch
 
     def map(self, element: In, /) -> Out:
         """Returns what an element becomes.
@@ -110,7 +139,24 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
         Args:
             element: what the operations before have made of a record; after a `Batch`, a batch.
         """
-        raise _not_overridden(self, element)
+        if not self.is_batched:
+            raise _not_overridden(self, element)
+        (result,) = checked_results(self.map_batch, [element])
+        made: Out = result
+        return made
+
+    def map_batch(self, elements: list[In], /) -> Sequence[Out]:
+        """Returns what each of some elements becomes, in their order: to override instead of `map`.
+
+        Args:
+            elements: what the operations before have made of records.
+        """
+        raise _not_overridden(self, elements)
+
+    def __repr__(self) -> str:
+        if type(self) is not Map or not self.is_batched:
+            return super().__repr__()
+        return f"Map({function_name(self.map_batch)}, batched=True)"
 
 
 class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[In, Out]):
@@ -261,24 +307,6 @@ METHODS: dict[type, str] = {
     FlatMap: "flat_map",
 }
 """The kinds that can be made from a function, and the method of each that the function replaces."""
-
-
-def valid_max_fan_out(name: str, max_fan_out: object) -> int:
-    """Returns `max_fan_out` as an int; an error names the operation that has it."""
-    if max_fan_out is None:
-        raise TypeError(f"{name} needs max_fan_out, an integer: the most children that one element may have.")
-    return as_integer(max_fan_out, f"{name}'s max_fan_out", minimum=1)
-
-
-def check_yields_nothing(kind: type, function: object) -> None:
-    """Refuses a generator function unless it is a FlatMap's: it would turn each element into a generator."""
-    called = (function, getattr(type(function), "__call__", None))  # noqa: B004  (the method of its class)
-    if not issubclass(kind, FlatMap) and any(map(inspect.isgeneratorfunction, called)):
-        raise TypeError(
-            f"{kind.__name__} needs a function that returns one result per element, got {function_name(function)}, "
-            "which yields. Use FlatMap(function, max_fan_out) to make several elements of one. An operation that "
-            "groups elements as they come is Batch, Rebatch, ConcatThenSplit or a packer."
-        )
 
 
 def _not_overridden(operation: _Operation[Any], *_: Any) -> NotImplementedError:

@@ -3,8 +3,9 @@
 import reprlib
 from typing import Any
 
-from millstream.transforms.base import METHODS, FlatMap, Map, check_yields_nothing, valid_max_fan_out
+from millstream.transforms.base import METHODS, FlatMap, Map
 from millstream.transforms.batch import Batch
+from millstream.transforms.function_checks import check_yields_nothing, valid_max_fan_out
 from millstream.transforms.transformation import Transformation
 
 _KINDS = f"{', '.join(kind.__name__ for kind in METHODS)} or {Batch.__name__}"
@@ -43,8 +44,14 @@ def _check_subclass(operation: Transformation) -> None:
         raise TypeError(f"An operation must be of exactly one kind ({_KINDS}), but {name} is {got}.")
     kind = kinds[0]
     method = METHODS[kind]
-    if getattr(getattr(operation, method), "__func__", None) is getattr(kind, method):
+    is_overridden = getattr(getattr(operation, method), "__func__", None) is not getattr(kind, method)
+    if isinstance(operation, Map) and operation.is_batched:
+        if is_overridden:
+            raise TypeError(f"A subclass of Map must override map or map_batch, but {name} overrides both.")
+        method, is_overridden = "map_batch", True
+    if not is_overridden:
         raise TypeError(f"A subclass of {kind.__name__} must override {method}, but {name} does not.")
-    check_yields_nothing(type(operation), getattr(operation, method))
+    if kind is not FlatMap:
+        check_yields_nothing(name, getattr(operation, method))
     if isinstance(operation, FlatMap):
         valid_max_fan_out(name, getattr(operation, "max_fan_out", None))

@@ -6,8 +6,9 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 
 from millstream.dataset.nodes.node import ENDLESS, Positions
+from millstream.descriptions import described
 from millstream.sources.base import RecordKeys
-from millstream.transforms import Transformation
+from millstream.transforms import Map, Transformation
 from millstream.transforms.given import as_transformation
 
 Operation = TypeVar("Operation", bound=Transformation)
@@ -21,6 +22,15 @@ def as_operation(given: Any, kind: type[Operation]) -> Operation:
             raise TypeError(f"Expected a {kind.__name__} or a function, got {given!r}: use .apply({given!r}).")
         return operation
     return kind(given)  # type: ignore[call-arg]  # each kind is made from a function
+
+
+def as_map(given: Any, *, batched: bool) -> "Map[Any, Any]":
+    """Returns a Map: one as it is, or made from a function, of an element or of a list of them."""
+    if not batched:
+        return as_operation(given, Map)
+    if isinstance(given, Transformation):
+        raise TypeError(f"batched=True needs a function, got {described(given)}: a Map says itself if it is batched.")
+    return Map(given, batched=batched)
 
 
 def as_position(position: SupportsIndex) -> int:

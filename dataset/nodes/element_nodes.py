@@ -16,6 +16,7 @@ from millstream.loader.pipeline.steps import annotated
 from millstream.randomness import generators
 from millstream.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
+from millstream.transforms.batched import WholeCallError, results_of
 
 
 def collected(results: Iterable[Any], expected: int, positions: Positions, node: Node) -> list[Any]:
@@ -96,6 +97,8 @@ def _call_of(operation: Transformation) -> str:
     """Returns the method that has made a node of an operation: `.map(decode)`."""
     for kind, method in METHODS.items():
         if isinstance(operation, kind):
+            if isinstance(operation, Map) and operation.is_batched and type(operation) is Map:
+                return f".map({function_name(operation.map_batch)}, batched=True)"
             own = function_name(getattr(operation, method)) if type(operation) is kind else described(operation)
             return f".{method}({own})"
     raise AssertionError(operation)
@@ -110,7 +113,10 @@ class Mapped(ElementNode):
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
         """Yields what the function returns."""
         del positions
-        return map(self.operation.map, values)
+        try:
+            return results_of(self.operation, values)
+        except WholeCallError as failure:
+            raise failure.error from None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

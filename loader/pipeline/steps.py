@@ -20,6 +20,7 @@ from millstream.loader.pipeline.elements import Elements, Origins, add_note, des
 from millstream.loader.pipeline.one_component import Results, within
 from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
+from millstream.transforms.batched import WholeCallError, results_of
 from millstream.transforms.only_for import leaves
 from millstream.transforms.pad import pad
 from millstream.transforms.present import AbsentElement, Present
@@ -98,7 +99,7 @@ def _element_step(
         case Map():
 
             def results(run: Elements) -> Iterator[Any]:
-                return map(operation.map, run.values)
+                return results_of(operation, run.values)
         case MapWithIndex():
 
             def results(run: Elements) -> Iterator[Any]:
@@ -120,7 +121,14 @@ def _unchanged(element: Any) -> Any:
 def _map_step(results: Results, where: str, maker: str | None) -> Step:
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
-        values, error = collect(results(run), run.origins, where, len(run.values))
+        try:
+            made = results(run)
+        except WholeCallError as failure:
+            whole = (
+                f"{where}, with {len(run.values)} elements in one call, the first at {describe_origin(run.origins, 0)}"
+            )
+            return Elements([], run.origins.take(slice(0)), annotated(failure.error, whole))
+        values, error = collect(made, run.origins, where, len(run.values))
         if error is None:
             return Elements(values, run.origins, run.error, run.at)
         _explain_none(error, run.values, len(values), maker)

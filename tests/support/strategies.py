@@ -39,6 +39,20 @@ class Scale(Map):
         return on_numbers(lambda numbers: numbers * self.factor, element)
 
 
+@dataclasses.dataclass(frozen=True)
+class ScaleTogether(Map):
+    """Multiplies many elements in one call; fails if one of them has a sum with some remainder."""
+
+    factor: int
+    fails_on: int = 23
+
+    def map_batch(self, elements: list[Any]) -> list[Any]:
+        """Returns the elements times the factor, or raises IndexError."""
+        if any(total(element) % 23 == self.fails_on for element in elements):
+            raise IndexError(self.fails_on)
+        return [on_numbers(lambda numbers: numbers * self.factor, element) for element in elements]
+
+
 class Jitter(RandomMap):
     """Adds a random number."""
 
@@ -104,6 +118,7 @@ class Pipeline:
 
 one_to_one_operations = st.one_of(
     st.builds(Scale, st.integers(2, 5)),
+    st.builds(ScaleTogether, st.integers(2, 5)),
     st.just(Jitter()),
     st.just(AddIndex()),
     st.builds(Batch, st.integers(1, 7), st.booleans(), st.sampled_from([None, total])),
@@ -116,6 +131,7 @@ operations = st.one_of(
     st.builds(DropMultiples, st.integers(2, 4)),
     st.builds(Split, st.integers(1, 3), st.sampled_from([False, False, False, True])),
     st.builds(FailOn, st.integers(0, 22)),
+    st.builds(ScaleTogether, st.integers(2, 5), st.integers(0, 22)),
 )
 
 

@@ -160,7 +160,7 @@ def test_subclass_constructor_arguments_are_checked() -> None:
 @pytest.mark.parametrize("kind", [Map, RandomMap, MapWithIndex, Filter, FlatMap])
 def test_constructors_show_their_arguments(kind: type) -> None:
     """What tools show of a constructor is what it takes."""
-    expected = ["function", "max_fan_out"] if kind is FlatMap else ["function"]
+    expected = ["function", *({FlatMap: ["max_fan_out"], Map: ["batched"]}.get(kind, []))]
 
     assert list(inspect.signature(kind).parameters) == expected
 
@@ -172,7 +172,7 @@ def test_constructors_show_their_arguments(kind: type) -> None:
             lambda: FlatMap(list, max_fanout=3),  # type: ignore[call-overload]
             "FlatMap has no argument 'max_fanout': did you mean 'max_fan_out'? It takes function, max_fan_out.",
         ),
-        (lambda: Map(func=abs), "Map has no argument 'func': did you mean 'function'? It takes function."),  # type: ignore[call-overload]
+        (lambda: Map(func=abs), "Map has no argument 'func': did you mean 'function'? It takes function, batched."),  # type: ignore[call-overload]
         (lambda: Map(abs, abs), "Map: too many positional arguments."),  # type: ignore[call-overload]
         (
             lambda: Batch(4, drop_reminder=True),  # type: ignore[call-arg]

@@ -208,7 +208,7 @@ def test_a_cache_is_filled_once() -> None:
         (lambda: InterleaveIterDataset("files", cycle_length=2), TypeError, "a list or a MapDataset"),
         (lambda: InterleaveIterDataset([], cycle_length=0), ValueError, "cycle_length must be at least 1"),
         (lambda: numbers(1).random_map(lambda value, _rng: value), ValueError, "needs a seed"),
-        (lambda: numbers(1).map(3), TypeError, "needs a function"),  # type: ignore[arg-type]
+        (lambda: numbers(1).map(3), TypeError, "needs a function"),  # type: ignore[call-overload]
         (lambda: numbers(1).batch(0), ValueError, "batch_size must be at least 1"),
         (lambda: numbers(1).mp_prefetch(-1), ValueError, "num_workers must be at least 0"),
         (lambda: numbers(1).mp_prefetch(1, worker_init_fn=print), ValueError, "worker_init_fn"),  # type: ignore[arg-type]

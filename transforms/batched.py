@@ -1,0 +1,83 @@
+"""Maps that get many elements in one call: one after the other if that fails, to find the element that is at fault."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.interruptions import cannot_wait
+
+MapBatch = Callable[[list[Any]], Any]
+"""Returns the results of a list of elements, as many."""
+
+
+class WholeCallError(Exception):
+    """Many elements fail together, and none of them alone: the error is of no single element.
+
+    Attributes:
+        error: what was raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def results_of(operation: Any, values: Sequence[Any]) -> Iterator[Any]:
+    """Returns what a Map makes of elements, in their order.
+
+    Raises:
+        WholeCallError: the Map is batched, and fails for all of them together, but for none of them alone.
+    """
+    if not operation.is_batched:
+        return map(operation.map, values)
+    return _batched_results(operation.map_batch, list(values))
+
+
+def _batched_results(map_batch: MapBatch, values: list[Any]) -> Iterator[Any]:
+    """Returns the results of one call; an error comes in the place of the element that fails alone."""
+    try:
+        return iter(checked_results(map_batch, values))
+    except BaseException as error:
+        if cannot_wait(error):
+            raise
+        return _single_results(map_batch, values, error)
+
+
+def checked_results(map_batch: MapBatch, values: list[Any]) -> Sequence[Any]:
+    """Returns the results of elements, of one call.
+
+    Raises:
+        TypeError, ValueError: they are no list, tuple or array, or more or fewer than the elements.
+    """
+    if not values:
+        return []
+    results = map_batch(list(values))  # The function may change its list.
+    if not isinstance(results, list | tuple) and np.ndim(results if isinstance(results, np.ndarray) else 0) == 0:
+        raise TypeError(
+            "A batched map must return a list, a tuple or an array with one result per element, got "
+            f"{type(results).__name__}."
+        )
+    if len(results) != len(values):
+        raise ValueError(
+            f"A batched map must return one result per element, got {len(results)} results for {len(values)} elements."
+        )
+    made: Sequence[Any] = results
+    return made
+
+
+def _single_results(map_batch: MapBatch, values: list[Any], error: BaseException) -> Iterator[Any]:
+    made: list[Any] = []
+    try:
+        for value in values:
+            made += checked_results(map_batch, [value])
+    except BaseException as failure:
+        if cannot_wait(failure):
+            raise
+        return itertools.chain(made, map(_raise, [failure]))
+    raise WholeCallError(error) from error
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
