@@ -10,6 +10,18 @@ from millstream.transforms import Filter
 
 
 @final
+class KeepAll(Filter[Any]):
+    """Keeps every element: a pipeline that begins with it is not 1:1, so that records which fail are dropped."""
+
+    is_between: ClassVar[bool] = True
+
+    def filter(self, element: Any) -> bool:
+        """Returns True."""
+        del element
+        return True
+
+
+@final
 class DropAbsent(Filter[Any]):
     """Keeps the elements that are there."""
 

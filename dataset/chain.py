@@ -8,10 +8,9 @@ from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator, with_states
 from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.map_dataset import node_of
-from millstream.dataset.options import in_force
+from millstream.dataset.options import DatasetOptions, in_force
 from millstream.dataset.running import Running, Shared, WarmWorkers
 from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded
-from millstream.loader.pipeline.filter_limits import FilterLimits
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import Transformation
 
@@ -70,15 +69,24 @@ def iterator_of(dataset: IterDataset[Any], shared: Shared | None = None) -> Data
         shared: the threads and workers that it shares with others, if it is below a combination of datasets.
     """
     with in_force(dataset) as options:
-        return _opened(dataset, options.filter_limits, shared)
+        return _opened(dataset, options, shared)
 
 
-def _opened(dataset: IterDataset[Any], limits: FilterLimits, shared: Shared | None) -> DatasetIterator[Any]:
+def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared | None) -> DatasetIterator[Any]:
     chain = Chain.of(dataset)
     crew = None if shared is None else shared.crew
     workers = chain.workers if crew is None else MultiprocessingOptions()
     threads = None if shared is None else shared.threads
-    running = Running(workers, NO_THREADS, warm_workers_of(dataset), limits, crew, id(dataset), threads)
+    running = Running(
+        workers,
+        NO_THREADS,
+        warm_workers_of(dataset),
+        options.filter_limits,
+        crew,
+        id(dataset),
+        threads,
+        tolerance=options.tolerance,
+    )
     leaf = chain.leaf
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         reading = chain.reading or leaf.reading
@@ -89,9 +97,10 @@ def _opened(dataset: IterDataset[Any], limits: FilterLimits, shared: Shared | No
     if isinstance(leaf, Combined) and not iterates_itself(leaf):
         if not is_followed:
             return leaf._drawn(shared or Shared())  # noqa: SLF001  (not for users)
-        following = leaf._followed_by(chain.operations, running, chosen=bool(chain.reading))  # noqa: SLF001
-        if following is not None:
-            return following
+        if options.tolerance is None:
+            following = leaf._followed_by(chain.operations, running, chosen=bool(chain.reading))  # noqa: SLF001
+            if following is not None:
+                return following
         stream = leaf._drawn(shared or Shared())  # noqa: SLF001  (not for users)
     elif isinstance(leaf, Ahead) and not iterates_itself(leaf):
         stream = iterator_of(leaf, shared)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from millstream.dataset.absence import DropAbsent
+from millstream.dataset.absence import DropAbsent, KeepAll
 from millstream.dataset.brief_states import brief_state, ending_of, restored
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
@@ -135,16 +135,19 @@ class ReadIterator(EngineIterator):
         node = node_of(leaf.source)
         order = order_of(node)
         self._running, self._options = running, running.options
-        limits = running.limits
-        self._sparse = Pipeline(leaf.source, order, order, (DropAbsent(), *operations), NoSharding(), limits)
+        limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)
+        if running.tolerance is not None:
+            # Whatever a plan knows of absent elements, one that fails is dropped.
+            first = (KeepAll(), *first)
+        self._sparse = Pipeline(
+            leaf.source, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
+        )
         self._was_sought = False
         self._noted = _NOTHING_NOTED
         self._after = -1, ""
-        if leaf.allow_nones:
-            self._sparse = dataclasses.replace(self._sparse, operations=tuple(operations))
         # What is shown, if anybody looks: the operations of the MapDataset one by one, where that can be.
         pipeline = self._whole = self._sparse
-        if not node.is_sparse and not leaf.allow_nones:
+        if not node.is_sparse and not leaf.allow_nones and running.tolerance is None:
             source, own_order, maps = peeled(leaf.source, node)
             dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits)
             # The sparse plan is of use for what is not 1:1 anyway: it costs no more.

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
+from millstream.dataset.absence import KeepAll
 from millstream.dataset.chain_iterator import EngineIterator, decoded
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -73,7 +74,10 @@ class FedIterator(EngineIterator):
     ) -> None:
         super().__init__(stream)
         order = InOrder(None, epoch_length)
-        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), running.limits)
+        if running.tolerance is not None:
+            # There is no other key to read: an element that fails is dropped.
+            operations = (KeepAll(), *operations)
+        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), running.limits, running.tolerance)
         self.block = Plan(pipeline).partition.global_block
         self._feed = Feed(_Drawing(stream), self.block)
         self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from millstream.checks import named_fields
 from millstream.loader.pipeline.filter_limits import FilterLimits
+from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 
 
 class ExecutionTrackingMode(enum.Enum):
@@ -39,12 +40,14 @@ _RATIO: Any = _Default(0.9)
 _NONE: Any = _Default(None)
 _MODE: Any = _Default(ExecutionTrackingMode.DISABLED)
 _SIZE: Any = _Default(0)
+_ON_ERROR: Any = _Default("raise")
+_MAX_ERRORS: Any = _Default(MAX_ERRORS)
 
 
 @named_fields
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """Grain's options for a whole chain. None of them changes the elements, here or there.
+    """Options for a whole chain: Grain's, of which none changes the elements, and what to do with records that fail.
 
     The limits of filters are about the records that a chain reads, each 1000 in a row: how many of them nothing is left
     of, in front of the first operation that batches or packs. Where the limit is reached, the error comes after what is
@@ -56,6 +59,11 @@ class DatasetOptions:
         filter_raise_threshold_ratio: a share of dropped records that is a ValueError; None for any.
         execution_tracking_mode: accepted for Grain's sake, and without effect.
         min_shm_size: bytes; accepted for Grain's sake, and without effect: large arrays always travel in shared memory.
+        on_error: what to do with an element for which the source, the `MapDataset` or an operation before the first
+            Batch or packer raises an Exception: "raise" it, or "skip" the element, which is dropped as by a filter, and
+            named in the log.
+        max_errors: with on_error="skip", how many elements may fail before the error of the next one is raised; None
+            for any number but all of them.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -76,6 +84,8 @@ class DatasetOptions:
     filter_raise_threshold_ratio: float | None = _NONE
     execution_tracking_mode: ExecutionTrackingMode = _MODE
     min_shm_size: int = _SIZE
+    on_error: str = _ON_ERROR
+    max_errors: int | None = _MAX_ERRORS
     _given: frozenset[str] = dataclasses.field(default=frozenset(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -95,6 +105,13 @@ class DatasetOptions:
             raise TypeError(
                 f"execution_tracking_mode must be an ExecutionTrackingMode, got {self.execution_tracking_mode!r}."
             )
+
+        Tolerance.of(self.on_error, self.max_errors)
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        """How many elements may fail; None if the first error is raised."""
+        return Tolerance.of(self.on_error, self.max_errors)
 
     @property
     def filter_limits(self) -> FilterLimits:
@@ -118,6 +135,8 @@ _NAMES: Final = (
     "filter_raise_threshold_ratio",
     "execution_tracking_mode",
     "min_shm_size",
+    "on_error",
+    "max_errors",
 )
 
 _in_force: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("millstream_options")

@@ -11,6 +11,7 @@ from millstream.loader.execution import Execution
 from millstream.loader.pipeline.feed import Feed
 from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
 from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.tolerance import Tolerance
 from millstream.loader.threads.front import Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import SharedThreads
@@ -65,6 +66,7 @@ class Running:
         reading: the threads, in this process or in each worker.
         warm: has the workers that were left.
         limits: how much filters may drop.
+        tolerance: how many elements may fail; None if the first error is raised.
         crew: the worker processes of what draws from this, which do its work too; None where there are none.
         name: what this is called among all that they work for.
         threads: the threads of this process, if others have them, too; None for its own.
@@ -77,6 +79,7 @@ class Running:
     crew: "Crew | None" = None
     name: "Hashable" = None
     threads: SharedThreads | None = None
+    tolerance: Tolerance | None = None
 
     @property
     def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
@@ -89,4 +92,4 @@ class Running:
         execution = Execution(
             pipeline, self.workers, self.reading, feed, front=front, crew=self.crew, name=name, threads=self.threads
         )
-        return self.warm.lend(execution, part, self.reading, self.limits)
+        return self.warm.lend(execution, part, self.reading, self.limits, self.tolerance)
