@@ -353,7 +353,9 @@ def _is_fleeting(kind: type) -> bool:
 def _is_container_like(value: object) -> bool:
     """Returns whether an object is described by its attributes, one by one."""
     is_value = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return is_value or isinstance(value, Transformation | types.SimpleNamespace | functools.partial)
+    # The library's own objects are parameters of its operations: the layout of a packer's rows, say.
+    is_own = type(value).__module__.startswith("millstream.")
+    return is_value or is_own or isinstance(value, Transformation | types.SimpleNamespace | functools.partial)
 
 
 def _parts(value: Any) -> list[tuple[str, object]] | None:
