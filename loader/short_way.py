@@ -15,7 +15,7 @@ from millstream.samplers import IndexSampler, Sampler
 from millstream.samplers.rounds import derived
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.sources.lookalikes import check_source
+from millstream.sources.lookalikes import check_readable
 from millstream.transforms import Batch
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def load(
         array(['a', 'b', 'c', 'X'], dtype='<U1')
     """
     if weights is None:
-        check_source(source, "data_source")  # which refuses a mapping
+        check_readable(source, "data_source")  # which refuses a mapping
     check_list(transformations, "transformations")
     if batch_fn is not None and batch_size is None:
         raise ValueError("batch_fn makes batches, but batch_size=None asks for none: give batch_size as well.")

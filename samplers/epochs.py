@@ -52,6 +52,8 @@ class EpochSampler(Pictured, abc.ABC):
     @property
     def length(self) -> int | None:
         """The number of positions, over all epochs; None where the order is endless."""
+        if not self.num_records:
+            return 0
         return None if self.num_epochs is None else self.num_records * self.num_epochs
 
     def endless(self) -> Self:

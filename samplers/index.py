@@ -36,7 +36,7 @@ class IndexSampler(EpochSampler):
     The positions are those of the global order: the loader deals them out by shard_options.
 
     Attributes:
-        num_records: how many records an epoch has, 1 … 2**63.
+        num_records: how many records an epoch has, 0 … 2**63; without any, the order is empty.
         shard_options: which shard of every global batch this process reads.
         shuffle: whether each epoch is shuffled. It needs a seed.
         num_epochs: how many epochs, at least 1; None for no end.
@@ -68,8 +68,8 @@ class IndexSampler(EpochSampler):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_records", as_integer(self.num_records, "num_records"))
-        if not 1 <= self.num_records <= POSITION_LIMIT:
-            raise ValueError(f"num_records must be between 1 and 2**63, got {self.num_records}.")
+        if not 0 <= self.num_records <= POSITION_LIMIT:
+            raise ValueError(f"num_records must be between 0 and 2**63, got {self.num_records}.")
         object.__setattr__(self, "shard_options", checked_shard_options(self.shard_options))
         object.__setattr__(self, "shuffle", as_flag(self.shuffle, "shuffle"))
         object.__setattr__(self, "num_epochs", checked_num_epochs(self.num_epochs))
@@ -96,7 +96,7 @@ class IndexSampler(EpochSampler):
     @functools.cached_property
     def largest_key(self) -> int:
         """The largest of all record keys."""
-        return self.num_records - 1 if self.keys is None else int(np.max(self.keys))
+        return self.num_records - 1 if self.keys is None else int(np.max(self.keys, initial=-1))
 
     def fingerprint(self) -> str:
         """Returns the class and what decides the order, in words: not num_epochs, and not which shard is read.
@@ -194,6 +194,8 @@ def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
             f"keys must hold one record key for each of the num_records={num_records} records, got an array of shape "
             f"{array.shape}: write IndexSampler(len(keys), keys=keys)."
         )
+    if not array.size:
+        return np.zeros(0, np.int64)
     if array.dtype.kind not in "iu":
         raise TypeError(f"keys must be integers, got an array of dtype {array.dtype}.")
     smallest, largest = int(array.min()), int(array.max())

@@ -33,7 +33,7 @@ class HuggingFaceDataSource(Pictured):
     dataset that is mapped is sent to workers as the names of its files; one that is in memory is sent whole.
 
     Args:
-        dataset: a `datasets.Dataset`, with at least one record and column. It is kept.
+        dataset: a `datasets.Dataset`, with at least one column. It is kept.
 
     Raises:
         TypeError: something else, such as a `DatasetDict`, an `IterableDataset`, or a dataset with `with_transform`.
@@ -59,8 +59,6 @@ class HuggingFaceDataSource(Pictured):
         self._dataset = dataset
         self._names = _checked_columns(dataset)
         self._num_records = len(dataset)
-        if not self._num_records:
-            raise ValueError("A source must hold at least one record, got an empty dataset.")
         self._tables: _Tables | None = None
 
     def __len__(self) -> int:

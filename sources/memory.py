@@ -41,7 +41,7 @@ class RangeDataSource(Pictured):
         step: the difference of neighbours; negative counts down, 0 is an error.
 
     Raises:
-        ValueError: the step is 0, or the range is empty.
+        ValueError: the step is 0.
 
     Examples:
         >>> source = millstream.RangeDataSource(10, 20, 5)
@@ -57,11 +57,6 @@ class RangeDataSource(Pictured):
         if step == 0:
             raise ValueError("step must not be 0.")
         self._range = range(start, stop, step)
-        if not self._range:
-            raise ValueError(
-                f"A source must hold at least one record, got the empty {self._range!r}: "
-                f"with step {step}, stop must be {'above' if step > 0 else 'below'} start."
-            )
 
     def __len__(self) -> int:
         return len(self._range)
@@ -102,7 +97,7 @@ class InMemoryDataSource(Pictured):
 
     Raises:
         TypeError: columns that are not NumPy arrays, text, or something without `len()` and `[]`.
-        ValueError: there is no record, an array is 0-dimensional, or arrays differ in length.
+        ValueError: an array is 0-dimensional, or arrays differ in length.
 
     Examples:
         >>> source = millstream.InMemoryDataSource({"x": np.arange(6).reshape(3, 2), "y": np.array([0, 1, 0])})
@@ -131,8 +126,6 @@ class InMemoryDataSource(Pictured):
             not column.dtype.hasobject and (column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS)
             for _, column in _named_columns(self._records)
         )
-        if self._num_records == 0:
-            raise ValueError(f"A source must hold at least one record, got an empty {type(records).__name__}.")
         self._fingerprint: str | None = None
 
     def __len__(self) -> int:

@@ -259,7 +259,7 @@ class ParquetDataSource(Files[ParquetFile]):
                 end = min(stop, int(ends[number])) - start
                 if end > (begin := max(0, part.start - start)):
                     units.append((first_groups[part.path] + number, begin, end))
-        table = np.array(units, np.int64)
+        table = np.array(units, np.int64).reshape(-1, 3)
         self._unit_groups = table[:, 0]
         self._unit_ends = np.cumsum(table[:, 2] - table[:, 1])
         self._unit_shifts = table[:, 2] - self._unit_ends

@@ -52,6 +52,8 @@ def converted(
     if runner is not None:
         writers = BeamWriters(runner, runner_options, jobs or available_cores())
     with _opened(kind, paths, encode) as source:
+        if not len(source):
+            raise ValueError(f"SRC must have at least one record to convert, got none in {', '.join(paths)}.")
         encoding = encoding_for(source[0]) if encode == "auto" else encode
         if isinstance(source, JsonTexts):
             encoding = "raw"  # They are JSON already.

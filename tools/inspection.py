@@ -34,6 +34,8 @@ def _facts(kind: FileFormat, source: Any) -> Iterator[tuple[str, list[str]]]:
     sizes = [identity.size for identity in source.files.values()]
     yield "files", [f"{len(sizes):,}, {in_bytes(sum(sizes))}"]
     yield "records", [f"{len(source):,}"]
+    if not len(source):
+        return
     if (units := getattr(source, "unit_sizes", None)) is not None:
         # Where records are read one by one, units are the files, which are copied as a whole where there is a cache.
         what = f"file{'s'[: len(units) > 1]}" if isinstance(source, FileRecords) else "that are read whole"

@@ -27,9 +27,10 @@ from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.kinds import is_mixed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.sources.lookalikes import check_source
+from millstream.sources.lookalikes import check_readable
 from millstream.transforms import Batch, Transformation
 from millstream.transforms.transformation import numbers_of, paths_of
+from millstream.warn import warn
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,7 +76,9 @@ class Pipeline:
         Raises:
             TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
         """
-        check_source(source, "data_source")
+        check_readable(source, "data_source")
+        if not len(source):
+            warn(f"data_source has no record, got an empty {type(source).__name__}: the loader yields nothing.")
         order = check_sampler(sampler, source)
         checked = tuple(check_operations(operations))
         shard = resolve_shard(shard_options, sampler)

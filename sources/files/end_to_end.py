@@ -94,8 +94,6 @@ class Files(Pictured, Closing, Generic[FileT]):
         self._inspect()
         self._index_parts()
         self._open_files = self._no_open_files()
-        if not self._num_records:
-            raise ValueError(f"A source must hold at least one record, got none in {self._named_files()}.")
 
     @abc.abstractmethod
     def _count(self, path: str) -> int:

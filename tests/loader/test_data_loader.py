@@ -40,7 +40,6 @@ def load_with(**changes: Any) -> millstream.DataLoader:
 WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"data_source": 7}, TypeError, ("data_source", "len(source) and source[key]", "got int", "A list")),
     ({"data_source": {1, 2}}, TypeError, ("data_source", "got set")),
-    ({"data_source": []}, ValueError, ("data_source", "at least one record", "empty list")),
     ({"sampler": None}, TypeError, ("sampler", "__getitem__(position)", "NoneType")),
     ({"sampler": IndexSampler(11)}, ValueError, ("sampler", "keys up to 10,", "0 to 9", "num_records=len(source)")),
     (
@@ -89,7 +88,6 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] =
 ]
 WRONG_ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"source": None}, TypeError, ("data_source", "len(source)", "NoneType")),
-    ({"source": ()}, ValueError, ("data_source", "at least one record", "empty tuple")),
     ({"transformations": abs}, TypeError, ("transformations", "a list", "abs", "transformations=[...]")),
     ({"transformations": [None]}, TypeError, ("operation", "got None", "operations[0]")),
     ({"shuffle": True}, ValueError, ("shuffle=True", "a seed", "seed=None")),

@@ -254,3 +254,27 @@ def test_the_short_way_warns_as_well() -> None:
         UserWarning, match=r"operations\[0\], DropMultiples\(of=3\), drops or adds elements on each of the 2 shards"
     ):
         millstream.load(range(9), num_epochs=1, transformations=[DropMultiples(3)], shard_options=ShardOptions(0, 2))
+
+
+EMPTY: dict[str, Any] = {
+    "a list": [],
+    "a range": range(0),
+    "a RangeDataSource": millstream.RangeDataSource(3, 3),
+    "records": millstream.InMemoryDataSource([]),
+    "columns": millstream.InMemoryDataSource({"x": np.zeros((0, 3))}),
+    "an array": np.zeros((0, 2)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("num_epochs", [None, 2])
+def test_a_loader_of_no_record_ends_at_once(name: str, num_epochs: int | None) -> None:
+    """With a warning when it is built, a length of 0, and a state; however many epochs there are, shuffled or not."""
+    for options in ({}, {"shuffle": True, "seed": 0}, {"transformations": [Filter(bool)]}):
+        with pytest.warns(UserWarning, match="data_source has no record, got an empty"):
+            loader = millstream.load(EMPTY[name], num_epochs=num_epochs, batch_size=2, **options)
+        with iter(loader) as batches:
+            batches.set_state(batches.get_state())
+            assert list(batches) == []
+            assert batches.epoch == 0
+    assert len(IndexSampler(0, keys=[])) == 0

@@ -218,7 +218,7 @@ def test_numpy_integers_are_integers() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"num_records": 0}, ValueError, "num_records must be between 1 and 2\\*\\*63, got 0"),
+        ({"num_records": -1}, ValueError, "num_records must be between 0 and 2\\*\\*63, got -1"),
         ({"num_records": 2**63 + 1}, ValueError, "num_records"),
         ({"num_records": 2.0}, TypeError, "num_records must be an integer, got 2.0 of type float"),
         ({"num_records": True}, TypeError, "num_records must be an integer, got True"),

@@ -40,13 +40,13 @@ class Sample:
 @given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-7, 7), st.data())
 def test_range_is_pythons_range(start: int, stop: int, step: int, data: st.DataObject) -> None:
     """The records are those of `range`, as Python ints; what `range` does not hold, or refuses, is an error."""
-    if step == 0 or not range(start, stop, step):
-        with pytest.raises(ValueError, match=r"step must not be 0|at least one record"):
+    if step == 0:
+        with pytest.raises(ValueError, match="step must not be 0"):
             RangeDataSource(start, stop, step)
         return
     expected = range(start, stop, step)
     source = RangeDataSource(start, stop, step)
-    keys = data.draw(st.lists(st.integers(0, len(expected) - 1)))
+    keys = data.draw(st.lists(st.sampled_from(range(len(expected))))) if expected else []
     assert len(source) == len(expected)
     assert [source[key] for key in range(len(expected))] == list(expected)
     records = source.__getitems__(keys)
@@ -257,9 +257,6 @@ def test_records_of_columns_are_copies() -> None:
 @pytest.mark.parametrize(
     ("records", "error", "message"),
     [
-        ([], ValueError, "at least one record, got an empty list"),
-        ({}, ValueError, "at least one record, got an empty dict"),
-        (np.zeros((0, 3)), ValueError, "at least one record, got an empty ndarray"),
         ({"a": np.zeros(3), "b": np.zeros(4)}, ValueError, r"\['a'\] has 3, \['b'\] has 4"),
         ({"a": {"b": np.zeros(3)}, "c": (np.zeros(2),)}, ValueError, r"\['a'\]\['b'\] has 3, \['c'\]\[0\] has 2"),
         ((np.zeros(3), np.zeros(4)), ValueError, r"\[0\] has 3, \[1\] has 4"),

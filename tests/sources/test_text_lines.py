@@ -52,8 +52,8 @@ def test_any_lines_are_read_in_any_order(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "BLOCK_BYTES", block_bytes)
         if expected in ([], [""]) and len(content) in (0, 3):
-            with pytest.raises(ValueError, match="at least one record"):
-                TextLineDataSource(path)
+            with TextLineDataSource(path) as source:
+                assert len(source) == 0
             return
         with TextLineDataSource(path) as source:
             order = np.random.default_rng(0).permutation(len(expected))

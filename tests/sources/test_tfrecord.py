@@ -32,8 +32,8 @@ def test_any_records_are_read_in_any_order(folder: Path, files: list[list[bytes]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tfrecord, "_BLOCK_BYTES", block_bytes)
         if not everything:
-            with pytest.raises(ValueError, match="at least one record"):
-                TFRecordDataSource(paths)
+            with TFRecordDataSource(paths) as source:
+                assert len(source) == 0
             return
         with TFRecordDataSource(paths) as source:
             order = np.random.default_rng(0).permutation(len(everything))

@@ -180,7 +180,6 @@ def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
         (["inspect", "."], "millstream: '{folder}/.' is a directory: name the files in it, such as '{folder}/./*'."),
         (["inspect", "zeros"], "millstream: The format of '{folder}/zeros' is not known by its name or its first"),
         (["inspect", "zeros", "--format=tfrecord"], "millstream: '{folder}/zeros' is not a TFRecord file"),
-        (["inspect", "empty.txt"], "millstream: A source must hold at least one record"),
         (["inspect", "a.txt[3:2]"], "millstream: A range of records must have 0 <= start"),
     ],
 )
@@ -333,3 +332,12 @@ def test_the_commands_in_the_documents_are_understood() -> None:
     given = [parser().parse_args(shlex.split(line.replace("PID", "1"))[1:]) for line in lines]
 
     assert len(given) >= 6
+
+
+def test_a_file_without_records_is_inspected_and_not_converted(tmp_path: Path) -> None:
+    """It has 0 records; a file of none would be of no known kind."""
+    (tmp_path / "empty.txt").touch()
+    printed, _ = run("inspect", "empty.txt", folder=tmp_path)
+    assert re.search(r"records +0$", printed, re.MULTILINE)
+    _, reported = run("convert", "empty.txt", "empty.bag", folder=tmp_path, status=1)
+    assert "millstream: SRC must have at least one record to convert, got none in " in reported
