@@ -5,7 +5,7 @@ from types import FunctionType
 from typing import Any, cast
 
 from millstream.columnar import ColumnarRecords
-from millstream.interruptions import cannot_wait
+from millstream.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.pipeline.elements import Elements, Origins, describe_origin, position_at
 from millstream.loader.pipeline.steps import annotated, collect
 from millstream.sources import DataSource
@@ -80,7 +80,7 @@ def _batched_reader(
         run = read_singly(origins)
         if run.error is not None:
             return run
-        if isinstance(error, _WrongCountError):
+        if _is_of_the_call(error):
             whole = f"{where}, {len(keys)} records at once, the first at {describe_origin(origins, 0)}"
             return Elements.failed(annotated(error, whole))
         if not told:
@@ -102,6 +102,13 @@ def _tell_fallback(source: str, count: int, error: BaseException) -> None:
         type(error).__name__,
         error,
     )
+
+
+def _is_of_the_call(error: BaseException) -> bool:
+    """True if an exception is that of the batched read although each of the records can be read."""
+    if not isinstance(error, Exception) or isinstance(error, _WrongCountError | StopIteration):
+        return True
+    return is_from_signal_handler(error)
 
 
 class _WrongCountError(ValueError):
