@@ -219,7 +219,7 @@ def test_the_text_says_what_to_write_and_why() -> None:
 
     assert lines[0] == (
         "DataLoader(..., worker_count=4, worker_buffer_size=2, "
-        "read_options=ReadOptions(num_threads=16, prefetch_buffer_size=500))"
+        "read_options=ReadOptions(num_threads=16, prefetch_buffer_size=500, max_buffer_bytes=None))"
     )
     assert lines[2] == "4,000 records/s for a trainer that only waits, on 8 cores: 4.0 times as fast."
     assert lines[4].split() == ["records/s", "memory"]
