@@ -60,6 +60,7 @@ GIVEN = "The examples begin with `import millstream` and `import numpy as np`, a
 """What stands on each page of the reference."""
 
 OF_BASES = {"profile", "summary", "metrics", "trace", "preview", "report", "serve_top", "start_prefetch", "close"}
+OF_BASES |= {"state_dict", "load_state_dict"}
 OF_BASES |= {"length", "record_keys", "record_keys_at", "files", "locate", "unit_sizes"}
 """What classes have of a base that is not public itself, and users call."""
 
@@ -75,6 +76,8 @@ FOR_THE_LIBRARY = {
 FOR_THE_LIBRARY |= {"noted_state", "place", "go", "takes_key_arrays"}
 FOR_THE_LIBRARY |= {"prepare", "begin", "arrange", "make", "unit", "keeps_remainder"}  # of operations that group
 FOR_THE_LIBRARY |= {"located", "located_pieces", "known_size", "copy_of", "stackable_columns", "default_values"}
+FOR_THE_LIBRARY |= {"is_outermost", "measured_outside", "describe_next", "count_delivered", "stall_timeout"}
+FOR_THE_LIBRARY |= {"occurrences"}  # of samplers, for `positions_of`
 FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
 """What the library's own parts call of each other's public classes."""
 

@@ -130,8 +130,13 @@ def test_what_users_call_is_in_the_reference_and_what_they_do_not_is_not(site: P
         "get_state",
         "set_state",
         "set_states",
+        "state_dict",
+        "load_state_dict",
         "seek",
         "close",
+        "metrics",
+        "profile",
+        "summary",
     }
 
 

@@ -27,6 +27,9 @@ class Checkpointable:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Moves to the position in a dict that `state_dict` returned.
 
+        Args:
+            state_dict: what `state_dict()` returned, here or on another iterator over the same stream.
+
         Raises:
             CheckpointError: it is not such a dict, or its state is of another stream. The iterator is as it was.
         """

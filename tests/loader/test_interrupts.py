@@ -72,6 +72,14 @@ def loader_of(*operations: Any, **options: Any) -> millstream.DataLoader:
     return millstream.load(list(range(NUM_RECORDS)), **(arguments | {"transformations": operations} | options))
 
 
+def batches_of(loader: millstream.DataLoader) -> list[Any]:
+    """Returns the batches, and begins another pass: the warning about that takes locks, which interrupts may leave."""
+    batches = [np.asarray(batch).tolist() for batch in loader]
+    with iter(loader) as again:
+        next(again)
+    return batches
+
+
 def device_iterator(loader: millstream.DataLoader) -> Any:
     """Returns an iterator that stages batches on JAX's device."""
     return millstream.device_put(iter(loader))
@@ -140,7 +148,7 @@ def test_a_first_next_that_is_interrupted_loses_nothing(
     for module in (inline_executor, shared_threads):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 2 * WAIT_SECONDS)
     loader = loader_of(**options)
-    expected = [np.asarray(batch).tolist() for batch in loader]
+    expected = batches_of(loader)
     chance = random.Random(times)
     for _ in range(TRIALS):
         iterator = make(loader)
@@ -159,7 +167,7 @@ def test_an_iterator_that_is_interrupted_again_and_again_resumes_each_time(
 ) -> None:
     """Exceptions at any moment of a pass, of `seek` and of `set_state`: each batch is that of the iterator's step."""
     loader = loader_of(**options)
-    expected = [np.asarray(batch).tolist() for batch in loader]
+    expected = batches_of(loader)
     chance = random.Random(1)
     with make(loader) as iterator:
 
@@ -275,7 +283,7 @@ def test_a_read_of_files_that_is_interrupted_keeps_nobody_from_reading_them(
         loader = millstream.load(
             source, shuffle=False, num_epochs=1, batch_size=8, read_options=INLINE, transformations=[repr]
         )
-        expected = [batch.tolist() for batch in loader]
+        expected = batches_of(loader)
         chance = random.Random(10)
         for trial in range(3 * TRIALS):
             with iter(loader) as iterator:
@@ -423,7 +431,7 @@ def test_next_in_a_handler_inside_next_is_refused(
 ) -> None:
     """A handler that draws a batch gets it, or an error where `next` was interrupted: each batch comes once."""
     loader = loader_of(**options)
-    expected = [np.asarray(batch).tolist() for batch in loader]
+    expected = batches_of(loader)
     got: list[Any] = []
     refusals: list[str] = []
 
@@ -549,7 +557,7 @@ def answering_threads() -> list[threading.Thread]:
 def test_worker_processes_whose_start_is_interrupted_end_with_their_iterator() -> None:
     """Ctrl-C at any moment of the start: neither a process nor a descriptor is left that nobody knows of."""
     loader = loader_of(worker_count=2)
-    expected = [np.asarray(batch).tolist() for batch in loader]
+    expected = batches_of(loader)
     loader.close()
     before, chance = len(os.listdir("/proc/self/fd")), random.Random(0)  # noqa: PTH208  (the number is wanted)
     for _ in range(TRIALS):

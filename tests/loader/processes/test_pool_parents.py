@@ -152,9 +152,11 @@ assert worker_pools.batches(loader) == worker_pools.EXPECTED
 
 
 FORKS = """
-import gc, os, sys
+import gc, logging, os, sys
 import worker_pools
 from worker_pools import EXPECTED
+
+logging.getLogger("millstream").setLevel(logging.ERROR)  # The same pass comes more than once, on purpose.
 
 loader = worker_pools.loader_of()
 iterator = iter(loader)
