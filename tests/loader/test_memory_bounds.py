@@ -101,15 +101,15 @@ def test_a_budget_is_a_number_of_bytes(value: Any) -> None:
         millstream.ReadOptions(max_buffer_bytes=value)
 
 
-@pytest.mark.parametrize(("num_threads", "most"), [(0, 1), (4, 2)])
+@pytest.mark.parametrize(("num_threads", "most"), [(0, 3), (4, 12)])
 def test_no_record_is_split_before_a_batch_needs_its_children(num_threads: int, most: int, tmp_path: Path) -> None:
-    """Where a record has more children than a batch has elements, one is read for the first batch, and not a batch."""
+    """For a batch of 16, two records have children enough: few more are read, and not 16."""
     file = tmp_path / "read"
     source = Recorded(file)
     loader = millstream.DataLoader(
         data_source=source,
         sampler=millstream.SequentialSampler(100),
-        operations=SHAPES["FlatMap, Batch"],
+        operations=[FlatMap(eighths, max_fan_out=8), Batch(16)],
         read_options=millstream.ReadOptions(num_threads=num_threads),
     )
     with iter(loader) as iterator:
