@@ -110,7 +110,7 @@ class DatasetOptions:
 
     @property
     def tolerance(self) -> Tolerance | None:
-        """How many elements may fail; None if the first error is raised."""
+        """The maximum number of elements that may fail; None if the first error is raised."""
         return Tolerance.of(self.on_error, self.max_errors)
 
     @property

@@ -44,7 +44,7 @@ class WarmWorkers:
 @final
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What all chains below one combination of datasets share.
+    """The resources that all chains below one combination of datasets share.
 
     Attributes:
         threads: the threads of this process that read ahead.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 CODE = "code "
-"""How the mark of code begins in a description. Marks of two minor versions of Python cannot be compared."""
+"""The beginning of the mark of code in a description. Marks of two minor versions of Python cannot be compared."""
 
 # Updates of Python, millstream and arrays leave the stream as it is.
 _FOREIGN_MODULES = (

@@ -1,4 +1,4 @@
-"""How many records of a pipeline may fail."""
+"""The number of records of a pipeline that may fail."""
 
 from typing import NamedTuple, Self
 
@@ -10,7 +10,7 @@ MAX_ERRORS = 1000
 
 
 class Tolerance(NamedTuple):
-    """How many records may fail.
+    """The number of records that may fail.
 
     Attributes:
         max_errors: the number of record keys; None for any number but all of them.

@@ -36,7 +36,7 @@ CLOSE_SECONDS = 2.0
 """How long the end of an executor, and of the interpreter, waits for threads that are inside user code."""
 
 LOOK_SECONDS = 0.02
-"""How long `join` waits for the word of a thread before it looks for itself."""
+"""The time for which `join` waits for the word of a thread before it checks the thread, in seconds."""
 
 THREAD_NAME = "millstream-read"
 

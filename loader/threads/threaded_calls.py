@@ -62,7 +62,7 @@ class ThreadedCalls:
 
     @property
     def in_work(self) -> int:
-        """How many calls were handed out and not received."""
+        """The number of calls that were handed out and not received."""
         return len(self._in_work)
 
     @property
