@@ -15,16 +15,16 @@ stream_mixing.py     several streams in proportions: mixed_iterator.py draws fro
 streams.py           how streams are drawn from; counted_iterator.py: those without states
 shown_chain.py       what an iterator shows of itself; options.py: what may be set for a whole chain
 
-further/             what `millstream.experimental` names: further datasets, and functions for those of one's own
+grain_compat/        what `millstream.experimental` names: further datasets, and functions for those of one's own
 """
 
 from typing import TYPE_CHECKING
 
-from millstream import late_names
+from millstream import lazy_imports
 
 if TYPE_CHECKING:
     from millstream.dataset.dataset_iterator import DatasetIterator
-    from millstream.dataset.further.checking import (
+    from millstream.dataset.grain_compat.checking import (
         PerformanceConfig,
         apply_transformations,
         assert_equal_output_after_checkpoint,
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
         pick_performance_config,
         set_next_index,
     )
-    from millstream.dataset.further.combinations import (
+    from millstream.dataset.grain_compat.combinations import (
         CacheIterDataset,
         LimitIterDataset,
         RepeatIterDataset,
         ZipIterDataset,
     )
-    from millstream.dataset.further.elastic import ElasticIterator
-    from millstream.dataset.further.element_spec import (
+    from millstream.dataset.grain_compat.elastic import ElasticIterator
+    from millstream.dataset.grain_compat.element_spec import (
         ShapeDtypeStruct,
         ShapeDtypeStructProtocol,
         get_element_spec,
     )
-    from millstream.dataset.further.file_streams import ParquetIterDataset, TFRecordIterDataset
-    from millstream.dataset.further.grouped_streams import (
+    from millstream.dataset.grain_compat.file_streams import ParquetIterDataset, TFRecordIterDataset
+    from millstream.dataset.grain_compat.grouped_streams import (
         BestFitPackIterDataset,
         ConcatThenSplitIterDataset,
         FirstFitPackIterDataset,
@@ -53,59 +53,59 @@ if TYPE_CHECKING:
         RebatchIterDataset,
         WindowShuffleIterDataset,
     )
-    from millstream.dataset.further.interleaving import InterleaveIterDataset
-    from millstream.dataset.further.map_datasets import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
-    from millstream.dataset.further.padded_batches import batch_and_pad
-    from millstream.dataset.further.random_numbers import RngPool, index_shuffle
-    from millstream.dataset.further.working_ahead import (
+    from millstream.dataset.grain_compat.interleaving import InterleaveIterDataset
+    from millstream.dataset.grain_compat.map_datasets import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
+    from millstream.dataset.grain_compat.padded_batches import batch_and_pad
+    from millstream.dataset.grain_compat.prefetching import (
         ThreadPrefetchIterDataset,
         WithOptionsIterDataset,
         multithread_prefetch,
     )
+    from millstream.dataset.grain_compat.random_numbers import RngPool, index_shuffle
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.map_dataset import MapDataset
     from millstream.dataset.options import DatasetOptions, ExecutionTrackingMode
 else:
-    __getattr__, __dir__ = late_names.hooks(
+    __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
-            "BestFitPackIterDataset": "millstream.dataset.further.grouped_streams",
-            "CacheIterDataset": "millstream.dataset.further.combinations",
-            "ConcatThenSplitIterDataset": "millstream.dataset.further.grouped_streams",
+            "BestFitPackIterDataset": "millstream.dataset.grain_compat.grouped_streams",
+            "CacheIterDataset": "millstream.dataset.grain_compat.combinations",
+            "ConcatThenSplitIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "DatasetIterator": "millstream.dataset.dataset_iterator",
             "DatasetOptions": "millstream.dataset.options",
-            "ElasticIterator": "millstream.dataset.further.elastic",
+            "ElasticIterator": "millstream.dataset.grain_compat.elastic",
             "ExecutionTrackingMode": "millstream.dataset.options",
-            "FirstFitPackIterDataset": "millstream.dataset.further.grouped_streams",
-            "FlatMapIterDataset": "millstream.dataset.further.grouped_streams",
-            "FlatMapMapDataset": "millstream.dataset.further.map_datasets",
-            "InterleaveIterDataset": "millstream.dataset.further.interleaving",
+            "FirstFitPackIterDataset": "millstream.dataset.grain_compat.grouped_streams",
+            "FlatMapIterDataset": "millstream.dataset.grain_compat.grouped_streams",
+            "FlatMapMapDataset": "millstream.dataset.grain_compat.map_datasets",
+            "InterleaveIterDataset": "millstream.dataset.grain_compat.interleaving",
             "IterDataset": "millstream.dataset.iter_dataset",
-            "LimitIterDataset": "millstream.dataset.further.combinations",
+            "LimitIterDataset": "millstream.dataset.grain_compat.combinations",
             "MapDataset": "millstream.dataset.map_dataset",
-            "ParquetIterDataset": "millstream.dataset.further.file_streams",
-            "PerformanceConfig": "millstream.dataset.further.checking",
-            "RebatchIterDataset": "millstream.dataset.further.grouped_streams",
-            "RepeatIterDataset": "millstream.dataset.further.combinations",
-            "RngPool": "millstream.dataset.further.random_numbers",
-            "TFRecordIterDataset": "millstream.dataset.further.file_streams",
-            "ShapeDtypeStruct": "millstream.dataset.further.element_spec",
-            "ShapeDtypeStructProtocol": "millstream.dataset.further.element_spec",
-            "ThreadPrefetchIterDataset": "millstream.dataset.further.working_ahead",
-            "WindowShuffleIterDataset": "millstream.dataset.further.grouped_streams",
-            "WindowShuffleMapDataset": "millstream.dataset.further.map_datasets",
-            "WithOptionsIterDataset": "millstream.dataset.further.working_ahead",
-            "ZipIterDataset": "millstream.dataset.further.combinations",
-            "ZipMapDataset": "millstream.dataset.further.map_datasets",
-            "apply_transformations": "millstream.dataset.further.checking",
-            "assert_equal_output_after_checkpoint": "millstream.dataset.further.checking",
-            "batch_and_pad": "millstream.dataset.further.padded_batches",
-            "get_element_spec": "millstream.dataset.further.element_spec",
-            "get_next_index": "millstream.dataset.further.checking",
-            "index_shuffle": "millstream.dataset.further.random_numbers",
-            "multithread_prefetch": "millstream.dataset.further.working_ahead",
-            "pick_performance_config": "millstream.dataset.further.checking",
-            "set_next_index": "millstream.dataset.further.checking",
+            "ParquetIterDataset": "millstream.dataset.grain_compat.file_streams",
+            "PerformanceConfig": "millstream.dataset.grain_compat.checking",
+            "RebatchIterDataset": "millstream.dataset.grain_compat.grouped_streams",
+            "RepeatIterDataset": "millstream.dataset.grain_compat.combinations",
+            "RngPool": "millstream.dataset.grain_compat.random_numbers",
+            "TFRecordIterDataset": "millstream.dataset.grain_compat.file_streams",
+            "ShapeDtypeStruct": "millstream.dataset.grain_compat.element_spec",
+            "ShapeDtypeStructProtocol": "millstream.dataset.grain_compat.element_spec",
+            "ThreadPrefetchIterDataset": "millstream.dataset.grain_compat.prefetching",
+            "WindowShuffleIterDataset": "millstream.dataset.grain_compat.grouped_streams",
+            "WindowShuffleMapDataset": "millstream.dataset.grain_compat.map_datasets",
+            "WithOptionsIterDataset": "millstream.dataset.grain_compat.prefetching",
+            "ZipIterDataset": "millstream.dataset.grain_compat.combinations",
+            "ZipMapDataset": "millstream.dataset.grain_compat.map_datasets",
+            "apply_transformations": "millstream.dataset.grain_compat.checking",
+            "assert_equal_output_after_checkpoint": "millstream.dataset.grain_compat.checking",
+            "batch_and_pad": "millstream.dataset.grain_compat.padded_batches",
+            "get_element_spec": "millstream.dataset.grain_compat.element_spec",
+            "get_next_index": "millstream.dataset.grain_compat.checking",
+            "index_shuffle": "millstream.dataset.grain_compat.random_numbers",
+            "multithread_prefetch": "millstream.dataset.grain_compat.prefetching",
+            "pick_performance_config": "millstream.dataset.grain_compat.checking",
+            "set_next_index": "millstream.dataset.grain_compat.checking",
         },
     )
 

@@ -1,7 +1,7 @@
 """Elements that are absent: what a MapDataset has at a position where a filter dropped one, or a map returned None.
 
 A chain is compiled as if there were none, unless one of its operations may drop some. Then a block is a batch, and any
-step can be sought. Where an element is absent all the same, it shows when it is made (see `transforms/present.py`).
+step can be sought. Where an element is absent all the same, it shows when it is made (`transforms/absence_check.py`).
 """
 
 from typing import Any, ClassVar, final

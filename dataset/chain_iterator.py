@@ -31,7 +31,7 @@ from millstream.loader.threads.front import CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
-from millstream.transforms.present import AbsentElement, Present
+from millstream.transforms.absence_check import AbsentElement, Present
 
 if TYPE_CHECKING:
     from millstream.loader.tracing import Trace
@@ -100,7 +100,7 @@ class EngineIterator(ShownIterator):
         return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {hands}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
-        from millstream.loader.showing.picture import iterator_picture  # noqa: PLC0415  (for notebooks)
+        from millstream.loader.reporting.html_rendering import iterator_picture  # noqa: PLC0415  (for notebooks)
 
         return iterator_picture(repr(self), self._execution.facts())
 

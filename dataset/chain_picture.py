@@ -70,10 +70,10 @@ def text_of(title: str, chain: Sketch) -> str:
 
 def picture_of(title: str, chain: Sketch) -> str:
     """Returns a chain as HTML for a notebook, light or dark as the page around it."""
-    from millstream import pictures  # noqa: PLC0415  (for notebooks)
+    from millstream import html_fragments  # noqa: PLC0415  (for notebooks)
 
     name, _, extent = title.partition(" ")
-    return pictures.figure(pictures.card(name, extent, _boxes(chain)), style=_STYLE)
+    return html_fragments.figure(html_fragments.card(name, extent, _boxes(chain)), style=_STYLE)
 
 
 _STYLE = """
@@ -86,7 +86,7 @@ overflow-wrap:anywhere}
 
 def _boxes(chain: Sketch) -> str:
     """Returns the boxes of a chain, from its sources down."""
-    from millstream.pictures import escaped, proportions  # noqa: PLC0415  (for notebooks)
+    from millstream.html_fragments import escaped, proportions  # noqa: PLC0415  (for notebooks)
 
     if chain.follows:
         return f"{_boxes(chain.above[0])}{_step(chain.text)}"
@@ -100,7 +100,7 @@ def _boxes(chain: Sketch) -> str:
 
 
 def _step(text: str) -> str:
-    from millstream.pictures import escaped  # noqa: PLC0415  (for notebooks)
+    from millstream.html_fragments import escaped  # noqa: PLC0415  (for notebooks)
 
     return f'<div class="ms-step"><code>{escaped(text)}</code></div>'
 

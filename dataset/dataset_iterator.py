@@ -8,7 +8,7 @@ from millstream.loader.checkpoints.checkpointable import Checkpointable
 
 if TYPE_CHECKING:
     from millstream.loader.profile import Profile
-    from millstream.loader.showing.summary import Summary
+    from millstream.loader.reporting.summary import Summary
     from millstream.loader.tracing import Trace
 
 T_co = TypeVar("T_co", covariant=True)

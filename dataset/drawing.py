@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from millstream.dataset.chain_iterator import EngineIterator, ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.interruptions import cannot_wait
+from millstream.signal_exceptions import cannot_wait
 
 
 class Drawn(NamedTuple):

@@ -15,7 +15,6 @@ from millstream.dataset.drawing import drawn_from, move_to, noted_state
 from millstream.dataset.nodes.in_order import InOrder
 from millstream.dataset.running import Running
 from millstream.errors import CheckpointError
-from millstream.interruptions import cannot_wait
 from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.loader.execution import Execution
@@ -29,6 +28,7 @@ from millstream.loader.pipeline.steps import annotated
 from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.front import FED_CHAIN
 from millstream.sharding import NoSharding
+from millstream.signal_exceptions import cannot_wait
 from millstream.transforms import Transformation
 
 

@@ -27,12 +27,12 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, nearest_seed
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.randomness import as_seed
-from millstream.samplers.components import named_parts
+from millstream.samplers.mixture_checks import named_parts
 from millstream.samplers.rounds import derived
 from millstream.samplers.weights import checked_weights
 from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
-from millstream.sources.lookalikes import check_readable
+from millstream.sources.source_checks import check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.given import as_transformation
 

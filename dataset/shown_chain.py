@@ -14,7 +14,7 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.loader.threads.profiler import Profiler
 
 if TYPE_CHECKING:
-    from millstream.loader.showing.summary import Summary
+    from millstream.loader.reporting.summary import Summary
     from millstream.loader.tracing import Trace
 
 
@@ -59,13 +59,13 @@ class ShownIterator(DatasetIterator[Any]):
 
     def summary(self) -> "Summary":
         """Returns a table of where the time has gone so far, and advice in sentences: printed, a page to read."""
-        from millstream.loader.showing.summary import Summary  # noqa: PLC0415  (for those who look)
+        from millstream.loader.reporting.summary import Summary  # noqa: PLC0415  (for those who look)
 
         return Summary(self._execution.facts())
 
     def metrics(self) -> dict[str, float]:
         """Returns the measurements so far by stable names, as `DataLoader.metrics` does."""
-        from millstream.loader.showing.metrics import metrics_of  # noqa: PLC0415  (for those who look)
+        from millstream.loader.reporting.metrics import metrics_of  # noqa: PLC0415  (for those who look)
 
         return metrics_of(self._execution.facts())
 
@@ -74,7 +74,7 @@ def traced_chain(
     pipeline: Pipeline, options: tuple[MultiprocessingOptions, ReadOptions], front: Front = CHAIN
 ) -> "Trace":
     """Returns what flows between the operations of a pipeline, found by making one element."""
-    from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
+    from millstream.loader.snapshot_of_loader import facts_of  # noqa: PLC0415  (for those who look)
     from millstream.loader.tracing import Trace, traced  # noqa: PLC0415
 
     structures, shown = traced(pipeline), shown_labels(pipeline)

@@ -15,7 +15,7 @@ from millstream.dataset.running import Running, Shared
 from millstream.dataset.stream_nodes import Combined, ReadIterDataset
 from millstream.dataset.streams import as_stream
 from millstream.loader.threads.options import ReadOptions
-from millstream.samplers.components import named_parts
+from millstream.samplers.mixture_checks import named_parts
 from millstream.samplers.weights import checked_weights
 from millstream.transforms import Transformation
 

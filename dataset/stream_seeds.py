@@ -8,7 +8,7 @@ from millstream.randomness import OF_GROUPS, as_seed
 from millstream.samplers.rounds import derived
 from millstream.transforms import RandomMap
 from millstream.transforms.grouping import GroupingOperation
-from millstream.transforms.seeded import SeededRandomMap
+from millstream.transforms.seeded_random_map import SeededRandomMap
 
 
 def seeded(operation: RandomMap[Any, Any], parent: Any, seed: Any) -> SeededRandomMap:

@@ -84,13 +84,13 @@ FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", 
 RETURNED = {
     "loader": [
         "profile.Profile",
-        "showing.summary.Summary",
-        "showing.advice.Advice",
+        "reporting.summary.Summary",
+        "reporting.advice.Advice",
         "tracing.Trace",
-        "showing.preview.Preview",
-        "showing.tuned.Tuning",
-        "showing.tuned.Measurement",
-        "showing.tuned.Settings",
+        "reporting.preview.Preview",
+        "reporting.tuned.Tuning",
+        "reporting.tuned.Measurement",
+        "reporting.tuned.Settings",
     ]
 }
 """Classes without a public name, of which public functions return instances: they stand at the end of a part's page."""

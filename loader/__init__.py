@@ -6,21 +6,21 @@ them, `checkpoints.state` for what a checkpoint holds. README.md beside this fil
 
 from typing import TYPE_CHECKING
 
-from millstream import late_names
+from millstream import lazy_imports
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.data_loader import DataLoader
     from millstream.loader.device_iterator import DeviceIterator, device_put
-    from millstream.loader.filter_ahead import surviving_keys
+    from millstream.loader.introspection import prometheus_text
     from millstream.loader.iterator import DataLoaderIterator
-    from millstream.loader.short_way import load
-    from millstream.loader.shown_loader import prometheus_text
+    from millstream.loader.load_function import load
+    from millstream.loader.surviving_keys import surviving_keys
     from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
     from millstream.loader.tuning import tune
 else:
     # A worker process imports rooms of this folder, and none of these.
-    __getattr__, __dir__ = late_names.hooks(
+    __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
             "DataLoader": "millstream.loader.data_loader",
@@ -30,9 +30,9 @@ else:
             "RayWorkers": "millstream.loader.cluster.options",
             "ReadOptions": "millstream.loader.threads.options",
             "device_put": "millstream.loader.device_iterator",
-            "load": "millstream.loader.short_way",
-            "prometheus_text": "millstream.loader.shown_loader",
-            "surviving_keys": "millstream.loader.filter_ahead",
+            "load": "millstream.loader.load_function",
+            "prometheus_text": "millstream.loader.introspection",
+            "surviving_keys": "millstream.loader.surviving_keys",
             "tune": "millstream.loader.tuning",
         },
     )

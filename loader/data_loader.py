@@ -12,7 +12,8 @@ from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
-from millstream.loader.habits import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
+from millstream.loader.foreign_arguments import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
+from millstream.loader.introspection import ShownLoader
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -20,7 +21,6 @@ from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.pipeline.stages import Watch
 from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 from millstream.loader.repeated_passes import RepeatedPasses
-from millstream.loader.shown_loader import ShownLoader
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores

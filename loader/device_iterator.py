@@ -34,7 +34,7 @@ from millstream.loader.threads.waiting import LOOK_SECONDS, Wait
 
 if TYPE_CHECKING:
     from millstream.loader.profile import Profile
-    from millstream.loader.showing.summary import Summary
+    from millstream.loader.reporting.summary import Summary
 
 
 def device_put(

@@ -22,7 +22,7 @@ from millstream.loader.threads.profiler import Profiler
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.pipeline.feed import Feed
-    from millstream.loader.showing.facts import LoaderFacts
+    from millstream.loader.reporting.snapshot import LoaderFacts
     from millstream.loader.threads.shared_threads import SharedThreads
     from millstream.loader.workers.crew import Crew
     from millstream.loader.workers.warm_pools import WarmPools
@@ -114,7 +114,7 @@ class Execution:
         Args:
             structures: the leaves of what each stage gives, by the stage's label, where that was traced.
         """
-        from millstream.loader.facts_of_loader import facts_of  # noqa: PLC0415  (for those who look)
+        from millstream.loader.snapshot_of_loader import facts_of  # noqa: PLC0415  (for those who look)
 
         self.count_delivered()
         cores = None if self._ray_workers is None else self._ray_workers.num_cores

@@ -38,8 +38,8 @@ from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.load import IteratorLook
-    from millstream.loader.showing.facts import LoaderFacts
-    from millstream.loader.showing.summary import Summary
+    from millstream.loader.reporting.snapshot import LoaderFacts
+    from millstream.loader.reporting.summary import Summary
 
 
 class Lifecycle(enum.Enum):
@@ -247,13 +247,13 @@ class DataLoaderIterator(ResumableIterator):
 
     def summary(self) -> "Summary":
         """Returns a table of where the time of the loader's iterators has gone so far, and advice in sentences."""
-        from millstream.loader.showing.summary import Summary  # noqa: PLC0415  (lazy: only people need it)
+        from millstream.loader.reporting.summary import Summary  # noqa: PLC0415  (lazy: only people need it)
 
         return Summary(self._facts())
 
     def metrics(self) -> dict[str, float]:
         """Returns the measurements of the loader's iterators by stable names, as `DataLoader.metrics` does."""
-        from millstream.loader.showing.metrics import metrics_of  # noqa: PLC0415  (as above)
+        from millstream.loader.reporting.metrics import metrics_of  # noqa: PLC0415  (as above)
 
         return metrics_of(self._facts())
 

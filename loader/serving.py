@@ -18,16 +18,16 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from millstream.interruptions import is_from_signal_handler
-from millstream.loader.facts_of_loader import facts_later
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.live.client import FORMAT
-from millstream.loader.live.server import Server
-from millstream.loader.live.thread_stacks import stacks_of_threads
+from millstream.loader.monitoring.client import FORMAT
+from millstream.loader.monitoring.server import Server
+from millstream.loader.monitoring.thread_stacks import stacks_of_threads
 from millstream.loader.processes.process_report import process_report
-from millstream.loader.showing.advice import advice_of
-from millstream.loader.showing.facts import LoaderFacts
-from millstream.loader.showing.phrases import who_works
+from millstream.loader.reporting.advice import advice_of
+from millstream.loader.reporting.phrases import who_works
+from millstream.loader.reporting.snapshot import LoaderFacts
+from millstream.loader.snapshot_of_loader import facts_later
+from millstream.signal_exceptions import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.execution import Execution

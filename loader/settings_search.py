@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, final
 
-from millstream.loader.showing.tuned import Measurement, Settings, Tuning
+from millstream.loader.reporting.tuned import Measurement, Settings, Tuning
 from millstream.loader.threads.options import ReadOptions
 
 ENOUGH = 0.93

@@ -16,8 +16,8 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Watch
-from millstream.loader.showing.facts import LoaderFacts
-from millstream.loader.showing.picture import loader_picture
+from millstream.loader.reporting.html_rendering import loader_picture
+from millstream.loader.reporting.snapshot import LoaderFacts
 from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.transforms import Batch, BucketBatch, Rebatch, TokenBudgetBatch
 

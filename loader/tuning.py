@@ -10,8 +10,8 @@ from typing import final
 from millstream.checks import as_integer, as_seconds
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.pipeline.arguments import check_kind
+from millstream.loader.reporting.tuned import Settings, Tuning
 from millstream.loader.settings_search import Run, SettingsSearch
-from millstream.loader.showing.tuned import Settings, Tuning
 from millstream.loader.threads.options import available_cores
 from millstream.loader.timed_passes import TimedPasses
 

@@ -21,7 +21,7 @@ if not _path.isdir(_path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118
     # A checkout, entered by running Python in its root: the parts are beside this folder, not in it (see setup.cfg).
     __path__.append(_path.dirname(__path__[0]))  # noqa: PTH120
 
-from millstream import late_names, loader, samplers, sharding, sources, transforms
+from millstream import lazy_imports, loader, samplers, sharding, sources, transforms
 from millstream.errors import (
     CheckpointError,
     DataSourceError,
@@ -195,7 +195,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    _late_name, __dir__ = late_names.hooks(
+    _late_name, __dir__ = lazy_imports.hooks(
         __name__,
         {
             name: part.__name__

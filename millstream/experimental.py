@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from millstream import late_names
+from millstream import lazy_imports
 
 if TYPE_CHECKING:
     from millstream.dataset import (
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
         pick_performance_config,
         set_next_index,
     )
-    from millstream.dataset.further.placed import device_put
+    from millstream.dataset.grain_compat.placed import device_put
     from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform, PackAndBatchOperation
 else:
-    __getattr__, __dir__ = late_names.hooks(
+    __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
             "BOSHandling": "millstream.transforms",
@@ -79,7 +79,7 @@ else:
             "apply_transformations": "millstream.dataset",
             "assert_equal_output_after_checkpoint": "millstream.dataset",
             "batch_and_pad": "millstream.dataset",
-            "device_put": "millstream.dataset.further.placed",
+            "device_put": "millstream.dataset.grain_compat.placed",
             "get_element_spec": "millstream.dataset",
             "get_next_index": "millstream.dataset",
             "index_shuffle": "millstream.dataset",

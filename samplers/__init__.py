@@ -13,15 +13,15 @@ orders of several sources. `PackingSampler` makes rows of several documents. An 
     hierarchical.py     a shuffle of units, and of the records in a few of them
     epochs.py           what samplers of epochs have in common
     packing.py          rows made of several documents
-    pieces.py           what a row is made of
+    packed_rows.py           what a row is made of
     packing_plan.py     which documents go into which rows
     mixture.py          several orders as one
     occurrences.py      at which positions records come
-    kinds.py            what the loader asks of mixtures and of rows
-    components.py       what a mixture accepts
-    component_orders.py  what the components of a mixture have where
-    many_orders.py      many orders of all records, asked at once
-    mixture_words.py    what a mixture says of itself
+    protocols.py          what the loader asks of mixtures and of rows
+    mixture_checks.py       what a mixture accepts
+    mixture_lookup.py  what the components of a mixture have where
+    joint_index_samplers.py      many orders of all records, asked at once
+    mixture_fingerprint.py    what a mixture says of itself
     weights.py          weights as whole numbers
     proportions.py      which component stands at which position
     mixing_schedule.py  weights that change, and where a mixture ends
@@ -29,23 +29,23 @@ orders of several sources. `PackingSampler` makes rows of several documents. An 
 
 from typing import TYPE_CHECKING
 
-from millstream import late_names
+from millstream import lazy_imports
 from millstream.samplers.base import Sampler, VectorisedSampler
 from millstream.samplers.index import IndexSampler, SequentialSampler
 
 if TYPE_CHECKING:
     from millstream.samplers.hierarchical import HierarchicalSampler
     from millstream.samplers.mixture import MixtureSampler
+    from millstream.samplers.packed_rows import Pieces
     from millstream.samplers.packing import PackingSampler
-    from millstream.samplers.pieces import Pieces
 else:
-    __getattr__, __dir__ = late_names.hooks(
+    __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
             "HierarchicalSampler": "millstream.samplers.hierarchical",
             "MixtureSampler": "millstream.samplers.mixture",
             "PackingSampler": "millstream.samplers.packing",
-            "Pieces": "millstream.samplers.pieces",
+            "Pieces": "millstream.samplers.packed_rows",
         },
     )
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.interruptions import is_from_signal_handler
 from millstream.randomness import generator
 from millstream.record import RecordMetadata
+from millstream.signal_exceptions import is_from_signal_handler
 
 POSITION_LIMIT = 1 << 63
 """Positions and record keys are below this: each is an int64."""

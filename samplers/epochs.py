@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
-from millstream.pictured import Pictured
+from millstream.notebook_repr import Pictured
 from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range

@@ -11,17 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
-from millstream.pictured import Pictured
+from millstream.notebook_repr import Pictured
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range, largest_key
-from millstream.samplers.component_orders import ComponentOrders
-from millstream.samplers.components import checked_component, checked_row_length, checked_source_lengths, named_parts
 from millstream.samplers.epochs import checked_shard_options, positions_between
-from millstream.samplers.kinds import Located
 from millstream.samplers.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
-from millstream.samplers.mixture_words import mixture_words, weight_words
+from millstream.samplers.mixture_checks import (
+    checked_component,
+    checked_row_length,
+    checked_source_lengths,
+    named_parts,
+)
+from millstream.samplers.mixture_fingerprint import mixture_words, weight_words
+from millstream.samplers.mixture_lookup import ComponentOrders
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
-from millstream.samplers.pieces import Pieces
+from millstream.samplers.packed_rows import Pieces
+from millstream.samplers.protocols import Located
 from millstream.samplers.weights import checked_weights
 from millstream.sharding import NoSharding, ShardOptions
 

@@ -10,9 +10,9 @@ from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.overflow import as_overflow
 from millstream.samplers.epochs import EpochSampler, checked_seed, positions_between, whole_numbers
 from millstream.samplers.occurrences import equal_to
+from millstream.samplers.packed_rows import Pieces, put_together
 from millstream.samplers.packing_plan import BestFit, Stream
 from millstream.samplers.permutation import offsets_of, permute, permute_each
-from millstream.samplers.pieces import Pieces, put_together
 from millstream.samplers.rounds import mixed
 from millstream.sharding import ShardOptions
 

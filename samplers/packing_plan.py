@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from millstream.samplers.by_length import ByLength, Numbers
+from millstream.samplers.length_buckets import ByLength, Numbers
 from millstream.samplers.occurrences import spread
 
 AmongEquals: TypeAlias = Callable[[Numbers, Numbers, Numbers], Numbers]

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from millstream import late_names
+from millstream import lazy_imports
 from millstream.sources.base import DataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from millstream.sources.tokens import TokenDataSource
     from millstream.sources.webdataset import WebDatasetDataSource
 else:
-    __getattr__, __dir__ = late_names.hooks(
+    __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
             "ArrayRecordDataSource": "millstream.sources.array_record",

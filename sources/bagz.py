@@ -18,8 +18,8 @@ from millstream.errors import DataSourceError
 from millstream.sources.files.scan import BLOCK_BYTES, Scan
 from millstream.sources.files.span_files import SpanFormat, SpanPlaces
 from millstream.sources.files.spans import SpanRecords
+from millstream.sources.storage.byte_files import exists, identify, open_stored
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.storage.stored_files import exists, identify, open_stored
 from millstream.sources.storage.urls import with_other_name, without_query
 
 _LIMIT_BYTES = 8

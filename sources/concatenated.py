@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from millstream.checks import named_arguments
 from millstream.closing import Closing
 from millstream.columnar import ColumnarRecords
-from millstream.pictured import Pictured
+from millstream.notebook_repr import Pictured
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, put_back
 from millstream.sources.columnar_parts import ColumnarParts
-from millstream.sources.lookalikes import batched_read_of, check_source
 from millstream.sources.mixed_columns import EndToEndColumns, MixedColumns
+from millstream.sources.source_checks import batched_read_of, check_source
 
 _SHOWN_WORDS = 160
 """The most characters with which a fingerprint says what the parts are; more of it is a checksum."""

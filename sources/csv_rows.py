@@ -14,8 +14,8 @@ from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources.files.scan import Scan, refuse_compressed
 from millstream.sources.files.span_files import SpanFormat, SpanPlaces
 from millstream.sources.files.spans import SpanRecords
+from millstream.sources.storage.byte_files import open_stored
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.storage.stored_files import open_stored
 from millstream.sources.text_lines import decode_texts, record_starts
 
 _BYTE_ORDER_MARK = "\ufeff"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
 import numpy as np
 
 from millstream.errors import DataSourceError
-from millstream.pictured import Pictured
+from millstream.notebook_repr import Pictured
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.memory import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.tables.arrow_memory import Column, Rows

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, SupportsIndex, final
 import numpy as np
 
 from millstream.errors import DataSourceError
-from millstream.pictured import Pictured
+from millstream.notebook_repr import Pictured
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
-from millstream.sources.files.end_to_end import INSPECTION_THREADS
+from millstream.sources.files.multi_file import INSPECTION_THREADS
 from millstream.sources.storage.open_files import descriptor_share
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")

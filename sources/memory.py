@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords
-from millstream.pictured import Pictured
+from millstream.notebook_repr import Pictured
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
-from millstream.sources.lookalikes import advice_for, batched_read_of, is_numbered
+from millstream.sources.source_checks import advice_for, batched_read_of, is_numbered
 
 FINGERPRINT_RECORDS = 16
 """How many records, evenly spread, a fingerprint looks at."""

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
-from millstream.sources.files.end_to_end import Files, reading_error
+from millstream.sources.files.multi_file import Files, reading_error
+from millstream.sources.storage.byte_files import SpanReadError
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.storage.stored_files import SpanReadError
 from millstream.sources.storage.urls import is_url
 from millstream.sources.tables.arrow_library import columns_of, has_valid_text, plain_types
 from millstream.sources.tables.arrow_structures import dicts_or_error, records_of

@@ -13,7 +13,7 @@ from millstream.closing import Closing
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.example_columns import decode_columns
-from millstream.pictured import Pictured
+from millstream.notebook_repr import Pictured
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.tfds_features import leaves_of

@@ -24,8 +24,8 @@ from millstream.sources.base import RecordKeys
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.span_files import SpanPlaces, whole_spans
 from millstream.sources.megatron import token_dtype
+from millstream.sources.storage.byte_files import StoredFile, exists, open_stored
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.storage.stored_files import StoredFile, exists, open_stored
 
 _NPY_MAGIC = b"\x93NUMPY"
 _LLM_C = struct.Struct("<3i")

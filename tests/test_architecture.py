@@ -22,8 +22,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "workers": {"pipeline", "threads", "transport"},
         "processes": {"pipeline", "threads", "transport", "workers"},
         "cluster": {"pipeline", "threads", "transport", "workers"},
-        "live": set(),
-        "showing": {"threads"},
+        "monitoring": set(),
+        "reporting": {"threads"},
     },
     "dataset": {
         "nodes": set(),
@@ -421,7 +421,7 @@ def test_forbidden_imports_are_found(module: str, source: str, word: str) -> Non
         ("millstream.dataset.nodes.node", "from millstream.loader import DataLoader\nimport millstream.samplers.index"),
         (
             "millstream.tools.lengths",
-            "import millstream.sources.files.end_to_end\nfrom millstream.loader import DataLoader",
+            "import millstream.sources.files.multi_file\nfrom millstream.loader import DataLoader",
         ),
         ("millstream.sharding", "def f():\n    import jax"),
         ("millstream.sharding", "if TYPE_CHECKING:\n    import jax"),

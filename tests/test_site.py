@@ -98,7 +98,10 @@ def test_every_parameter_of_what_users_call_is_described(site: Path) -> None:
                 called[name] = value
     missing = {name: undescribed_parameters(value) for name, value in called.items()}
 
-    assert {"millstream.loader.short_way.load", "millstream.samplers.index.IndexSampler.record_keys"} <= called.keys()
+    assert {
+        "millstream.loader.load_function.load",
+        "millstream.samplers.index.IndexSampler.record_keys",
+    } <= called.keys()
     assert {name: names for name, names in missing.items() if names} == {}
 
 

@@ -22,7 +22,7 @@ from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
 from millstream.sources.storage.new_files import new_file
 from millstream.tools.conversion_progress import RecordCounts
-from millstream.tools.conversion_units import compare_unit, noted_content, write_unit
+from millstream.tools.conversion_shards import compare_unit, noted_content, write_unit
 from millstream.transforms import Map
 
 if TYPE_CHECKING:

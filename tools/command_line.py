@@ -16,7 +16,7 @@ from typing import Any
 from millstream import __version__
 from millstream.errors import WorkerDiedError, WorkerError, WorkerStalledError
 from millstream.sources.formats import FORMATS
-from millstream.tools.given_files import given_files
+from millstream.tools.cli_paths import given_files
 
 _EXPECTED = (OSError, ValueError, ImportError, WorkerDiedError, WorkerError, WorkerStalledError)
 """What says in a sentence what is wrong: with a file, with its content, or with what is asked for."""

@@ -30,8 +30,8 @@ from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.private_folders import check_private, open_private
 from millstream.tools.conversion_progress import RecordCounts, shown_progress
-from millstream.tools.conversion_units import write_unit
-from millstream.tools.kept_lengths import forget_lengths
+from millstream.tools.conversion_shards import write_unit
+from millstream.tools.lengths_cache import forget_lengths
 from millstream.tools.record_sizes import sizes_mark
 from millstream.tools.record_writers import compression_level
 from millstream.transforms import Map

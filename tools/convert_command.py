@@ -9,8 +9,8 @@ from millstream.sources.formats import FileFormat
 from millstream.sources.json_lines import JsonTexts
 from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
 from millstream.tools.beam_conversion import BeamWriters
+from millstream.tools.cli_paths import given_files
 from millstream.tools.conversion import Conversion, ProcessWriters, Writers, convert
-from millstream.tools.given_files import given_files
 from millstream.tools.record_encoding import encoded, encoding_for
 from millstream.tools.record_sizes import in_bytes
 from millstream.tools.record_writers import EXTENSIONS

@@ -8,8 +8,8 @@ import numpy as np
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.formats import FileFormat
 from millstream.sources.storage.offset_index import Placement
+from millstream.tools.record_preview import escaped, shown_record
 from millstream.tools.record_sizes import histogram, in_bytes, sizes_of
-from millstream.tools.shown_records import escaped, shown_record
 
 _COLUMN = 10
 

@@ -21,10 +21,10 @@ from millstream.sources import (
     MegatronDataSource,
     RangeDataSource,
 )
-from millstream.sources.files.end_to_end import Files
-from millstream.sources.lookalikes import check_source
+from millstream.sources.files.multi_file import Files
+from millstream.sources.source_checks import check_source
 from millstream.sources.storage.progress import Progress
-from millstream.tools.kept_lengths import find_lengths, store_lengths
+from millstream.tools.lengths_cache import find_lengths, store_lengths
 from millstream.transforms import Batch, Map, Transformation
 
 _RECORDS_AT_ONCE = 256

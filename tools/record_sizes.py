@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.paths import FileIdentity
-from millstream.tools.kept_lengths import find_lengths
+from millstream.tools.lengths_cache import find_lengths
 
 _SAMPLE = 256
 """How many records are read where nothing else says how large they are."""

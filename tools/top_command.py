@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from millstream.loader.live.client import HOW_TO_SERVE, NotServed, asked, served_processes
+from millstream.loader.monitoring.client import HOW_TO_SERVE, NotServed, asked, served_processes
 from millstream.tools.top_lines import Line, Snapshot, command_text, lines_of, plain
 from millstream.tools.top_stacks import stack_lines
 

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from millstream.loader.showing.amounts import count_text
+from millstream.loader.reporting.quantities import count_text
 from millstream.tools.top_lines import HEAD, SOFT, Line, Piece
 
 FEWEST = 2

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from millstream import late_names
+from millstream import lazy_imports
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
 from millstream.transforms.only_for import OnlyFor
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from millstream.transforms.best_fit import BestFitPack
     from millstream.transforms.buckets import BucketBatch
     from millstream.transforms.concat_then_split import BOSHandling, ConcatThenSplit
+    from millstream.transforms.dataset_selection import DatasetSelectionMap
     from millstream.transforms.example_encoding import encode_example
     from millstream.transforms.examples import decode_examples
     from millstream.transforms.first_fit import FirstFitPack
     from millstream.transforms.pack_and_batch import PackAndBatchOperation
     from millstream.transforms.pad_to import PadTo
     from millstream.transforms.rebatch import Rebatch
-    from millstream.transforms.selection import DatasetSelectionMap
     from millstream.transforms.token_budget import TokenBudgetBatch
     from millstream.transforms.window_shuffle import WindowShuffle
 else:
-    __getattr__, __dir__ = late_names.hooks(
+    __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
             "BOSHandling": "millstream.transforms.concat_then_split",
             "BestFitPack": "millstream.transforms.best_fit",
             "BucketBatch": "millstream.transforms.buckets",
             "ConcatThenSplit": "millstream.transforms.concat_then_split",
-            "DatasetSelectionMap": "millstream.transforms.selection",
+            "DatasetSelectionMap": "millstream.transforms.dataset_selection",
             "FirstFitPack": "millstream.transforms.first_fit",
             "FixedLengthFeature": "millstream.example_features",
             "PackAndBatchOperation": "millstream.transforms.pack_and_batch",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.interruptions import cannot_wait
+from millstream.signal_exceptions import cannot_wait
 
 MapBatch = Callable[[list[Any]], Any]
 """Returns the results of a list of elements, as many."""

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.continued import ContinuedGroup
 from millstream.transforms.grouping import GroupingOperation, Identity, Pieces, Prepared, lengths_of
-from millstream.transforms.passing import PassingGroup, passing_pieces
 from millstream.transforms.rows import TOKENS_TOGETHER, RowFormat
+from millstream.transforms.split_group import ContinuedGroup
+from millstream.transforms.whole_row_group import PassingGroup, passing_pieces
 from millstream.warn import warn
 
 

@@ -11,8 +11,8 @@ from millstream import tree
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.columnar import Allocate
 from millstream.errors import StackError
-from millstream.transforms.continued import ContinuedGroup
 from millstream.transforms.grouping import GroupingOperation, Identity, Pieces, Prepared
+from millstream.transforms.split_group import ContinuedGroup
 
 
 @final

@@ -12,7 +12,7 @@ from millstream.checks import as_integer
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import StackError
 from millstream.transforms.grouping import Pieces
-from millstream.transforms.row_layout import Layout
+from millstream.transforms.row_arrays import Layout
 
 Array = NDArray[Any]
 

@@ -17,7 +17,7 @@ from millstream.dataset.nodes.source_node import Source
 from millstream.record import RecordMetadata
 from millstream.samplers.base import check_range
 from millstream.transforms import Transformation
-from millstream.transforms.seeded import SeededRandomMap
+from millstream.transforms.seeded_random_map import SeededRandomMap
 
 
 @final

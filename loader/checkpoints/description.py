@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from millstream.interruptions import is_from_signal_handler
 from millstream.loader.checkpoints.code_marks import (
     closure,
     closures_of_methods,
@@ -34,6 +33,7 @@ from millstream.loader.checkpoints.code_marks import (
     marks_of_methods,
     written_name,
 )
+from millstream.signal_exceptions import is_from_signal_handler
 from millstream.transforms.transformation import Transformation
 
 TEXT_LIMIT = 80

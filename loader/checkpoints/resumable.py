@@ -59,14 +59,14 @@ class ResumableIterator(Checkpointable, Closing):
         """Moves to the position after the first `step` batches."""
 
     def _repr_html_(self) -> str:
-        from millstream import pictures  # noqa: PLC0415  (for notebooks)
+        from millstream import html_fragments  # noqa: PLC0415  (for notebooks)
 
         facts: dict[str, object] = {"step": f"{self.step:,}"}
         if self.epoch is not None:
             facts["epoch"] = self.epoch
         with contextlib.suppress(TypeError):  # Where it is not known how many are left.
             facts["batches left"] = f"{len(self):,}"
-        return pictures.figure(pictures.card("iterator", repr(self), pictures.words(facts)))
+        return html_fragments.figure(html_fragments.card("iterator", repr(self), html_fragments.words(facts)))
 
     def __iter__(self) -> Self:
         return self

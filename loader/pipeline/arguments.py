@@ -9,7 +9,7 @@ from millstream.loader.pipeline.mixed_arguments import check_component_seeds, ch
 from millstream.loader.pipeline.random_streams import has_randomness
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
-from millstream.samplers.kinds import is_mixed
+from millstream.samplers.protocols import is_mixed
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.transforms import Batch, RandomMap, Transformation

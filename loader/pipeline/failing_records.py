@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.elements import Elements, FailedRecord
 from millstream.loader.pipeline.source_end import SourceEnded
-from millstream.transforms.present import AbsentElement
+from millstream.signal_exceptions import is_from_signal_handler
+from millstream.transforms.absence_check import AbsentElement
 
 
 def is_of_record(error: BaseException) -> bool:

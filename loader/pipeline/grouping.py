@@ -11,9 +11,9 @@ import numpy as np
 
 from millstream.columnar import Allocate
 from millstream.errors import StackError
-from millstream.interruptions import cannot_wait
 from millstream.loader.pipeline.elements import Elements, Origins, position_at
 from millstream.loader.pipeline.steps import Step, collect
+from millstream.signal_exceptions import cannot_wait
 from millstream.transforms.grouping import MOST_PIECES, GroupingOperation, Identity, Pieces, Prepared
 
 

@@ -14,7 +14,7 @@ from millstream.loader.pipeline.packing import locate_pieces
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
-from millstream.samplers.kinds import is_mixed, is_packed
+from millstream.samplers.protocols import is_mixed, is_packed
 
 LOOK_AHEAD_KEYS = 15_360
 """Record keys are made for this many positions at once: a batch of 256 then costs a share of one large NumPy call.

@@ -10,7 +10,7 @@ Guarantees:
 from collections.abc import Callable
 from typing import Generic, TypeVar, final
 
-from millstream.interruptions import is_from_signal_handler
+from millstream.signal_exceptions import is_from_signal_handler
 
 KEPT_CHUNKS = 4
 """This many chunks are kept: calls in work may be that far apart."""

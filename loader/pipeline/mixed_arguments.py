@@ -6,7 +6,7 @@ from typing import Any
 from millstream.descriptions import described
 from millstream.loader.pipeline.random_streams import has_randomness
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.samplers.kinds import MixedSampler, is_mixed
+from millstream.samplers.protocols import MixedSampler, is_mixed
 from millstream.transforms import OnlyFor, RandomMap, Transformation
 from millstream.transforms.only_for import leaves
 

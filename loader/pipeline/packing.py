@@ -21,7 +21,7 @@ from millstream.loader.pipeline.grouping import outputs_of, prepared
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.steps import Step, annotated
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.samplers.kinds import PackedSampler, is_mixed_and_packed, is_packed
+from millstream.samplers.protocols import PackedSampler, is_mixed_and_packed, is_packed
 from millstream.transforms import Pack, Transformation
 from millstream.transforms.grouping import Pieces
 from millstream.transforms.rows import TOKENS_TOGETHER

@@ -24,10 +24,10 @@ from millstream.loader.pipeline.packing import check_packing
 from millstream.loader.pipeline.tolerance import Tolerance, check_tolerance
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.samplers.kinds import is_mixed
+from millstream.samplers.protocols import is_mixed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.sources.lookalikes import check_readable
+from millstream.sources.source_checks import check_readable
 from millstream.transforms import Batch, Transformation
 from millstream.transforms.transformation import numbers_of, paths_of
 from millstream.warn import warn

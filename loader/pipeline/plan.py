@@ -17,7 +17,6 @@ from collections.abc import Callable
 import numpy as np
 
 from millstream.columnar import Allocate
-from millstream.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.pipeline.arguments import first_deciding
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, describe_records
 from millstream.loader.pipeline.error_log import ErrorLog
@@ -34,8 +33,9 @@ from millstream.loader.pipeline.requests import Fed, Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import annotated, run_steps
 from millstream.loader.pipeline.substitutes import KeyCycle, with_substitutes
-from millstream.samplers.kinds import is_mixed
-from millstream.sources.lookalikes import batched_read_of
+from millstream.samplers.protocols import is_mixed
+from millstream.signal_exceptions import cannot_wait, is_from_signal_handler
+from millstream.sources.source_checks import batched_read_of
 from millstream.transforms import Batch, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap
 
 KEYS = "keys"

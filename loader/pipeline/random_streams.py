@@ -7,7 +7,7 @@ import numpy as np
 from millstream.loader.pipeline.elements import Origins
 from millstream.randomness import OF_GROUPS, generators, generators_from
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.samplers.kinds import MixedSampler, is_mixed
+from millstream.samplers.protocols import MixedSampler, is_mixed
 from millstream.samplers.rounds import derived
 
 

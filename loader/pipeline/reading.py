@@ -5,12 +5,12 @@ from types import FunctionType
 from typing import Any, cast
 
 from millstream.columnar import ColumnarRecords
-from millstream.interruptions import cannot_wait, is_from_signal_handler
 from millstream.loader.pipeline.elements import Elements, Origins, describe_origin, position_at
 from millstream.loader.pipeline.steps import annotated, collect
+from millstream.signal_exceptions import cannot_wait, is_from_signal_handler
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords
-from millstream.sources.lookalikes import batched_read_of
+from millstream.sources.source_checks import batched_read_of
 
 MOST_HELD = 1 << 30
 """No source has this many records in memory, as objects: one that says so reads them, or makes them up."""

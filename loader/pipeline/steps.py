@@ -15,16 +15,16 @@ import numpy as np
 from millstream.columnar import Allocate
 from millstream.descriptions import described
 from millstream.errors import StackError
-from millstream.interruptions import cannot_wait
 from millstream.loader.pipeline.elements import Elements, Origins, add_note, describe_origin, position_at
 from millstream.loader.pipeline.one_component import Results, within
 from millstream.loader.pipeline.source_end import SourceEnded
+from millstream.signal_exceptions import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
+from millstream.transforms.absence_check import AbsentElement, Present
 from millstream.transforms.batched import WholeCallError, results_of
 from millstream.transforms.only_for import leaves
 from millstream.transforms.pad import pad
-from millstream.transforms.present import AbsentElement, Present
-from millstream.transforms.seeded import SeededRandomMap
+from millstream.transforms.seeded_random_map import SeededRandomMap
 from millstream.transforms.stack import stack
 
 Step = Callable[[Elements, Allocate], Elements]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from millstream.loader.pipeline.elements import Elements, Origins, add_note
 from millstream.samplers import IndexSampler
 from millstream.samplers.base import largest_key
-from millstream.samplers.kinds import is_mixed
+from millstream.samplers.protocols import is_mixed
 
 MAX_SUBSTITUTES = 1000
 """If this many keys in a row fail, the error of the first one is raised."""

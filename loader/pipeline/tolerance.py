@@ -3,7 +3,7 @@
 from typing import NamedTuple, Self
 
 from millstream.checks import as_integer
-from millstream.samplers.kinds import is_packed
+from millstream.samplers.protocols import is_packed
 
 MAX_ERRORS = 1000
 """By default, this many records may fail before the error of the next one is raised."""

@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING, final
 
 from millstream.columnar import Allocate
-from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
@@ -21,6 +20,7 @@ from millstream.loader.threads.call_size import CallSize, taken_call
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
+from millstream.signal_exceptions import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.assignments import Wanting

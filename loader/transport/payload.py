@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.errors import WorkerError
-from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns, to_elements
+from millstream.signal_exceptions import is_from_signal_handler
 
 INLINE_PICKLE_BYTES = 1 << 15
 """Longer pickles travel in the arena: a worker must not wait for the parent to empty a socket."""

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.pipeline_parts import tell_of_private_memory, unpicklable_part
 from millstream.loader.transport.pipeline_pickler import dump_with_classes, stays_in
 from millstream.loader.transport.shared_records import share
+from millstream.signal_exceptions import is_from_signal_handler
 
 
 class PipelineFile(NamedTuple):

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
-from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.pipeline_pickler import PipelinePickler, stays_in
 from millstream.loader.transport.shared_records import share
+from millstream.signal_exceptions import is_from_signal_handler
 
 PRIVATE_BYTES = 1 << 26
 """What each worker has for itself of a pipeline is told in the log from this size on."""

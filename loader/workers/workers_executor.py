@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from millstream.errors import WorkerDiedError
-from millstream.interruptions import is_from_signal_handler
 from millstream.loader.pipeline.assignments import Assignments
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
@@ -38,6 +37,7 @@ from millstream.loader.workers.parts import Part, Parts
 from millstream.loader.workers.reads_in_flight import ReadsInFlight
 from millstream.loader.workers.warm_pools import WarmPools, give_back
 from millstream.loader.workers.workers_pool import WorkersPool, WorkerT
+from millstream.signal_exceptions import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.feed import Feed

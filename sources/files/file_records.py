@@ -10,7 +10,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, put_back
-from millstream.sources.files.end_to_end import Files
+from millstream.sources.files.multi_file import Files
 from millstream.sources.files.record_file import RecordFile, RecordT
 from millstream.sources.storage.urls import is_url
 
@@ -76,7 +76,7 @@ class FileRecords(Files[RecordFile[RecordT]]):
     def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
         """Returns the file, open: of a store, with a cache, that of a copy which is made when it is read."""
         if is_url(path) and self._cache is not None:
-            from millstream.sources.files.copied_files import CopiedFile  # noqa: PLC0415  (for those who have a cache)
+            from millstream.sources.files.cached_file import CopiedFile  # noqa: PLC0415  (for those who have a cache)
 
             # Weakly, as for open files.
             return CopiedFile(self._cache, path, self._identities[path], weakref.WeakMethod(self._open_checked))

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.storage.byte_files import StoredFile
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.progress import Progress
-from millstream.sources.storage.stored_files import StoredFile
 from millstream.sources.storage.urls import is_url
 
 BLOCK_BYTES = 1 << 20

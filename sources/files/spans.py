@@ -2,7 +2,7 @@
 
 A format says how to find where the records of a file begin, in one pass from its front to its end, and how to turn
 their bytes into records. All else is here: the index of these offsets is made once and kept (see `offset_index`); a
-read of many records is one `pread` for each, in one go, or one request to a store (see `stored_files`).
+read of many records is one `pread` for each, in one go, or one request to a store (see `byte_files`).
 
 Guarantees, besides those of all sources of files:
     - An index that is damaged while it is open is rebuilt, and the records are read.
@@ -24,6 +24,7 @@ from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.held_indices import HeldIndices
 from millstream.sources.files.scan import Scan
 from millstream.sources.files.span_files import SpanFile, SpanFormat
+from millstream.sources.storage.byte_files import open_stored, state_of
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.offset_index import (
     IndexKey,
@@ -35,7 +36,6 @@ from millstream.sources.storage.offset_index import (
 from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, Offsets
 from millstream.sources.storage.paths import FileIdentity, FilePart
 from millstream.sources.storage.progress import CancelledScanError, Progress
-from millstream.sources.storage.stored_files import open_stored, state_of
 from millstream.sources.storage.urls import is_url
 
 if TYPE_CHECKING:

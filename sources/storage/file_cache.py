@@ -26,11 +26,11 @@ from typing import final
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
+from millstream.sources.storage.byte_files import RemoteFile
 from millstream.sources.storage.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
 from millstream.sources.storage.offset_index import cache_folder, object_name
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.private_folders import is_private, make_private_folder, open_private
-from millstream.sources.storage.stored_files import RemoteFile
 
 _COPIED_BYTES = 4 << 20
 """How much is written at once; a few times as much is on its way."""

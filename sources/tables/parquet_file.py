@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from millstream.errors import DataSourceError
+from millstream.sources.storage.byte_files import RemoteFile, SpanReadError
 from millstream.sources.storage.paths import FileIdentity
-from millstream.sources.storage.stored_files import RemoteFile, SpanReadError
 from millstream.sources.storage.urls import is_url
 from millstream.sources.tables.arrow_library import arrow, normalised
 

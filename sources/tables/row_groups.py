@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from millstream.sources.tables.arrow_library import described, laid_end_to_end
 from millstream.sources.tables.arrow_memory import Column, Memory, Rows
-from millstream.sources.tables.unit_cache import UnitCache
+from millstream.sources.tables.decoded_cache import UnitCache
 
 _LAYOUTS = 2
 """How many are known: threads that read ahead are in the next window while others are in the last one."""

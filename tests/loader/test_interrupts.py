@@ -25,8 +25,8 @@ from interrupted import interrupt_at
 from process_tree import processes_below
 
 import millstream
-from millstream.loader.live import server
-from millstream.loader.live.client import asked
+from millstream.loader.monitoring import server
+from millstream.loader.monitoring.client import asked
 from millstream.loader.threads import inline_executor, shared_threads
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources import ParquetDataSource, TextLineDataSource

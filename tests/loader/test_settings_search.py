@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
+from millstream.loader.reporting.tuned import Measurement, Settings, Tuning
 from millstream.loader.settings_search import (
     CLEARLY,
     ENOUGH,
@@ -17,7 +18,6 @@ from millstream.loader.settings_search import (
     SettingsSearch,
     cheapest_of,
 )
-from millstream.loader.showing.tuned import Measurement, Settings, Tuning
 
 PLAIN = Settings(0, 16, 1, 500)
 RECORDS = 100

@@ -11,7 +11,7 @@ import pytest
 
 import millstream
 from millstream.loader import tuning as tuning_module
-from millstream.loader.showing.tuned import Measurement, Settings, Tuning
+from millstream.loader.reporting.tuned import Measurement, Settings, Tuning
 from millstream.loader.timed_passes import TimedPasses
 from millstream.loader.tuning import memory_bytes
 

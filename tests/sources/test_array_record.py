@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import ArrayRecordDataSource
-from millstream.sources.files import end_to_end as files
+from millstream.sources.files import multi_file as files
 
 LENGTHS = (10, 1, 0, 25)
 BIG_RECORDS = [np.random.default_rng(n).bytes(n % 5_000) for n in range(3_000)]

@@ -13,7 +13,7 @@ from object_server import ObjectServer, Request
 import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import FileCache, ParquetDataSource
-from millstream.sources.storage import stored_files
+from millstream.sources.storage import byte_files
 from millstream.sources.tables import parquet_file
 
 pytestmark = pytest.mark.third_party
@@ -58,7 +58,7 @@ def test_columns_of_a_row_group_come_by_a_few_requests_at_once(
 ) -> None:
     """Those near each other by one; a large one by pieces, on their way together; others not at all."""
     monkeypatch.setattr(parquet_file, "_PIECE_BYTES", 100_000)
-    monkeypatch.setattr(stored_files, "_REQUEST_BYTES", 100_000)
+    monkeypatch.setattr(byte_files, "_REQUEST_BYTES", 100_000)
     store.objects["bucket/a"] = content_of(tmp_path)
     with ParquetDataSource(f"{store.url}/bucket/a", columns=["id"]) as source:
         source[0]

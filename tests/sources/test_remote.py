@@ -27,7 +27,7 @@ from millstream.sources import (
     TFRecordDataSource,
     WebDatasetDataSource,
 )
-from millstream.sources.storage import object_stores, stored_files
+from millstream.sources.storage import byte_files, object_stores
 
 pytestmark = pytest.mark.third_party
 
@@ -487,7 +487,7 @@ def test_a_long_object_is_read_ahead_of_the_search(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks, some of which are on their way at one time, each of them once; parts that are passed over are not."""
-    monkeypatch.setattr(stored_files, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(byte_files, "_BLOCK_BYTES", 1000)
     files = [(f"{number}.txt", bytes(20_000 if number == 5 else 10)) for number in range(20)]
     store.objects["bucket/a"] = write_tar(tmp_path / "a", files).read_bytes()
     with WebDatasetDataSource(f"{store.url}/bucket/a") as source:

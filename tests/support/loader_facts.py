@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from millstream.loader.showing.facts import (
+from millstream.loader.reporting.snapshot import (
     Kind,
     LoaderFacts,
     Measured,

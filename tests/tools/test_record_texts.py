@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.tools.record_encoding import encoded, encoding_for
+from millstream.tools.record_preview import shown_record
 from millstream.tools.record_sizes import histogram, in_bytes
 from millstream.tools.record_writers import compression_level
-from millstream.tools.shown_records import shown_record
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

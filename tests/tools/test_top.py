@@ -137,7 +137,7 @@ def test_what_a_killed_trainer_leaves_is_removed(tmp_path: Path) -> None:
 
 def test_a_stopped_trainer_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that does not answer in time is a sentence, not a wait without end."""
-    from millstream.loader.live import client, socket_folder
+    from millstream.loader.monitoring import client, socket_folder
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(socket_folder, "CONNECT_SECONDS", 0.2)

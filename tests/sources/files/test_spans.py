@@ -19,9 +19,9 @@ from record_files import every_record, write_tfrecord
 import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import JsonLinesDataSource, TFRecordDataSource
-from millstream.sources.files import end_to_end as files
+from millstream.sources.files import multi_file as files
 from millstream.sources.files import spans
-from millstream.sources.storage import progress, stored_files
+from millstream.sources.storage import byte_files, progress
 from millstream.sources.storage.progress import CancelledScanError, Progress
 
 RECORDS = [b"record %d" % number for number in range(100)]
@@ -204,10 +204,10 @@ def test_spans_are_the_bytes_of_the_file(pieces: list[tuple[int, int]], slow: bo
         file.write(content)
         file.flush()
         # Linux reads less than 2 GiB at once: here, a few bytes stand for that.
-        patch.setattr(stored_files, "MAX_PREAD_BYTES", most)
-        patch.setattr(stored_files, "_PREAD", lambda file, length, start: os.pread(file, min(length, most), start))
-        patch.setattr(stored_files, "_SLOW_READ_SECONDS", 0.0 if slow else 10.0)
-        read = stored_files.read_spans(file.fileno(), [p for p, _ in pieces], [n for _, n in pieces])
+        patch.setattr(byte_files, "MAX_PREAD_BYTES", most)
+        patch.setattr(byte_files, "_PREAD", lambda file, length, start: os.pread(file, min(length, most), start))
+        patch.setattr(byte_files, "_SLOW_READ_SECONDS", 0.0 if slow else 10.0)
+        read = byte_files.read_spans(file.fileno(), [p for p, _ in pieces], [n for _, n in pieces])
 
     assert read == [content[place : place + length] for place, length in pieces]
 

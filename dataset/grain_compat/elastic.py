@@ -1,0 +1,157 @@
+"""An iterator whose position is that of all shards together, so that it fits any number of them."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, final
+
+from millstream.dataset.chain_iterator import EngineIterator, checked_maps
+from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.nodes.peeling import peeled
+from millstream.dataset.shown_chain import traced_chain
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
+from millstream.loader.execution import Execution
+from millstream.loader.pipeline.arguments import check_kind
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.threads.front import ELASTIC
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch
+from millstream.transforms.absence_check import AbsentElement
+
+if TYPE_CHECKING:
+    from millstream.loader.tracing import Trace
+
+
+@final
+class ElasticIterator(EngineIterator):
+    """Yields this shard's part of each global batch of a MapDataset; its state fits any number of shards and workers.
+
+    The parts of all shards laid end to end are the global batch, the same one for any number of shards. The last
+    elements, which do not fill a global batch, are left out. All shards have the same state after the same step.
+
+    Args:
+        ds: the dataset; every position must have an element.
+        global_batch_size: how many elements all shards have together in a step, a multiple of their number.
+        shard_options: which shard this is.
+        read_options: the threads that read ahead; None for `ReadOptions()`.
+        multiprocessing_options: the worker processes; None for none.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or elements may be absent: after a
+            filter or flat_map. While reading, a ValueError where a map has returned None.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(100).shuffle(seed=0)
+        >>> def shard(index):
+        ...     options = millstream.ShardOptions(shard_index=index, shard_count=2)
+        ...     return millstream.experimental.ElasticIterator(dataset, global_batch_size=8, shard_options=options)
+        >>> next(shard(0)), next(shard(1))
+        (array([53,  6, 88, 19]), array([75, 41, 99, 91]))
+    """
+
+    def __init__(
+        self,
+        ds: MapDataset[Any],
+        global_batch_size: SupportsIndex,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions | None = None,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+    ) -> None:
+        super().__init__()
+        reading, workers = read_options or ReadOptions(), multiprocessing_options or MultiprocessingOptions()
+        check_kind(ds, "ds", MapDataset)
+        check_kind(shard_options, "shard_options", ShardOptions)
+        check_kind(reading, "read_options", ReadOptions)
+        check_kind(workers, "multiprocessing_options", MultiprocessingOptions)
+        node = node_of(ds)
+        if node.is_sparse:
+            raise ValueError(
+                "ElasticIterator needs an element at every position, and there is a filter or flat_map in this "
+                "dataset, so that shards would have different numbers of them: filter the records beforehand."
+            )
+        local = shard_options.local_batch_size(global_batch_size)  # type: ignore[arg-type]  # as an index
+        self._global_batch = local * shard_options.shard_count
+        self._dataset = ds
+        # Before any of the operations runs.
+        self._words, self._content = ds.fingerprint(), ds.content_marks()
+        source, order, maps = peeled(ds, node)
+        operations = (*checked_maps(maps), Batch(local, drop_remainder=True))
+        shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
+        self._options = workers, reading
+        pipeline = Pipeline(source, order, order, operations, shard)
+        self._execution = Execution(pipeline, workers, reading, front=ELASTIC)
+        self._inner = self._execution.begin()
+
+    def __len__(self) -> int:
+        """Returns how many batches there are; `sys.maxsize // global_batch_size` where there is no end."""
+        return len(self._dataset) // self._global_batch
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position as a small dict for JSON, the same on all shards."""
+        return {
+            "global_next_index": self._inner.step * self._global_batch,
+            "dataset": self._words,
+            "content": self._content,
+        }
+
+    def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
+        """Moves to the position recorded in a state of any shard, of any number of shards and workers.
+
+        Args:
+            state: what `get_state` returned, also after JSON.
+            strict: whether to refuse the state, too, if code or objects of the dataset have changed.
+
+        Raises:
+            CheckpointError: it is a state of something else, or does not lie between two batches of this size.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        # An earlier release saved no content.
+        if not isinstance(state, Mapping) or state.keys() - {"content"} != {"global_next_index", "dataset"}:
+            raise CheckpointError(f"The state is not that of an ElasticIterator: {state!r:.200}.")
+        here, content = self._words, state.get("content", self._content)
+        if not isinstance(content, Mapping):
+            raise CheckpointError("The state of an ElasticIterator cannot be read: content.")
+        if state["dataset"] != here:
+            raise CheckpointError(
+                f"The state belongs to another dataset: saved {state['dataset']!r}, here {here!r}. Build it as it was."
+            )
+        changes = differences(content, self._content)
+        if strict and changes:
+            raise CheckpointError("The state belongs to another dataset:\n  " + "\n  ".join(changes))
+        index = state["global_next_index"]
+        if type(index) is not int or index < 0 or index % self._global_batch:
+            raise CheckpointError(
+                f"The state is at element {index!r}, where no global batch of {self._global_batch} begins: use the "
+                "global_batch_size that it had."
+            )
+        try:
+            self._inner.seek(index // self._global_batch)
+        except IndexError as error:
+            raise CheckpointError(f"The state lies beyond the end: {error}") from error
+        if changes:
+            warn_of_changes(changes)
+
+    def _change_plan(self, hole: AbsentElement) -> NoReturn:
+        raise ValueError(
+            f"{hole} A map before ElasticIterator has returned None, so that shards would have different numbers of "
+            "elements: leave such records out beforehand."
+        ) from hole
+
+    def trace(self) -> "Trace":
+        """Returns the types, shapes and dtypes of what flows between the operations, found by making one element."""
+        return traced_chain(self._execution.pipeline, self._options, ELASTIC)
+
+    def seek(self, step: int) -> None:
+        """Moves to the position after the first `step` batches, at no cost.
+
+        Args:
+            step: 0 … the number of batches in the stream.
+
+        Raises:
+            IndexError: there are fewer batches.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        self._inner.seek(step)

@@ -1,0 +1,245 @@
+"""Datasets in turn, some of them open at a time."""
+
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, final
+
+from millstream.checks import as_integer
+from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.drawing import move_to, state_below
+from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.recovering_iterator import RecoveringIterator
+from millstream.dataset.running import Shared
+from millstream.dataset.stream_nodes import Combined
+from millstream.dataset.streams import as_stream, opened_below, reads_in_threads
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.envelope import Check, is_dict, is_flag, is_list, is_number, sealed, unsealed
+from millstream.signal_exceptions import is_from_signal_handler
+
+
+@final
+class InterleaveIterDataset(Combined):
+    """One element of each of `cycle_length` datasets in turn; where one has ended, the next one takes its turns.
+
+    With `[a, b, c]` and `cycle_length=2`, it yields of a, b, a, b, …, and of c instead of the one that ends first.
+
+    Args:
+        datasets: a list of datasets; or a `MapDataset` whose elements are datasets, such as one that maps names of
+            files to datasets. It is asked for one when its turn comes, so it may have no end.
+        cycle_length: how many are open at a time, at least 1.
+        num_make_iter_threads: accepted for Grain's sake, and without effect, as the next two: one set of threads reads
+            all datasets that are open, as many as their own `ReadOptions` allow.
+        make_iter_buffer_size: see `num_make_iter_threads`.
+        iter_buffer_size: see `num_make_iter_threads`.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+    Examples:
+        >>> datasets = [millstream.MapDataset.source(list(text)) for text in ("aaa", "b", "cc")]
+        >>> list(millstream.experimental.InterleaveIterDataset(datasets, cycle_length=2))
+        ['a', 'b', 'a', 'c', 'a', 'c']
+    """
+
+    def __init__(
+        self,
+        datasets: Any,
+        *,
+        cycle_length: SupportsIndex,
+        num_make_iter_threads: int = 1,
+        make_iter_buffer_size: int = 1,
+        iter_buffer_size: int = 1,
+    ) -> None:
+        del num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
+        if not isinstance(datasets, MapDataset):
+            if isinstance(datasets, str | bytes) or not isinstance(datasets, Sequence):
+                raise TypeError(f"datasets must be a list or a MapDataset of datasets, got {type(datasets).__name__}.")
+            datasets = [as_stream(dataset, f"datasets[{number}]") for number, dataset in enumerate(datasets)]
+        super().__init__(datasets)
+        self.datasets = datasets
+        self.cycle_length = as_integer(cycle_length, "cycle_length", minimum=1)
+
+    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+        return _InterleaveIterator(self.datasets, min(self.cycle_length, len(self.datasets)), shared)
+
+    def _line(self) -> str:
+        return f"interleave({len(self.datasets)} datasets, cycle_length={self.cycle_length})"
+
+
+_KIND = "interleaved datasets"
+
+
+class _Slot:
+    """One of the datasets that are open.
+
+    Attributes:
+        number: which dataset; -1 for none.
+        iterator: draws from it; None where it has ended.
+        last: the state in which it has ended.
+    """
+
+    def __init__(self) -> None:
+        self.number = -1
+        self.iterator: DatasetIterator[Any] | None = None
+        self.last: Any = None
+
+    def state(self) -> dict[str, Any]:
+        last = self.last if self.iterator is None else state_below(self.iterator)
+        return {"dataset": self.number, "ended": self.iterator is None, "state": last}
+
+    @staticmethod
+    def is_state(value: Any) -> bool:
+        """Returns whether a value is what `state` returns."""
+        if not is_dict(value) or value.keys() != {"dataset", "ended", "state"}:
+            return False
+        return type(value["dataset"]) is int and is_flag(value["ended"])
+
+
+@final
+class _InterleaveIterator(RecoveringIterator[Any]):
+    """Draws from one slot after the other.
+
+    All slots read ahead at the same time. Once a dataset has ended, those that come next are opened before their turn,
+    so that the first elements of short ones are there by then. They are at their beginning, and in no state.
+    """
+
+    def __init__(self, datasets: Any, num_slots: int, shared: Shared) -> None:
+        super().__init__()
+        self._datasets = datasets
+        self._shared = shared
+        self._slots = [_Slot() for _ in range(num_slots)]
+        self._early: dict[int, DatasetIterator[Any]] = {}
+        self._next = 0
+        self._turn = 0
+        self._is_begun = self._is_reading = False
+
+    def _draw(self) -> Any:
+        if not self._is_reading:
+            self.start_prefetch()
+        ended = 0
+        while ended < len(self._slots):
+            slot = self._slots[self._turn]
+            if slot.iterator is not None:
+                try:
+                    element = next(slot.iterator)
+                except StopIteration:
+                    self._open_next(slot)
+                    self._open_early()
+                    continue
+                self._turn = (self._turn + 1) % len(self._slots)
+                return element
+            ended += 1
+            self._turn = (self._turn + 1) % len(self._slots)
+        raise StopIteration
+
+    def _state(self) -> dict[str, Any]:
+        self._begin()
+        slots = [slot.state() for slot in self._slots]
+        open_ones = [[slot["dataset"], slot["ended"]] for slot in slots]
+        return sealed(_KIND, {"next": self._next, "turn": self._turn, "open": open_ones}, {"slots": slots})
+
+    def _move(self, state: dict[str, Any]) -> None:
+        own: dict[str, Check] = {"next": is_number, "turn": is_number}
+        if is_dict(state) and "open" in state:
+            own["open"] = is_list
+        checked = unsealed(state, _KIND, own, {"slots": is_list})
+        if not all(map(_Slot.is_state, checked["slots"])):
+            raise CheckpointError(f"The state of {_KIND} cannot be read: slots. Give what get_state() returned.")
+        if len(checked["slots"]) != len(self._slots):
+            raise CheckpointError(
+                f"The state is of {len(checked['slots'])} datasets that were open at a time, but here it is "
+                f"{len(self._slots)}: build InterleaveIterDataset with the cycle_length that it had."
+            )
+        numbers = [[saved["dataset"], saved["ended"]] for saved in checked["slots"]]
+        count, last = len(self._datasets), max([checked["next"] - 1, *(number for number, _ in numbers)])
+        if last >= count or min([-1, *(number for number, _ in numbers)]) < -1 or checked["turn"] > len(numbers):
+            raise CheckpointError(
+                f"The state is at dataset {last} of those that are interleaved, and there are {count} here: give "
+                "InterleaveIterDataset those that it had."
+            )
+        if checked.get("open", numbers) != numbers or not all(ended or number >= 0 for number, ended in numbers):
+            raise CheckpointError(f"The state of {_KIND} cannot be read: it was damaged or edited.")
+        slots = []
+        for saved in checked["slots"]:
+            slot = _Slot()
+            slot.number, slot.last = saved["dataset"], saved["state"]
+            slots.append(slot)
+            if not saved["ended"]:
+                slot.iterator = self._opened(self._datasets[slot.number], slot.number)
+                move_to(slot.iterator, saved["state"])
+        self._close_all()
+        self._slots, self._next, self._turn = slots, checked["next"], checked["turn"]
+        self._is_begun, self._is_reading = True, False
+
+    def start_prefetch(self) -> None:
+        """Opens the first datasets, and has those begin to work ahead that do."""
+        self._check_open()
+        self._begin()
+        for slot in self._slots:
+            if slot.iterator is not None:
+                slot.iterator.start_prefetch()
+        self._is_reading = True
+
+    def close(self) -> None:
+        """Closes the datasets that are open."""
+        self._close_all()
+        super().close()
+
+    def _begin(self) -> None:
+        if not self._is_begun and not self._closed:
+            for slot in self._slots:
+                if slot.iterator is None:
+                    self._open_next(slot)
+            self._is_begun = True
+
+    def _open_next(self, slot: _Slot) -> None:
+        """Gives a slot the next dataset; none where there are no more. What fails here is tried again."""
+        number, iterator = self._following()
+        ended, last = slot.iterator, slot.last
+        if ended is not None:
+            last = state_below(ended)
+        # In one statement: an exception of a signal's handler comes before or after it.
+        slot.iterator, self._next, slot.last = iterator, number + 1, last
+        if iterator is not None:
+            slot.number = number
+        self._early.pop(number, None)
+        if ended is not None:
+            ended.close()
+
+    def _following(self) -> tuple[int, DatasetIterator[Any] | None]:
+        """Returns the next dataset's number and iterator; where there are no more, the last number and None."""
+        for number in range(self._next, len(self._datasets)):
+            if number in self._early:
+                return number, self._early[number]
+            # A hole of the MapDataset is not a dataset.
+            if (dataset := self._datasets[number]) is not None:
+                return number, self._opened(dataset, number)
+        return max(self._next, len(self._datasets)) - 1, None
+
+    def _open_early(self) -> None:
+        """Opens datasets whose turn comes next, as many as there are slots, and has them begin to read."""
+        number = max(self._early, default=self._next - 1) + 1
+        while len(self._early) < len(self._slots) and number < len(self._datasets):
+            try:
+                dataset = self._datasets[number]
+                if dataset is not None and not reads_in_threads(as_stream(dataset, f"datasets[{number}]")):
+                    return
+                if dataset is not None:
+                    self._early[number] = iterator = self._opened(dataset, number)
+                    iterator.start_prefetch()
+            except Exception as error:
+                self._early.pop(number, None)
+                if is_from_signal_handler(error):
+                    raise
+                # Its error comes at its turn.
+                return
+            number += 1
+
+    def _opened(self, dataset: Any, number: int) -> DatasetIterator[Any]:
+        """Returns a new iterator of the dataset of a number."""
+        return opened_below(as_stream(dataset, f"datasets[{number}]"), self._shared)
+
+    def _close_all(self) -> None:
+        early, self._early = self._early, {}
+        for iterator in [*early.values(), *(slot.iterator for slot in self._slots)]:
+            if iterator is not None:
+                iterator.close()

@@ -1,0 +1,145 @@
+"""The short way to a DataLoader."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from millstream import samplers, sources
+from millstream.checks import as_integer, named_arguments
+from millstream.loader.data_loader import DataLoader
+from millstream.loader.foreign_arguments import LOAD_HABITS, LOAD_NEEDS_NAMES
+from millstream.loader.pipeline.arguments import Operations, check_list
+from millstream.loader.pipeline.tolerance import MAX_ERRORS
+from millstream.loader.threads.options import ReadOptions
+from millstream.randomness import SEED_LIMIT
+from millstream.samplers import IndexSampler, Sampler
+from millstream.samplers.rounds import derived
+from millstream.sharding import ShardOptions
+from millstream.sources import DataSource
+from millstream.sources.source_checks import check_readable
+from millstream.transforms import Batch
+
+if TYPE_CHECKING:
+    from millstream.loader.cluster.options import RayWorkers
+
+
+@named_arguments(LOAD_HABITS, LOAD_NEEDS_NAMES)
+def load(
+    source: DataSource[Any] | Mapping[str, DataSource[Any]],
+    *,
+    weights: Mapping[str, Any] | Sequence[Any] | None = None,
+    stop: str = "first_exhausted",
+    num_epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    shard_options: ShardOptions | None = None,
+    transformations: Operations = (),
+    batch_size: int | None = None,
+    drop_remainder: bool = False,
+    batch_fn: Callable[[list[Any]], Any] | None = None,
+    worker_count: int | None = 0,
+    worker_buffer_size: int = 1,
+    read_options: ReadOptions | None = None,
+    stall_timeout: float = 600.0,
+    enable_profiling: bool = False,
+    debug: bool = False,
+    workers: "RayWorkers | None" = None,
+    on_error: str = "raise",
+    max_errors: int | None = MAX_ERRORS,
+) -> DataLoader:
+    """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
+
+    With weights, it is a mixture of several sources, with an `IndexSampler` for each.
+
+    Args:
+        source: where records come from; with weights, a mapping from names to sources, the components of a mixture.
+        weights: how many records of each component come, in proportion, by name or in their order; None for one source.
+        stop: where a mixture ends, see `MixtureSampler`.
+        num_epochs: how often to go through the source, or through each source; None for endlessly.
+        shuffle: whether to shuffle, anew in each epoch; needs a seed. The shuffle is global, an `IndexSampler`. Of a
+            source that is read in units which do not all fit into its memory (`source.window_units` is a number, as of
+            a `ParquetDataSource` larger than its `cache_bytes`), it is a `HierarchicalSampler` with these windows.
+        seed: of the order and of all random operations, 0 … 2**64 - 1; None for a pipeline without any randomness.
+            Component number k of a mixture has a seed that is a hash of seed and k.
+        shard_options: which part of every global batch to read; None for all of it.
+        transformations: what to do with each record, before the batch is made.
+        batch_size: elements in a batch, per shard, at least 1; None for no batches.
+        drop_remainder: whether a last, short batch is left out.
+        batch_fn: makes a batch from the list of its elements; None stacks them.
+        worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
+        worker_buffer_size: how many finished batches each worker keeps ready, at least 1.
+        read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
+        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch, or for
+            threads that read ahead and finish nothing, before that is an error; `math.inf` for however long that takes.
+            A call that the consumer's own thread makes, as with `num_threads=0`, cannot be ended.
+        enable_profiling: whether to keep who worked on which batch, for the timeline of `report`.
+        debug: whether to make everything in this thread, and to warn of what is wrong with operations.
+        workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
+        on_error: what to do with a record that fails: "raise" the error, or "skip" the record, see `DataLoader`.
+        max_errors: with on_error="skip", how many records may fail; None for any number but all of them.
+
+    Raises:
+        TypeError, ValueError: as `DataLoader`.
+
+    Examples:
+        >>> loader = millstream.load(range(10), shuffle=True, seed=0, num_epochs=1, batch_size=4)
+        >>> list(loader)
+        [array([2, 9, 5, 4]), array([1, 3, 7, 0]), array([6, 8])]
+        >>> corpora = {"web": ["a", "b", "c"], "books": ["X"]}
+        >>> next(iter(millstream.load(corpora, weights={"web": 0.75, "books": 0.25}, batch_size=4)))
+        array(['a', 'b', 'c', 'X'], dtype='<U1')
+    """
+    if weights is None:
+        check_readable(source, "data_source")  # which refuses a mapping
+    check_list(transformations, "transformations")
+    if batch_fn is not None and batch_size is None:
+        raise ValueError("batch_fn makes batches, but batch_size=None asks for none: give batch_size as well.")
+    sampler: Sampler
+    if weights is None:
+        sampler = _order(source, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+    else:
+        source = sources.ConcatenatedDataSource(_checked_components(source))
+        orders = {
+            name: _order(part, shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
+            for number, (name, part) in enumerate(source.parts.items())
+        }
+        sampler = samplers.MixtureSampler(orders, weights, stop=stop)
+    batch = [] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn)]
+    return DataLoader(
+        data_source=cast("DataSource[Any]", source),
+        sampler=sampler,
+        operations=[*transformations, *batch],
+        worker_count=worker_count,
+        worker_buffer_size=worker_buffer_size,
+        shard_options=shard_options,
+        read_options=read_options,
+        stall_timeout=stall_timeout,
+        enable_profiling=enable_profiling,
+        debug=debug,
+        workers=workers,
+        on_error=on_error,
+        max_errors=max_errors,
+    )
+
+
+def _checked_components(sources: Any) -> Mapping[str, DataSource[Any]]:
+    if not isinstance(sources, Mapping):
+        raise TypeError(
+            "weights mix several sources, which are given by name: write load({'web': web, 'books': books}, "
+            f"weights=...), got {type(sources).__name__}."
+        )
+    return sources
+
+
+def _order(source: Any, *, shuffle: bool, num_epochs: int | None, seed: int | None) -> Sampler:
+    """Returns the order of a source: shuffled in windows if it is read in units that do not all fit into its memory."""
+    window_units = getattr(source, "window_units", None)
+    if not shuffle or seed is None or window_units is None or sum(source.unit_sizes) != len(source):
+        return IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
+    return samplers.HierarchicalSampler(source.unit_sizes, window_units=window_units, num_epochs=num_epochs, seed=seed)
+
+
+def _nth_seed(seed: int | None, number: int) -> int | None:
+    """Returns the seed of a component: two with one seed would draw the same."""
+    if seed is None or not 0 <= as_integer(seed, "seed") < SEED_LIMIT:
+        return seed  # The sampler refuses what is not a seed.
+    return derived(seed, number)

@@ -1,0 +1,79 @@
+"""Filtering ahead: which records are left, found once, so that training reads these and no others."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import named_arguments
+from millstream.descriptions import described
+from millstream.loader.data_loader import DataLoader
+from millstream.loader.pipeline.arguments import Operations, check_operations
+from millstream.loader.threads.options import ReadOptions
+from millstream.samplers import SequentialSampler
+from millstream.sharding import NoSharding
+from millstream.sources import DataSource
+from millstream.sources.source_checks import check_source
+from millstream.transforms import Batch, Filter, Map, MapWithIndex
+
+KEYS_PER_BATCH = 256
+
+
+@named_arguments()
+def surviving_keys(
+    data_source: DataSource[Any],
+    operations: Operations,
+    worker_count: int | None = 0,
+    read_options: ReadOptions | None = None,
+) -> NDArray[np.int64]:
+    """Returns the keys of the records that a pipeline's Filters keep, an int64 array of shape (left,), ascending.
+
+    Run it once, save the keys beside the data, and let an `IndexSampler` draw from them. What is left of the pipeline
+    turns each record into one element: all hosts yield equally many batches, a checkpoint can be resumed on another
+    number of hosts, `len(loader)` is known, and any step can be sought directly.
+
+    Args:
+        data_source: the records; each is read once, in the source's order.
+        operations: the pipeline up to the last Filter: Maps, Filters and functions.
+        worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
+        read_options: the threads that read ahead; None for `ReadOptions()`.
+
+    Raises:
+        TypeError: an operation is of another kind. A FlatMap or Batch yields elements that are not one record each;
+            what a RandomMap or MapWithIndex gets is decided by the position in training.
+        Exception: whatever an operation or the source raises, with notes that say where.
+
+    Examples:
+        >>> texts = ["a", "long", "b", "longer"]
+        >>> keys = millstream.surviving_keys(texts, [millstream.FilterTransform(lambda text: len(text) > 3)])
+        >>> sampler = millstream.IndexSampler(len(keys), shuffle=True, seed=0, num_epochs=1, keys=keys)
+        >>> list(millstream.DataLoader(data_source=texts, sampler=sampler))
+        ['long', 'longer']
+    """
+    check_source(data_source, "data_source")
+    checked = check_operations(operations)
+    for number, operation in enumerate(checked):
+        if not isinstance(operation, (Map, Filter)):
+            raise TypeError(
+                f"surviving_keys takes Map and Filter only, but operations[{number}] is {described(operation)}: "
+                "a FlatMap or Batch yields elements that are not one record each, and what a RandomMap or MapWithIndex "
+                "gets is decided by the position in training. Leave it out here, and in training put it after the "
+                "Filters."
+            )
+    # In the source's order, for one epoch, the index is the record key.
+    keys = [*checked, MapWithIndex(_index), Batch(KEYS_PER_BATCH)]
+    loader = DataLoader(
+        data_source=data_source,
+        sampler=SequentialSampler(len(data_source)),
+        operations=keys,
+        worker_count=worker_count,
+        shard_options=NoSharding(),
+        read_options=read_options,
+    )
+    with iter(loader) as batches:
+        return np.concatenate([np.empty(0, dtype=np.int64), *batches])
+
+
+def _index(index: int, element: Any) -> int:
+    del element
+    return index

@@ -1,0 +1,325 @@
+"""Records in files of any format: many files laid end to end, read many records at once.
+
+A format is a subclass of `FileRecords` that counts the records of a file and opens one; where records are not read one
+by one, it is one of `Files`. Everything else is here: which file and which record of it a key means, one read for each
+file of a batch, a bounded number of open files, pickling, fingerprints.
+
+Guarantees:
+    - Files open in the process that reads, when it reads, and only if they are as they were at construction.
+    - Any number of threads may read. A file is closed only while no thread reads it.
+"""
+
+import abc
+import bisect
+import contextlib
+import dataclasses
+import errno
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.closing import Closing
+from millstream.errors import DataSourceError
+from millstream.notebook_repr import Pictured
+from millstream.sources.base import checked_record_key
+from millstream.sources.files.content_marks import marks_of_files
+from millstream.sources.files.grouped_tasks import in_threads
+from millstream.sources.files.record_file import OpenFile
+from millstream.sources.storage.open_files import OpenFiles, descriptor_share
+from millstream.sources.storage.paths import (
+    RECORD_LIMIT,
+    FileIdentity,
+    FilePart,
+    names_within_common_folder,
+    resolve_paths,
+)
+from millstream.sources.storage.urls import is_url
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from millstream.sources.storage.file_cache import FileCache
+
+MAX_OPEN_FILES = 512
+"""How many files a source keeps open, if the process may have that many descriptors."""
+
+INSPECTION_THREADS = 16
+"""How many files a constructor inspects at the same time: on network storage each look is a few round trips."""
+
+FileT = TypeVar("FileT", bound=OpenFile)
+
+IDENTIFYING_THREADS = 64
+"""How many objects of stores it asks for at the same time: each is some ten round trips of 20 to 100 ms."""
+
+
+class Files(Pictured, Closing, Generic[FileT]):
+    """The records of files laid end to end: the base of all sources that read files, whatever reading one takes.
+
+    Args:
+        paths: one path or a sequence of paths, as `resolve_paths` takes them.
+        cache: where whole files of stores are copied to before they are read; None to read them where they are.
+
+    Raises:
+        FileNotFoundError, PermissionError, …: a file cannot be found, or a pattern has no match.
+        IsADirectoryError: a path is a directory, not a file.
+        DataSourceError: a file is not of this format.
+        TypeError: paths that are not paths, or a set of paths, which has no order.
+        ValueError: a range that ends before it starts, or no records at all.
+
+    Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
+    truncated, removed or changed, or has fewer records than a range of it asks for.
+    """
+
+    _picture_kind = "source"
+
+    takes_key_arrays: ClassVar[bool] = True
+    kind: ClassVar[str]
+    """The name of the format, in words and errors."""
+
+    descriptors_per_file: ClassVar[int] = 1
+    """How many descriptors an open file takes."""
+
+    def __init__(self, paths: Any, cache: "FileCache | None" = None) -> None:
+        if cache is not None:
+            _check_cache(cache)
+        self._cache = cache
+        self._parts = self._resolved(paths)
+        self._paths = list(dict.fromkeys(part.path for part in self._parts))
+        self._identities: dict[str, FileIdentity] = {}
+        self._marks: dict[str, str] | None = None
+        self._counts: dict[str, int] = {}
+        self._inspect()
+        self._index_parts()
+        self._open_files = self._no_open_files()
+
+    @abc.abstractmethod
+    def _count(self, path: str) -> int:
+        """Returns how many records a file holds. Called by many threads at once, each for its own file.
+
+        Raises:
+            OSError: it cannot be read, or is not of this format (DataSourceError).
+        """
+
+    @abc.abstractmethod
+    def _open(self, path: str, place: str) -> FileT:
+        """Returns the file, open.
+
+        Args:
+            path: its name.
+            place: where its bytes are: the same, or the path of a copy.
+
+        Raises:
+            OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
+        """
+
+    def _resolved(self, paths: Any) -> list[FilePart]:
+        """Returns the parts of files that the paths mean."""
+        return resolve_paths(paths, self.kind)
+
+    @property
+    def files(self) -> dict[str, FileIdentity]:
+        """The files by path, in their order, as they were at construction."""
+        return {path: self._identities[path] for path in self._paths}
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._num_records:,} records in {self._named_files()})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_open_files"} | {
+            "_closed": self._open_files.closed
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        closed = state.pop("_closed")
+        vars(self).update(state)
+        self._open_files = self._no_open_files()
+        if closed:
+            self._open_files.close()
+
+    def _no_open_files(self) -> OpenFiles[FileT]:
+        # A copy in a cache is locked by a descriptor of its own.
+        return OpenFiles(MAX_OPEN_FILES, self.descriptors_per_file + (self._cache is not None))
+
+    def locate(self, record_key: SupportsIndex) -> tuple[str, int]:
+        """Returns the file that a record is in, and its number there, from 0.
+
+        Args:
+            record_key: the record, 0 … len(source) - 1.
+
+        Raises:
+            IndexError: there is no such record.
+        """
+        key = checked_record_key(record_key, self._num_records)
+        part = bisect.bisect_right(self._ends, key)
+        return self._parts[part].path, key + self._shifts[part]
+
+    def close(self) -> None:
+        """Closes all files. Reading then raises ValueError. May be called again."""
+        self._open_files.close()
+
+    @property
+    def unit_sizes(self) -> NDArray[np.int64]:
+        """How many records each file, or range of one, has: an array of shape (n,), for `HierarchicalSampler`."""
+        return np.diff(self._ends_array, prepend=0)
+
+    def fingerprint(self) -> str:
+        """Returns the number of files and records, and a digest of names, sizes, counts and ranges, in their order.
+
+        A name is the path within the folder that holds all of the files: that folder may move.
+        """
+        import hashlib  # noqa: PLC0415  (OpenSSL takes long to import)
+
+        names = dict(zip(self._paths, names_within_common_folder(self._paths), strict=True))
+        digest = hashlib.blake2b(digest_size=8)
+        for part in self._parts:
+            words = (names[part.path], self._identities[part.path].size, part.start, part.stop)
+            digest.update(repr(words).encode("utf-8", "surrogateescape"))
+        return f"{self.kind} files={len(self._paths)} records={self._num_records} digest={digest.hexdigest()}"
+
+    def content_marks(self) -> dict[str, str]:
+        """Returns marks of some bytes and versions of the files: a checkpoint warns of those that differ."""
+        if self._marks is None:
+            self._marks = marks_of_files(self.files)
+        return self._marks
+
+    def _inspect(self) -> None:
+        """Notes the identity of every file, and counts the records of those where a part's end is open."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (takes long to import: only readers pay)
+
+        uncounted = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
+        most = IDENTIFYING_THREADS if any(map(is_url, self._paths)) else INSPECTION_THREADS
+        with ThreadPoolExecutor(min(most, descriptor_share()), "millstream-identify") as threads:
+            self._identities.update(
+                zip(self._paths, in_threads(threads, most, self._identify, self._paths), strict=True)
+            )
+        with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
+            self._count_files(uncounted, threads)
+
+    def _identify(self, path: str) -> FileIdentity:
+        """Returns which file is at a path. Called by many threads at once."""
+        if not is_url(path):
+            return FileIdentity.of_regular_file(path, self.kind)
+        from millstream.sources.storage.byte_files import identify  # noqa: PLC0415  (for those who read from stores)
+
+        identity = identify(path, self.kind)
+        if self._cache is not None and identity.size > self._cache.max_bytes:
+            raise ValueError(
+                f"max_bytes of the cache must be at least the size of the largest file, but {path!r} has "
+                f"{identity.size:,} bytes, got {self._cache.max_bytes:,}."
+            )
+        return identity
+
+    @contextlib.contextmanager
+    def _at_hand(self, path: str) -> Iterator[str]:
+        """Gives where the bytes of a file are, for the length of a block: at the path, or at that of a copy."""
+        if self._cache is None or not is_url(path):
+            yield path
+            return
+        copy = self._cache.copy_of(path, self._identities[path])
+        try:
+            yield copy.path
+        finally:
+            copy.close()
+
+    def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:
+        """Counts the records of some files, many at once."""
+        self._counts.update(zip(paths, in_threads(threads, INSPECTION_THREADS, self._count, paths), strict=True))
+
+    def _check_ranges(self) -> None:
+        """Raises DataSourceError if a range ends after the last record of its file, where all files are counted."""
+        for part in self._parts:
+            if part.stop is not None and part.stop > self._counts[part.path]:
+                raise DataSourceError(
+                    f"{part.path!r} holds {self._counts[part.path]} records, but a range of it ends at record "
+                    f"{part.stop}."
+                )
+
+    def _index_parts(self) -> None:
+        """Sets the tables that give the part of a record key, and the file and position of that."""
+        stops = [self._counts[part.path] if part.stop is None else part.stop for part in self._parts]
+        self._parts = [dataclasses.replace(part, stop=stop) for part, stop in zip(self._parts, stops, strict=True)]
+        self._stops: dict[str, int] = {}
+        for part, stop in zip(self._parts, stops, strict=True):
+            self._stops[part.path] = max(stop, self._stops.get(part.path, 0))
+        lengths = [stop - part.start for part, stop in zip(self._parts, stops, strict=True)]
+        self._ends = list(itertools.accumulate(lengths))
+        self._num_records = self._ends[-1]
+        if self._num_records > RECORD_LIMIT:
+            raise ValueError(f"A source must have fewer than 2**63 records, but the ranges have {self._num_records}.")
+        self._shifts = [part.start - end + n for part, end, n in zip(self._parts, self._ends, lengths, strict=True)]
+        numbers = {path: number for number, path in enumerate(self._paths)}
+        self._ends_array = np.array(self._ends, dtype=np.int64)
+        self._shifts_array = np.array(self._shifts, dtype=np.int64)
+        self._files_array = np.array([numbers[part.path] for part in self._parts], dtype=np.int64)
+
+    def _named_files(self) -> str:
+        return f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}, first {self._paths[0]!r}"
+
+    def _acquire(self, path: str, position: int, key: int) -> FileT:
+        """Returns the open file, which stays open until `self._open_files.release(path)`.
+
+        Raises:
+            DataSourceError: it cannot be opened, or is another than at construction; the record is named.
+            ValueError: the source is closed.
+        """
+        try:
+            return self._open_files.acquire(path, self._open_unchanged)
+        except OSError as error:
+            raise reading_error(error, path, position, key) from error
+
+    def _open_unchanged(self, path: str) -> FileT:
+        """Returns the file, open, after comparing it with what the constructor saw."""
+        return self._open_checked(path, path)
+
+    def _open_checked(self, path: str, place: str) -> FileT:
+        """Returns a file whose bytes are at some place, open, after that comparison."""
+        file = self._open(path, place)
+        try:
+            # Looked at after it was opened: what is at the path now is what was opened, or newer.
+            self._check_unchanged(path, file.num_records, self._identity_now(path))
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def _identity_now(self, path: str) -> FileIdentity:
+        """Returns which file is at a path now. Whether an object is the same is looked at when it is read."""
+        return self._identities[path] if is_url(path) else FileIdentity.of(path)
+
+    def _check_unchanged(self, path: str, num_records: int, now: FileIdentity) -> None:
+        seen, count = self._identities[path], self._counts.get(path, num_records)
+        if (now.size, num_records) != (seen.size, count):
+            raise DataSourceError(
+                f"{path!r} has {num_records} records in {now.size:,} bytes, and had {count} in {seen.size:,} when the "
+                "source was constructed: it was changed, or is damaged. Construct the source again."
+            )
+        # Not device or inode: a copy that kept its time is fine, and on network storage both may change.
+        if now.modified != seen.modified:
+            raise DataSourceError(
+                f"{path!r} was last written to at {now.last_written}, and at {seen.last_written} when the "
+                "source was constructed: it may hold other records. Construct the source again."
+            )
+        asked = self._stops.get(path, 0)
+        if asked > num_records:
+            raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
+
+
+def _check_cache(cache: object) -> None:
+    from millstream.sources.storage.file_cache import FileCache  # noqa: PLC0415  (for those who have one)
+
+    if not isinstance(cache, FileCache):
+        raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")
+
+
+def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
+    """Returns the error of a record whose file could not be opened, or is another than it was."""
+    reason = str(error) if isinstance(error, DataSourceError) else f"{path!r} cannot be opened: {error.strerror}."
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        reason += " Raise the limit (`ulimit -n`) or close other files; this source has no idle one to close."
+    return DataSourceError(f"Cannot read record {position} of its file (record key {key}): {reason}")

@@ -1,0 +1,241 @@
+"""Looking at a pipeline from outside: who may, what is said, and what is left when it is over."""
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from faults import WAIT_SECONDS
+from worker_pools import at_most
+
+import millstream
+from millstream.loader.monitoring import server, socket_folder
+from millstream.loader.monitoring.client import NotServed, asked, served_processes
+from millstream.loader.monitoring.socket_folder import connected, is_own_user, private_folder, socket_name
+from millstream.loader.processes import crash_log
+
+# Workers cannot import a test module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+FORKS = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+"""JAX, which another test may have imported, warns of every fork: here, the child does next to nothing."""
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for this user's sockets, of this test alone."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("MILLSTREAM_TOP", raising=False)
+    # However busy the machine is.
+    monkeypatch.setattr(server, "START_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr(crash_log, "STACKS_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr(socket_folder, "CONNECT_SECONDS", 2 * WAIT_SECONDS)
+    return tmp_path
+
+
+def doubled(value: int) -> int:
+    """Returns twice the value."""
+    return 2 * value
+
+
+def loader_of(**options: Any) -> millstream.DataLoader:
+    """Returns a loader of ten batches."""
+    return millstream.load(range(40), num_epochs=1, transformations=[doubled], batch_size=4, **options)
+
+
+def wait_for_end_of_server() -> None:
+    """Waits until the thread that answers has ended, for which it has a minute."""
+    for thread in threading.enumerate():
+        if thread.name == "millstream-top":
+            thread.join(WAIT_SECONDS)
+            assert not thread.is_alive()
+
+
+def test_a_snapshot_says_what_the_loader_says() -> None:
+    """What is told outside are the numbers that `metrics()` has, and the position of each iterator."""
+    loader = loader_of()
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    loader.serve_top()
+
+    (pipeline,) = asked(os.getpid(), "snapshot")["pipelines"]
+
+    metrics = loader.metrics()
+    assert pipeline["measured"]["batches"] == metrics["loader/batches"] == 3
+    assert pipeline["measured"]["wait_seconds"] == metrics["loader/wait_seconds"]
+    assert {stage["label"] for stage in pipeline["stages"]} >= {"read", "operations[0], Map(doubled)"}
+    (iterator,) = pipeline["iterators"]
+    assert (iterator["step"], iterator["records"], iterator["epoch"]) == (3, 12, 0)
+    assert list(map(list, batches)) == [[2 * value for value in range(4 * row, 4 * row + 4)] for row in range(3, 10)]
+
+
+def test_it_is_over_when_the_loader_is_closed_or_gone(runtime: Path) -> None:
+    """The thread and the socket go with the last pipeline, closed or collected; a closed one is not served anew."""
+    closed, dropped = loader_of(), loader_of()
+    closed.serve_top()
+    dropped.serve_top()
+    assert os.getpid() in served_processes()
+    assert len(asked(os.getpid(), "snapshot")["pipelines"]) == 2
+
+    closed.close()
+    assert len(asked(os.getpid(), "snapshot")["pipelines"]) == 1
+    del dropped
+    gc.collect()
+    wait_for_end_of_server()
+
+    assert list((runtime / "millstream").iterdir()) == []
+    with pytest.raises(NotServed, match="serves no pipeline of this user"):
+        asked(os.getpid(), "snapshot")
+    with pytest.raises(ValueError, match="closed"):
+        closed.serve_top()
+    with loader_of() as another:
+        another.serve_top()
+        assert os.getpid() in served_processes()
+
+
+def test_the_environment_serves_chains_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With MILLSTREAM_TOP=1, whatever is iterated over can be looked at: loaders, and chains with workers."""
+    monkeypatch.setenv("MILLSTREAM_TOP", "1")
+    chain = millstream.MapDataset.source(range(40)).map(doubled).batch(4).to_iter_dataset()
+    elements = iter(chain.mp_prefetch(millstream.MultiprocessingOptions(num_workers=1)))
+    next(elements)
+
+    snapshot = asked(os.getpid(), "snapshot")
+    stacks = asked(os.getpid(), "stacks")["stacks"]
+
+    assert any(len(iterator["load"]["workers"]) == 1 for one in snapshot["pipelines"] for iterator in one["iterators"])
+    assert [one["who"].rpartition(" ")[0] for one in stacks] == ["process", "worker process"]
+    assert "MainThread" in stacks[0]["text"]
+    assert "test_the_environment_serves_chains_too" in stacks[0]["text"]
+    assert "answer_calls" in stacks[1]["text"]
+    elements.close()
+
+
+def test_stacks_that_were_asked_for_are_not_last_words() -> None:
+    """A worker whose stacks were looked at goes on, and when it dies later they are not taken for the reason."""
+    loader = loader_of(worker_count=1)
+    loader.serve_top()
+    with iter(loader) as batches:
+        got = [list(next(batches))]
+        assert "answer_calls" in asked(os.getpid(), "stacks")["stacks"][1]["text"]
+        assert "answer_calls" in asked(os.getpid(), "stacks")["stacks"][1]["text"]
+        ((worker,),) = (
+            iterator["load"]["workers"]
+            for one in asked(os.getpid(), "snapshot")["pipelines"]
+            for iterator in one["iterators"]
+        )
+        os.kill(worker["pid"], signal.SIGKILL)
+        got += map(list, batches)
+
+    assert got == [[2 * value for value in range(4 * row, 4 * row + 4)] for row in range(10)]
+    (event,) = loader._profiler.events
+    assert "killed by SIGKILL" in event.text
+    assert "answer_calls" not in event.text
+    loader.close()
+
+
+@FORKS
+def test_a_forked_process_leaves_the_socket_to_its_parent() -> None:
+    """A forked process is not found under its parent's number, and serves its own loader under its own."""
+    loader = loader_of()
+    loader.serve_top()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            own = loader_of()
+            own.serve_top()
+            is_served = set(served_processes()) == {os.getpid(), os.getppid()}
+            status = 0 if is_served and asked(os.getpid(), "snapshot")["pid"] == os.getpid() else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert os.getpid() in served_processes()
+    assert asked(os.getpid(), "snapshot")["pid"] == os.getpid()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@FORKS
+def test_another_user_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of another user that can reach the socket is hung up on; so is root, of another user's trainer."""
+    with tempfile.TemporaryDirectory() as reachable, loader_of() as loader:
+        Path(reachable).chmod(0o755)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", reachable)
+        loader.serve_top()
+        folder = Path(reachable) / "millstream"
+        assert (folder.stat().st_mode & 0o777, (folder / f"{os.getpid()}.sock").stat().st_mode & 0o777) == (
+            0o700,
+            0o600,
+        )
+        # As if nobody had seen to that.
+        folder.chmod(0o755)
+        (folder / f"{os.getpid()}.sock").chmod(0o666)
+        trainer = os.getpid()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                os.setuid(65534)
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.settimeout(WAIT_SECONDS)
+                    connection.connect(str(folder / f"{trainer}.sock"))
+                    status = 0 if received(connection, b"snapshot\n") == b"" else 2
+            finally:
+                os._exit(status)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        folder.chmod(0o700)
+        assert status == 0
+        assert asked(os.getpid(), "snapshot")["pid"] == os.getpid()
+        loader.close()
+        wait_for_end_of_server()
+    assert is_own_user(os.geteuid())
+    assert not is_own_user(65534)
+
+
+def received(connection: socket.socket, asks: bytes) -> bytes:
+    """Returns the answer that somebody gets who asks for nothing more; nothing, from whom hangs up."""
+    try:
+        connection.sendall(asks)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.recv(100)
+    except (BrokenPipeError, ConnectionResetError):
+        return b""
+
+
+def test_a_folder_that_others_may_enter_is_not_used(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a private folder, to be served is an error for who asks for it; by the environment, a warning alone."""
+    (runtime / "millstream").mkdir(mode=0o755)
+    with loader_of() as loader, pytest.raises(PermissionError, match="with the mode 0755"):
+        loader.serve_top()
+
+    monkeypatch.setenv("MILLSTREAM_TOP", "1")
+    with caplog.at_level(logging.WARNING, "millstream"), loader_of() as loader:
+        assert len(list(loader)) == 10
+    assert "cannot be looked at by `millstream top`" in caplog.text
+    assert list((runtime / "millstream").iterdir()) == []
+
+
+@pytest.mark.parametrize("asks", [b"nonsense\n", b"x" * 5000, b""], ids=["nonsense", "endless", "nothing"])
+def test_bad_questions_end_nothing(runtime: Path, asks: bytes) -> None:
+    """Whatever comes over the socket, the next one who asks is answered."""
+    with loader_of() as loader:
+        loader.serve_top()
+        with private_folder(runtime / "millstream") as folder:
+            connection = connected(folder, socket_name(os.getpid()))
+        assert connection is not None
+        with connection, at_most(2.0):
+            answer = received(connection, asks)
+
+        assert (b"error" in answer) == (asks == b"nonsense\n")
+        assert asked(os.getpid(), "snapshot")["pid"] == os.getpid()

@@ -1,0 +1,111 @@
+"""Metrics have stable names and the values that were measured; Prometheus's own parser reads the page."""
+
+import math
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+from loader_facts import facts_of_run, with_stage
+from prometheus_client.parser import text_string_to_metric_families
+
+import millstream
+from millstream.loader.reporting.metrics import exposition, metrics_of
+
+NAMES = [
+    "loader/batches",
+    "loader/wait_seconds",
+    "loader/first_wait_seconds",
+    "loader/trainer_seconds",
+    "loader/worker_deaths",
+    "loader/worker_stalls",
+    "loader/workers",
+    "loader/batch_bytes",
+    "loader/wait_share",
+    "loader/seconds/keys",
+    "loader/seconds/read",
+    "loader/seconds/operation_0",
+    "loader/seconds/operation_1",
+    "loader/seconds/hand_over",
+]
+
+
+def samples(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Returns the samples of a page by name and labels, as Prometheus's own parser reads them."""
+    found = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    values = {(sample.name, frozenset(sample.labels.items())): sample.value for sample in found}
+    assert len(values) == len(found)
+    return values
+
+
+def test_names_are_stable_and_values_are_floats() -> None:
+    """The names are these, before anything was measured and after, whoever works; the values are plain floats."""
+    for workers in (0, 2):
+        loader = millstream.load(range(8), transformations=[abs], batch_size=4, num_epochs=1, worker_count=workers)
+        before = loader.metrics()
+        assert len(list(loader)) == 2
+        after = loader.metrics()
+        loader.close()
+        assert list(before) == list(after) == NAMES
+        assert {type(value) for value in [*before.values(), *after.values()]} == {float}
+        assert (before["loader/batches"], after["loader/batches"], after["loader/batch_bytes"]) == (0.0, 2.0, 32.0)
+        assert after["loader/workers"] == workers
+
+
+def test_metrics_are_what_the_profile_says() -> None:
+    """The seconds are those of `profile()`; the waits for first batches are counted apart."""
+    loader = millstream.load(range(64), transformations=[abs], batch_size=4, num_epochs=2)
+    for _ in range(2):
+        assert len(list(loader)) == 32
+    metrics, profile = loader.metrics(), loader.profile()
+    waits = metrics["loader/wait_seconds"] + metrics["loader/first_wait_seconds"]
+    assert waits == pytest.approx(profile["next"])
+    assert metrics["loader/trainer_seconds"] == profile["consumer"]
+    assert metrics["loader/seconds/operation_0"] == profile["operations[0], Map(abs)"]
+
+
+def test_a_page_has_what_the_metrics_have() -> None:
+    """Prometheus reads the values that `metrics()` gives, each stage with its short name and its own."""
+    facts = facts_of_run(read=1.5, augment=2.5, waits=1.0, trains=3.0, workers=2, deaths=1, batch_bytes=10)
+    metrics, page = metrics_of(facts), samples(exposition({None: facts}))
+    assert page["millstream_batches_total", frozenset()] == metrics["loader/batches"] == 100
+    assert page["millstream_worker_deaths_total", frozenset()] == 1
+    assert page["millstream_batch_bytes", frozenset()] == 10
+    augment = frozenset({("stage", "operation_0"), ("name", "Augment")})
+    assert page["millstream_stage_seconds_total", augment] == metrics["loader/seconds/operation_0"] == 2.5
+    assert len(page) == len(metrics) - 1
+
+
+def test_several_loaders_are_on_one_page() -> None:
+    """Each family is described once, and has a sample of each loader with its name."""
+    loaders = {"train": millstream.load(range(8), batch_size=4), "eval": millstream.load(range(8), batch_size=2)}
+    page = millstream.prometheus_text(loaders)
+    described = [line for line in page.splitlines() if line.startswith("# TYPE")]
+    assert len(described) == len(set(described)) == 9
+    for name in loaders:
+        assert samples(page)["millstream_batches_total", frozenset({("loader", name)})] == 0
+    assert samples(millstream.prometheus_text(loaders["train"]))["millstream_batches_total", frozenset()] == 0
+
+
+@hypothesis.given(strategies.text(), strategies.text(), strategies.floats(0, allow_nan=False))
+def test_any_name_survives(loader: str, operation: str, seconds: float) -> None:
+    """Quotes, backslashes and newlines in names, and any number, are read as they were written."""
+    hypothesis.assume("\r" not in loader + operation)  # The parser takes lines apart as Python does.
+    hypothesis.assume(len((loader + operation).replace("\n", "").splitlines()) <= 1)
+    facts = with_stage(facts_of_run(), "operations[0]", name=operation, seconds=seconds)
+    key = frozenset({("loader", loader), ("stage", "operation_0"), ("name", operation)})
+    assert samples(exposition({loader: facts}))["millstream_stage_seconds_total", key] == seconds
+
+
+def test_numbers_are_written_exactly() -> None:
+    """A float is read back as the same float, infinity too."""
+    for seconds in (0.1, 1e-300, 1e300, math.inf):
+        page = samples(exposition({None: facts_of_run(waits=seconds)}))
+        assert page["millstream_wait_seconds_total", frozenset()] == seconds
+
+
+def test_what_is_not_a_loader_is_refused() -> None:
+    """The error says what to write."""
+    wrong: Any = [1]
+    with pytest.raises(TypeError, match=r"shows loaders, got int: write prometheus_text\(loader\)"):
+        millstream.prometheus_text({"train": wrong[0]})

@@ -1,0 +1,216 @@
+"""Pictures are whole, self-contained HTML about what is there; to look at something reads nothing."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import cloudpickle
+import hypothesis
+import numpy as np
+import pytest
+from html_pages import Page
+from hypothesis import strategies
+from loader_facts import facts_of_run, with_source, with_stage
+
+import millstream
+from millstream.html_fragments import card, document, figure, proportions
+from millstream.loader.reporting.html_rendering import loader_picture, summary_picture
+from millstream.loader.reporting.snapshot import Place
+from millstream.loader.reporting.text_rendering import text_picture
+
+# Workers cannot import a test module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Unread:
+    """A source that must not be read."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, key: int) -> int:
+        raise AssertionError(key)
+
+
+def test_a_picture_is_of_source_order_stages_and_who_does_them() -> None:
+    """All parts are there in their order, and a picture reads no record."""
+    loader = millstream.load(Unread(), shuffle=True, seed=0, transformations=[abs], batch_size=4, worker_count=3)
+    text = Page(loader._repr_html_()).text
+    words = [
+        "Unread of 10 records",
+        "IndexSampler(",
+        "3 worker processes",
+        "keys",
+        "operations[0]",
+        "hand-over",
+        "next(",
+    ]
+    assert sorted(words, key=text.index) == words
+    assert "slowest" not in text
+    lines = repr(loader).splitlines()
+    assert [line for line in lines if line.startswith("  ┌")] == ["  ┌ 3 worker processes with up to 16 threads each"]
+
+
+def test_what_the_trainer_does_beside_workers_is_in_a_frame_of_its_own() -> None:
+    """A Batch after a Filter stands where it runs, after the hand-over."""
+    loader = millstream.load(range(8), transformations=[millstream.FilterTransform(bool)], batch_size=4, worker_count=1)
+    lines = repr(loader).splitlines()
+    first, second = [number for number, line in enumerate(lines) if line.startswith("  ┌")]
+    assert "hand-over" in lines[second - 2]
+    assert [lines[first], lines[second]] == ["  ┌ 1 worker process with up to 16 threads", "  ┌ the trainer's thread"]
+    assert "operations[1], Batch" in lines[second + 1]
+
+
+def test_the_slowest_stage_is_marked_once_there_is_one() -> None:
+    """In the terminal and in the notebook: one mark, at the stage that took longest, with its time and rate."""
+    facts = facts_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
+    (line,) = [line for line in text_picture(facts).splitlines() if "slowest" in line]
+    assert line.split() == ["│", "operations[0],", "Augment", "40", "ms", "a", "batch", "80", "%", "<-", "slowest"]
+    page = loader_picture(facts)
+    assert page.count("ms-stage ms-slowest") == 1
+    text = Page(page).text
+    assert "25 batches/s" in text
+    assert "100 batches in 4 s, 75 % of it waiting" in text
+    assert "ms-stage ms-slowest" not in loader_picture(facts_of_run())
+
+
+def test_a_summary_in_a_notebook_has_picture_and_advice() -> None:
+    """The sentences are those of the text."""
+    facts = facts_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
+    assert "The trainer waited 75 % of the time." in Page(summary_picture(facts)).text
+
+
+def test_a_mixture_shows_its_weights() -> None:
+    """In the picture of the loader, and in those of its sampler and its source, which know sizes."""
+    loader = millstream.load({"web": range(6), "books": range(2)}, weights={"web": 0.7, "books": 0.3}, batch_size=4)
+    for picture, shares in (
+        (loader.sampler._repr_html_(), ["70.0%", "30.0%"]),  # type: ignore[attr-defined]
+        (loader.data_source._repr_html_(), ["75.0%", "25.0%"]),  # type: ignore[attr-defined]
+    ):
+        for name, share in zip(["web", "books"], shares, strict=True):
+            assert f"{name} {share}" in Page(picture).text
+            assert f"{name} {share}" in Page(loader._repr_html_()).text
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        millstream.IndexSampler(10, shuffle=True, seed=3),
+        millstream.SequentialSampler(10),
+        millstream.HierarchicalSampler([5, 5], window_units=1, seed=0),
+        millstream.PackingSampler(np.array([3, 2]), 4, seed=0),
+        millstream.RangeDataSource(0, 10, 1),
+        millstream.InMemoryDataSource([1, 2]),
+    ],
+    ids=lambda shown: type(shown).__name__,
+)
+def test_samplers_and_sources_have_pictures(shown: Any) -> None:
+    """What a notebook shows of them is what `repr` says."""
+    assert type(shown).__name__ in Page(shown._repr_html_()).text
+
+
+def test_an_iterator_shows_its_position() -> None:
+    """Step, epoch and how many batches are left, where that is known."""
+    with iter(millstream.load(range(10), batch_size=2, num_epochs=2)) as batches:
+        next(batches)
+        text = Page(batches._repr_html_()).text
+    assert "step 1 · epoch 0 · batches left 9" in text
+    with iter(millstream.load(range(10), batch_size=2)) as batches:
+        assert "batches left" not in batches._repr_html_()
+
+
+def test_own_attributes_of_a_source_mean_nothing() -> None:
+    """A class of the user's may have `parts` and `weights` of any kind: a picture of the loader does without."""
+
+    class Own(list[int]):
+        parts: ClassVar[Any] = {"a": 1}
+        weights: ClassVar[Any] = "heavy"
+
+    assert "Own of 3 records" in repr(millstream.load(Own([1, 2, 3]), batch_size=1))
+
+
+def test_a_trace_tells_types_shapes_and_dtypes_between_operations() -> None:
+    """They are those of one batch, after each operation, groupings too; the loader's picture has them from then on."""
+
+    def widen(value: int) -> dict[str, Any]:
+        return {"x": np.full((2, 3), value, np.int16), "name": "abc"}
+
+    loader = millstream.load(
+        range(8), transformations=[widen, millstream.FilterTransform(bool)], batch_size=4, num_epochs=1
+    )
+    assert "int16" not in repr(loader)
+    trace = loader.trace()
+    element = ("['x']: int16 (2, 3)", "['name']: str of 3 characters")
+    assert list(trace.leaves.values()) == [
+        ("element: int",),
+        element,
+        element,
+        ("['x']: int16 (4, 2, 3)", "['name']: <U3 (4,)"),
+    ]
+    assert "    ['x']: int16 (4, 2, 3)" in repr(trace).splitlines()
+    assert "int16 (4, 2, 3)" in Page(trace._repr_html_()).text
+    assert "int16 (4, 2, 3)" in Page(loader._repr_html_()).text
+    assert loader.profile()["next"] == 0.0
+
+
+def test_a_trace_of_a_packer_tells_its_rows() -> None:
+    """What an operation gives is told, not what its sizes were measured of."""
+    documents = [{"tokens": np.arange(length)} for length in (3, 2, 4)]
+    pack = millstream.FirstFitPack({"tokens": 8}, num_packing_bins=1)
+    loader = millstream.DataLoader(
+        data_source=documents, sampler=millstream.IndexSampler(3, num_epochs=1), operations=[pack]
+    )
+    last = list(loader.trace().leaves.values())[-1]
+    assert "['tokens']: int64 (8,)" in last
+    assert any("segment_ids" in leaf for leaf in last)
+
+
+def test_a_trace_raises_what_the_pipeline_raises() -> None:
+    """With its note of where, and the loader is as it was."""
+    loader = millstream.load(range(1, 3), transformations=[lambda value: 1 // (value - 1)], batch_size=1)
+    with pytest.raises(ZeroDivisionError) as caught:
+        loader.trace()
+    assert "operation 0" in "".join(caught.value.__notes__)
+    assert "no batch yet" in repr(loader)
+
+
+def test_looking_in_the_middle_of_a_pass_changes_nothing() -> None:
+    """Every picture, and a trace, between any two batches: the stream is the same."""
+    loader = millstream.load(range(64), shuffle=True, seed=1, transformations=[abs], batch_size=4, num_epochs=1)
+    expected = [batch.tolist() for batch in loader]
+    seen = []
+    with iter(loader) as batches:
+        for batch in batches:
+            seen.append(batch.tolist())
+            repr(loader), loader._repr_html_(), batches._repr_html_(), loader.trace(), loader.summary()
+    assert seen == expected
+
+
+@hypothesis.given(
+    strategies.text(),
+    strategies.text(),
+    strategies.lists(strategies.tuples(strategies.text(), strategies.floats(0, 1e9)), max_size=20),
+)
+def test_any_name_is_shown_as_it_is(name: str, leaf: str, parts: Sequence[tuple[str, float]]) -> None:
+    """Tags and quotes in names are text: a picture of anything is whole HTML."""
+    facts = with_source(facts_of_run(augment=1.0, waits=1.0, trains=1.0), name=name, parts=tuple(parts))
+    facts = with_stage(facts, "operations[0]", label=name, structure=(leaf,), place=Place.TRAINER)
+    for page in (loader_picture(facts), document(name, figure(card(name, leaf, proportions(parts))))):
+        Page(page)
+    if name.strip() and "\r" not in name and "\0" not in name:
+        assert name in Page(loader_picture(facts)).text
+
+
+def test_what_makes_pictures_is_imported_by_those_who_look() -> None:
+    """A training run pays for none of it: a loop leaves the room of pictures closed."""
+    code = (
+        "import sys, millstream\n"
+        "for _ in millstream.load(range(8), batch_size=4, num_epochs=1): pass\n"
+        "print([name for name in sys.modules if '.reporting' in name or name.endswith(('.html_fragments', 'tracing'))])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == "[]\n"

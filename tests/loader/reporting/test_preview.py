@@ -1,0 +1,140 @@
+"""A preview shows the first batches as they are: images as images, tokens as text, packed rows by their documents."""
+
+import base64
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from html_pages import Page
+from hypothesis import strategies
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+from PIL import Image
+
+import millstream
+from millstream.loader.reporting.png import pixels_of, png_of
+
+PIXELS = arrays.arrays(
+    np.uint8,
+    strategies.tuples(strategies.integers(1, 9), strategies.integers(1, 9), strategies.sampled_from([1, 2, 3, 4])),
+)
+
+
+def images_in(page: str) -> list[NDArray[Any]]:
+    """Returns the images of a page, as another library reads them."""
+    found = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
+    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for data in found]
+
+
+@hypothesis.given(PIXELS)
+def test_a_png_has_the_pixels(pixels: NDArray[np.uint8]) -> None:
+    """Another library reads what was written."""
+    image = np.asarray(Image.open(io.BytesIO(png_of(pixels))))
+    assert np.array_equal(image.reshape(pixels.shape), pixels)
+
+
+@pytest.mark.parametrize(
+    ("array", "shape"),
+    [
+        (np.zeros((8, 9), np.uint8), (8, 9, 1)),
+        (np.zeros((8, 9, 3), np.float32), (8, 9, 3)),
+        (np.zeros((3, 8, 9), np.float64), (8, 9, 3)),
+        (np.zeros((8, 9), np.bool_), (8, 9, 1)),
+        (np.zeros((1000, 500, 3), np.uint8), (250, 125, 3)),
+        (np.zeros((8, 9), np.int64), None),
+        (np.zeros((8, 9, 5), np.uint8), None),
+        (np.zeros(8, np.uint8), None),
+    ],
+    ids=["grey", "float", "channels first", "flags", "large", "integers", "five channels", "row"],
+)
+def test_what_looks_like_an_image_is_one(array: NDArray[Any], shape: tuple[int, ...] | None) -> None:
+    """Bytes, flags and floats with a plausible number of channels; large ones are made smaller."""
+    pixels = pixels_of(array, 256)
+    assert (None if pixels is None else pixels.shape) == shape
+
+
+@hypothesis.given(arrays.arrays(np.float32, (4, 5), elements=strategies.floats(width=32)))
+def test_any_float_has_a_pixel(array: NDArray[np.float32]) -> None:
+    """Infinities and nan too; from 0 to 1 the scale is that of the values, else from the least to the largest."""
+    pixels = pixels_of(array, 256)
+    assert pixels is not None
+    finite = array[np.isfinite(array)].astype(np.float64)
+    if finite.size == array.size and finite.min() >= 0 and finite.max() <= 1:
+        assert np.array_equal(pixels[:, :, 0], np.round(array.astype(np.float64) * 255))
+    elif finite.size == array.size and finite.min() < finite.max():
+        assert (pixels.min(), pixels.max()) == (0, 255)
+
+
+def test_images_and_labels_are_shown_row_by_row() -> None:
+    """The images of the page are those of the first batch; the labels stand beside them, as many as asked for."""
+    images = np.random.default_rng(0).integers(0, 256, (6, 8, 9, 3), np.uint8)
+    source = millstream.InMemoryDataSource({"image": images, "label": np.arange(6) * 111})
+    preview = millstream.load(source, batch_size=4).preview(rows=3)
+    page = preview._repr_html_()
+    assert np.array_equal(np.stack(images_in(page)), images[:3])
+    text = Page(page).text
+    assert [word in text for word in ("111", "222", "333")] == [True, True, False]
+    assert "3 of 4 elements" in text
+    assert np.array_equal(preview.batches[0]["image"], images[:4])
+
+
+def test_several_batches_are_those_of_the_stream() -> None:
+    """As many as asked for, as far as there are any; nothing of the loader has moved."""
+    loader = millstream.load(range(10), shuffle=True, seed=0, num_epochs=1, batch_size=4)
+    expected = [batch.tolist() for batch in loader]
+    assert [batch.tolist() for batch in loader.preview(2).batches] == expected[:2]
+    assert [batch.tolist() for batch in loader.preview(9).batches] == expected
+
+
+def test_packed_rows_are_coloured_by_document() -> None:
+    """Each document has its text and colour, padding is counted, and companions have no columns."""
+    documents = [{"tokens": np.array([ord(letter) for letter in word])} for word in ("one", "<two>", "3")]
+    loader = millstream.DataLoader(
+        data_source=documents,
+        sampler=millstream.IndexSampler(3, num_epochs=1),
+        operations=[millstream.FirstFitPack({"tokens": 12}, num_packing_bins=1), millstream.Batch(1)],
+    )
+    page = loader.preview(decode=lambda tokens: "".join(map(chr, tokens)))._repr_html_()
+    segments = re.findall(
+        r'<span class="ms-segment" title="segment (\d), (\d) tokens" style="([^"]*)">([^<]*)</span>', page
+    )
+    assert [(number, count, text) for number, count, _, text in segments] == [
+        ("1", "3", "one"),
+        ("2", "5", "&lt;two&gt;"),
+        ("3", "1", "3"),
+    ]
+    assert len({colour for _, _, colour, _ in segments}) == 3
+    assert "3 of padding" in Page(page).text
+    assert "segment_ids" not in Page(page).text
+
+
+def test_elements_without_a_batch_are_shown_whole() -> None:
+    """A record is a row: its first axis is no batch; tokens without a decoder are numbers."""
+    loader = millstream.load([{"tokens": np.arange(5), "text": "a <b>", "none": None}])
+    text = Page(loader.preview()._repr_html_()).text
+    for words in ("0 1 2 3 4", "a <b>", "None"):
+        assert words in text
+
+
+def test_long_things_are_cut() -> None:
+    """A page of very long rows stays small."""
+    loader = millstream.load([{"tokens": np.arange(100_000), "text": "x" * 100_000, "x": np.zeros((99, 99, 99))}])
+    assert len(loader.preview()._repr_html_()) < 20_000
+
+
+def test_a_preview_is_saved_as_a_page(tmp_path: Path) -> None:
+    """The page is whole; without a notebook, `repr` says how to look at it."""
+    preview = millstream.load(range(4), batch_size=2).preview()
+    assert ".save(" in repr(preview)
+    assert "batch 0, 2 of 2 elements" in Page(preview.save(tmp_path / "preview.html").read_text()).text
+
+
+@pytest.mark.parametrize("wrong", [{"num_batches": 0}, {"rows": 0}], ids=["no batches", "no rows"])
+def test_less_than_one_is_refused(wrong: dict[str, int]) -> None:
+    """There is no picture of nothing."""
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        millstream.load(range(4), batch_size=2).preview(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,225 @@
+"""The recording knows who worked on what and when, is bounded, and changes nothing; the report shows it."""
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import hypothesis
+import pytest
+from html_pages import Page
+from hypothesis import strategies
+
+import millstream
+from millstream.loader.processes.pool import Pool
+from millstream.loader.reporting.chrome_trace import chrome_trace
+from millstream.loader.reporting.timeline import WIDTH, memory_drawing, timeline
+from millstream.loader.threads import recorder
+from millstream.loader.threads.profiler import Event
+from millstream.loader.threads.recorder import TRAINER, TRAINS, WAITS, Sample, Span
+
+# Workers cannot import a test module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+EXECUTORS = pytest.mark.parametrize(
+    ("workers", "threads"), [(0, 0), (0, 4), (2, 0)], ids=["inline", "threads", "workers"]
+)
+
+
+def spend(value: Any) -> Any:
+    """Returns the value after a moment of work."""
+    end = time.perf_counter() + 0.003
+    while time.perf_counter() < end:
+        pass
+    return value
+
+
+def loader_of(*operations: Any, workers: int = 0, threads: int = 0, records: bool = True) -> millstream.DataLoader:
+    """Returns a loader of one shuffled epoch of 32 numbers in batches of 4."""
+    return millstream.load(
+        range(32),
+        shuffle=True,
+        seed=0,
+        num_epochs=1,
+        transformations=operations,
+        batch_size=4,
+        worker_count=workers,
+        read_options=millstream.ReadOptions(num_threads=threads),
+        enable_profiling=records,
+    )
+
+
+def trace_of(loader: millstream.DataLoader, folder: Path) -> list[dict[str, Any]]:
+    """Returns the events of the trace that a loader writes."""
+    events: list[dict[str, Any]] = json.loads(loader.report(folder / "trace.json").read_text())["traceEvents"]
+    return events
+
+
+@EXECUTORS
+def test_the_recording_says_who_worked_on_which_batch(workers: int, threads: int, tmp_path: Path) -> None:
+    """Every block was worked on by somebody, within the time of the pass; the trainer waited for each."""
+    begin = time.perf_counter()
+    with loader_of(spend, workers=workers, threads=threads) as loader:
+        assert len(list(loader)) == 8
+        events = trace_of(loader, tmp_path)
+    end = time.perf_counter()
+    pieces = [event for event in events if event["ph"] == "X"]
+    what = "batch" if workers else "operations[0], Map(spend)"
+    work = [piece for piece in pieces if piece["name"].startswith(what)]
+    batches = {batch for one in work for batch in range(one["args"]["first batch"], one["args"]["last batch"] + 1)}
+    assert batches == set(range(8))
+    assert all(begin * 1e6 <= piece["ts"] <= piece["ts"] + piece["dur"] <= end * 1e6 + 1 for piece in pieces)
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    if workers:
+        assert {names[piece["pid"]] for piece in work} == {"worker"}
+        assert all(piece["args"]["operations[0], Map(spend) (ms)"] > 0 for piece in work)
+    else:
+        assert set(names) == {os.getpid()}
+    assert sum(piece["name"] == WAITS for piece in pieces) >= 2
+
+
+def test_a_worker_that_is_quicker_than_the_fork_server_is_in_the_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it made is noted as its own, though nobody else has said yet which process it is."""
+    monkeypatch.setattr(Pool, "_listen_to_fork_server", lambda _: None)
+    with loader_of(workers=1) as loader:
+        assert len(list(loader)) == 8
+        events = trace_of(loader, tmp_path)
+    calls = [event for event in events if event["name"].startswith("batch")]
+    assert sorted(event["args"]["first batch"] for event in calls) == list(range(8))
+    assert {event["pid"] for event in calls}.isdisjoint({os.getpid()})
+
+
+@EXECUTORS
+def test_recording_changes_no_byte(workers: int, threads: int) -> None:
+    """The batches are those of a loader that records nothing."""
+    streams = []
+    for records in (False, True):
+        with loader_of(spend, workers=workers, threads=threads, records=records) as loader:
+            streams.append([batch.tobytes() for batch in loader])
+    assert streams[0] == streams[1]
+
+
+def test_nothing_is_recorded_unless_asked(tmp_path: Path) -> None:
+    """The page says how to ask; a trace is refused; and a pickled loader records as the first did."""
+    loader = loader_of(records=False)
+    assert len(list(loader)) == 8
+    assert "enable_profiling=True" in Page(loader.report(tmp_path / "page.html").read_text()).text
+    with pytest.raises(ValueError, match="enable_profiling=True"):
+        loader.report(tmp_path / "trace.json")
+    copy = cloudpickle.loads(cloudpickle.dumps(loader_of()))
+    assert len(list(copy)) == 8
+    assert any(event["ph"] == "X" for event in trace_of(copy, tmp_path))
+
+
+def test_a_report_has_advice_picture_timeline_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One page that is whole and asks for nothing outside of it."""
+    monkeypatch.setattr(recorder, "SAMPLE_SECONDS", 0.0)
+    loader = loader_of(spend)
+    for _ in loader:
+        spend(None)
+    path = loader.report(str(tmp_path / "report.html"))
+    page = Page(path.read_text())
+    for words in (
+        "What to change",
+        "The trainer waited",
+        "operations[0], Map(spend)",
+        "the trainer's thread",
+        "Memory",
+    ):
+        assert words in page.text
+    assert page.tags.count("svg") == 2
+    assert "None." in page.text
+
+
+def test_deaths_are_in_the_report_even_if_nothing_is_recorded(tmp_path: Path) -> None:
+    """When, and how the worker ended; metrics and advice count it, too."""
+    marker = tmp_path / "died"
+
+    def die_once(value: int) -> int:
+        if value == 5 and not marker.exists():
+            marker.touch()
+            os._exit(3)
+        return value
+
+    with loader_of(die_once, workers=1, records=False) as loader:
+        assert len(list(loader)) == 8
+        text = Page(loader.report(tmp_path / "report.html").read_text()).text
+        assert "exited with status 3" in text
+        assert loader.metrics()["loader/worker_deaths"] == 1.0
+        assert "trouble" in {advice.kind for advice in loader.summary().advice}
+
+
+def test_a_report_is_written_to_a_page_or_a_trace(tmp_path: Path) -> None:
+    """Another suffix is refused, and nothing is written."""
+    with pytest.raises(ValueError, match=r"suffix \.html or \.json, got"):
+        loader_of().report(tmp_path / "report.pdf")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a run, the last pieces of work are kept, and no more."""
+    monkeypatch.setattr(recorder, "MOST_SPANS", 10)
+    loader = loader_of()
+    assert len(list(loader)) == 8
+    assert loader._recorder is not None
+    assert len(loader._recorder.spans) == 10
+    assert loader._recorder.spans[-1].what == WAITS
+
+
+def test_threads_are_told_apart() -> None:
+    """Work in the trainer's thread is the trainer's; that of another has the thread's name."""
+    recording = recorder.Recorder()
+    recording.note_training(0.0, 1.0)
+    recording.note_stage("read", 1.0, 2.0, (3, 5))
+    thread = threading.Thread(target=recording.note_stage, args=("read", 1.0, 2.0, (None,)), name="other")
+    thread.start()
+    thread.join()
+    assert [(span.who, span.blocks) for span in recording.spans] == [
+        (TRAINER, None),
+        (TRAINER, (3, 4)),
+        ("other", None),
+    ]
+
+
+TIMES = strategies.floats(0, 100)
+SPANS = strategies.builds(
+    lambda who, process, what, start, seconds, blocks: Span(who, process, what, start, start + seconds, blocks),
+    strategies.sampled_from([TRAINER, "thread", "worker <1>"]),
+    strategies.sampled_from([None, 7]),
+    strategies.sampled_from([WAITS, TRAINS, "read", "operations[0], <&>"]),
+    TIMES,
+    TIMES,
+    strategies.none() | strategies.tuples(strategies.integers(0, 9), strategies.integers(0, 9)),
+)
+
+
+@hypothesis.given(
+    strategies.lists(SPANS, max_size=40),
+    strategies.lists(strategies.builds(Sample, TIMES, strategies.sampled_from([TRAINER, "w"]), strategies.integers(1))),
+    strategies.lists(strategies.builds(Event, TIMES, strategies.text(min_size=1).filter(str.splitlines))),
+)
+def test_any_recording_can_be_shown(spans: list[Span], memory: list[Sample], events: list[Event]) -> None:
+    """Drawings are whole; a trace is JSON with every piece, each on a track that has a name, none of them number 0."""
+    Page(timeline(spans, events) + memory_drawing(sorted(memory)))
+    traced = json.loads(chrome_trace(spans, memory, events))["traceEvents"]
+    pieces = [event for event in traced if event["ph"] == "X"]
+    named = {event["pid"] for event in traced if event["name"] == "process_name"}
+    assert len(pieces) == len(spans)
+    assert {event["pid"] for event in traced} <= named
+    threads = {(event["pid"], event["tid"]) for event in traced if event["name"] == "thread_name"}
+    pieces += [event for event in traced if event["ph"] == "i"]
+    assert {(piece["pid"], piece["tid"]) for piece in pieces} <= threads
+    assert all(process and thread for process, thread in threads)
+    assert sum(event["ph"] == "i" for event in traced) == len(events)
+
+
+def test_a_drawing_is_bounded() -> None:
+    """Pieces that are too near to each other are drawn as one: a long recording is no larger than a short one."""
+    spans = [Span(TRAINER, None, "read", number / 5000, (number + 1) / 5000) for number in range(20_000)]
+    assert timeline(spans, []).count("<rect") <= WIDTH + 3
