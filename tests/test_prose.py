@@ -1,0 +1,129 @@
+"""The words of the library: docstrings, texts of parameters, errors and help follow the rules of plain English.
+
+A reader should get the field's noun first. So no docstring and no text of a parameter begins with a question word, and
+phrases that make a native reader stop do not occur.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("millstream", "dataset", "loader", "samplers", "sources", "tools", "transforms")
+NOT_YET = {
+    *("millstream", "dataset", "dataset/grain_compat", "dataset/nodes"),
+    *("loader", "loader/checkpoints", "loader/cluster", "loader/monitoring", "loader/pipeline", "loader/processes"),
+    *("loader/reporting", "loader/threads", "loader/transport", "loader/workers"),
+    *("samplers", "sources", "sources/files", "sources/storage", "sources/tables", "tools", "transforms"),
+}
+"""The folders whose words are older than the rules."""
+
+QUESTION_WORDS = r"(What|Who|Whose|Whom|Whether|Where|Which|How)\b"
+PHRASES = [
+    rf"\bReturns {QUESTION_WORDS.replace('(What', '(?i:What', 1)}",
+    r"\b(anew|nobody|somebody|whoever|beneath)\b",
+    r"\b(as ever|at hand|for good|without end|in vain|all the same|most often|takes? note|took note)\b",
+    r"\b(laid|lay|lies|lying|lays|laying) end to end\b",
+    r"\b(taken|takes|take|took) away\b",
+    r"\b(None|True|False) where\b",
+    r"\bwhere (there|it|they) (is|are|may)\b",
+    r"\b(those|that|one) of which\b",
+    r", (say|perhaps)\b",
+    r"\bat once\b",
+    r"\bthose who look\b",
+    r"\b[Ss]ome (records|elements|values|files|blocks|positions|keys|batches)\b",
+    r"\b(is|are|was|were|be|been) (told|said|asked)\b",
+    r"\bwhat (is|was|are|were) (told|said|asked|known|made|read|left|given)\b",
+]
+"""What does not occur in any text. `at once` is either *immediately* or *together*."""
+IDENTIFIERS = r"^_?(MOST|LEAST|FEW|most|least)_"
+"""Bounds are called `MAX_X` and `MIN_X`."""
+
+
+class Text(NamedTuple):
+    """A text of a module that people read."""
+
+    line: int
+    kind: str
+    text: str
+
+
+def texts_of(source: str) -> Iterator[Text]:
+    """Yields the docstrings, attribute docstrings, comments and messages of a module."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for before, statement in zip([None, *body], body, strict=False) if isinstance(body, list) else ():
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    is_first = before is None or isinstance(before, (ast.Assign, ast.AnnAssign))
+                    yield Text(statement.lineno, "docstring" if is_first else "string", text)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield Text(node.lineno, "string", node.value)
+    for number, line in enumerate(source.splitlines(), 1):
+        if (comment := re.search(r"(?:^|\s)#\s(.*)", line)) is not None:
+            yield Text(number, "comment", comment[1])
+
+
+def prose_violations(source: str) -> list[str]:
+    """Returns the violations of the rules in one module, each with its line."""
+    found = set()
+    for line, kind, text in texts_of(source):
+        if kind == "docstring" and re.match(QUESTION_WORDS, text.strip()):
+            found.add((line, f"begins with a question word: {text.strip()[:60]!r}"))
+        for name, described in re.findall(r"^\s+(\w+): (\w+)", text, re.MULTILINE) if kind != "comment" else ():
+            if re.fullmatch(QUESTION_WORDS, described, re.IGNORECASE):
+                found.add((line, f"the text of {name} begins with {described!r}"))
+        found |= {
+            (line, f"{match[0]!r}") for phrase in PHRASES for match in re.finditer(phrase, " ".join(text.split()))
+        }
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) if re.match(IDENTIFIERS, name):
+                found.add((node.lineno, f"the name {name}"))
+    return [f"line {line}: {words}" for line, words in sorted(found)]
+
+
+MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_words_of_a_module_are_plain(path: Path) -> None:
+    """No text of a module begins with a question word or has a phrase that makes a reader stop."""
+    if str(path.parent.relative_to(ROOT)) not in NOT_YET:
+        assert prose_violations(path.read_text()) == []
+
+
+def test_folders_left_out_have_violations() -> None:
+    """A folder stays on the list of those left out only while one of its modules breaks a rule."""
+    broken = {str(path.parent.relative_to(ROOT)) for path in MODULES if prose_violations(path.read_text())}
+
+    assert NOT_YET - broken == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('"""What a thing is."""', "question word"),
+        ('def f():\n    """Whether it is."""', "question word"),
+        ('X = 1\n"""How many there are."""', "question word"),
+        ('def f(a):\n    """Does it.\n\n    Args:\n        a: whether it does.\n    """', "text of a"),
+        ('def f():\n    """Returns what it has."""', "Returns what"),
+        ('raise ValueError("it is made\\nanew")', "anew"),
+        ("# None where it fails", "None where"),
+        ("_MOST_BYTES = 1", "_MOST_BYTES"),
+        ("def f(most_bytes): ...", "most_bytes"),
+    ],
+)
+def test_violations_are_found(source: str, words: str) -> None:
+    """Each kind of violation is found in each kind of text."""
+    assert any(words in violation for violation in prose_violations(source))
+
+
+def test_plain_words_pass() -> None:
+    """Texts that begin with a noun or a verb, and know what they name, are left alone."""
+    assert prose_violations('"""The bytes of a file."""\n\n\ndef f():\n    """Returns the bytes."""\n') == []
