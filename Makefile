@@ -16,7 +16,7 @@ test: $(VENV)/.installed ## Run all tests, on as many cores as there are, up to 
 
 MINUTES ?= 60
 soak: $(VENV)/.installed ## Random pipelines, faults and resumes for an hour: MINUTES=5 for less, SEED=… to repeat one.
-	$(BIN)/python tests/support/soak.py $(if $(SEED),--seed=$(SEED),--minutes=$(MINUTES))
+	PYTHONPATH=tests $(BIN)/python -P -m soak $(if $(SEED),--seed=$(SEED),--minutes=$(MINUTES))
 
 kills: $(VENV)/.installed ## Kill a thousand workers while they work.
 	MILLSTREAM_SOAK_KILLS=1000 $(BIN)/pytest tests/loader/processes/test_pool_soak.py

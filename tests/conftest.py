@@ -13,9 +13,10 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
-from object_server import ObjectServer, serving
-from process_tree import is_named, processes_below
-from store_clients import clients_of
+
+from support.processes.process_tree import is_named, processes_below
+from support.stores.object_server import ObjectServer, serving
+from support.stores.store_clients import clients_of
 
 # The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)

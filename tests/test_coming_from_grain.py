@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from document_tables import RowTests, first_cells
 
 import millstream as grain
+from support.documents.document_tables import RowTests, first_cells
 
 pytestmark = pytest.mark.third_party
 
@@ -48,7 +48,7 @@ LEFT_OUT = {
 
 GRAIN_NAMES = [
     (line.split()[0], line.split()[1])
-    for line in (Path(__file__).parent / "support" / "grain_names.txt").read_text().splitlines()
+    for line in (Path(__file__).parent / "support" / "documents" / "grain_names.txt").read_text().splitlines()
     if not line.startswith("#")
 ]
 """The public names of Grain 0.2.18, each with its module."""

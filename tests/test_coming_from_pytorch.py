@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from document_tables import RowTests, first_cells
 
 import millstream as grain
+from support.documents.document_tables import RowTests, first_cells
 
 pytestmark = pytest.mark.third_party
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from docstring_files import write_docstring_files
 
 import millstream
+from support.files.docstring_files import write_docstring_files
 
 MODULES = ["", ".checkpoint", ".dataset", ".experimental", ".loader", ".samplers", ".sources", ".tools", ".transforms"]
 GIVEN = {"millstream": millstream, "np": np}

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from faults import WAIT_SECONDS
-from held_ports import held_port
 
 import millstream
 from millstream.sharding import NoSharding, RowGroup, ShardOptions
+from support.faults.user_faults import WAIT_SECONDS
+from support.processes.held_ports import held_port
 
 JAX_PROCESS = """
 import sys, warnings

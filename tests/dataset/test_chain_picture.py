@@ -3,12 +3,12 @@
 from typing import Any
 
 import hypothesis
-from html_pages import Page
 from hypothesis import strategies
 
 from millstream import IterDataset, MapDataset, ShardOptions
 from millstream.dataset.chain_picture import SHOWN_PARENTS, Sketch, picture_of, text_of
 from millstream.experimental import ElasticIterator, LimitIterDataset, ZipIterDataset
+from support.documents.html_pages import Page
 
 
 class Unread:

@@ -13,11 +13,11 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from process_tree import processes_below
-from streams import comparable
 
 from millstream import FirstFitPack, IterDataset, MapDataset, WindowShuffle
 from millstream.errors import WorkerDiedError
+from support.processes.process_tree import processes_below
+from support.streams import comparable
 
 
 def is_kept(number: Any) -> bool:

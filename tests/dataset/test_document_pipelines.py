@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from record_files import write_tfrecord
 
 import millstream.experimental as grain_experimental
 import millstream.python as grain
+from support.files.record_files import write_tfrecord
 
 ROW, BATCH, IGNORED = 8, 2, -100
 

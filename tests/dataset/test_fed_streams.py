@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from process_tree import processes_below
 
 from millstream import CheckpointError, DatasetIterator, IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset
 from millstream.errors import WorkerDiedError
 from millstream.loader.pipeline import feed
+from support.processes.process_tree import processes_below
 
 
 class Numbers(IterDataset[int]):

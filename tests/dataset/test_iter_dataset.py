@@ -5,12 +5,12 @@ import json
 from typing import Any
 
 import pytest
-from dataset_streams import Stream, as_document, streams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import Batch, DatasetIterator, IterDataset, MapDataset
 from millstream.transforms import ConcatThenSplit, Rebatch
+from support.draw.streams import Stream, as_document, streams
 
 
 def through_json(state: Any) -> Any:

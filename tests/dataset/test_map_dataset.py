@@ -5,7 +5,6 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from dataset_chains import Chain, CountedSource, Every, chains
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from millstream import DataLoader, IndexSampler, SequentialSampler
 from millstream.dataset import MapDataset
 from millstream.dataset.map_dataset import node_of
 from millstream.transforms import RandomMap
+from support.draw.chains import Chain, CountedSource, Every, chains
 
 
 @given(chains())

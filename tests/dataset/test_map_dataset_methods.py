@@ -7,7 +7,6 @@ from typing import Any, SupportsIndex
 import datasets
 import numpy as np
 import pytest
-from dataset_chains import CountedSource, Every
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,6 +29,7 @@ from millstream import (
 )
 from millstream.columnar import ColumnarRecords
 from millstream.dataset import MapDataset, WindowShuffleMapDataset, ZipMapDataset
+from support.draw.chains import CountedSource, Every
 
 TEN = MapDataset.range(10)
 UNTYPED: Any = MapDataset

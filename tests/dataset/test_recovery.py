@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from interrupted import interrupt_at
 
 from millstream import DatasetIterator, IterDataset, MapDataset, ReadOptions
 from millstream.dataset import (
@@ -16,6 +15,7 @@ from millstream.dataset import (
     ZipIterDataset,
 )
 from millstream.transforms import FlatMap
+from support.faults.interrupted import interrupt_at
 
 
 def numbers(count: int, start: int = 0) -> IterDataset[Any]:

@@ -9,9 +9,10 @@ from types import ModuleType
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from example_scripts import EXAMPLES, loaded
 from flax import nnx
 from PIL import Image
+
+from support.documents.example_scripts import EXAMPLES, loaded
 
 pytestmark = pytest.mark.third_party
 

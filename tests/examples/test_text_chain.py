@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from example_scripts import EXAMPLES, loaded
+
+from support.documents.example_scripts import EXAMPLES, loaded
 
 pytestmark = pytest.mark.third_party
 

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from example_scripts import EXAMPLES
 from PIL import Image
+
+from support.documents.example_scripts import EXAMPLES
 
 pytestmark = pytest.mark.third_party
 

@@ -12,8 +12,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from example_scripts import EXAMPLES, loaded
 from PIL import Image
+
+from support.documents.example_scripts import EXAMPLES, loaded
 
 pytestmark = pytest.mark.third_party
 

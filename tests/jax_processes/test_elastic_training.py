@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from faults import Pipe
-from jax_groups import run_group
-from jax_programs import GLOBAL_BATCH, SEED, SIZE, Noise
-from oracle import oracle
-from streams import equal_streams
 
 from millstream.samplers import IndexSampler
 from millstream.transforms import Batch
+from support.faults.user_faults import Pipe
+from support.jax_processes.groups import run_group
+from support.jax_processes.programs import GLOBAL_BATCH, SEED, SIZE, Noise
+from support.oracle.stream import oracle
+from support.streams import equal_streams
 
 pytestmark = pytest.mark.third_party
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jax_groups import run_group
-from jax_programs import EVALUATIONS, GLOBAL_BATCH, SEED, SIZE, Row
-from oracle import oracle
-from streams import equal_streams
 
 import millstream
 from millstream.samplers import IndexSampler
 from millstream.transforms import Batch
+from support.jax_processes.groups import run_group
+from support.jax_processes.programs import EVALUATIONS, GLOBAL_BATCH, SEED, SIZE, Row
+from support.oracle.stream import oracle
+from support.streams import equal_streams
 
 pytestmark = pytest.mark.third_party
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jax_groups import run_group
-from jax_programs import GLOBAL_BATCH, SEED, SIZE, Row, loader
-from oracle import oracle
 
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
+from support.jax_processes.groups import run_group
+from support.jax_processes.programs import GLOBAL_BATCH, SEED, SIZE, Row, loader
+from support.oracle.stream import oracle
 
 pytestmark = pytest.mark.third_party
 

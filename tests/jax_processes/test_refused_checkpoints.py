@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jax_groups import run_group
-from jax_programs import GLOBAL_BATCH, SEED, SIZE, Noise, NotThird, restore_each
-from oracle import oracle
-from streams import equal_streams
 
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Transformation
+from support.jax_processes.groups import run_group
+from support.jax_processes.programs import GLOBAL_BATCH, SEED, SIZE, Noise, NotThird, restore_each
+from support.oracle.stream import oracle
+from support.streams import equal_streams
 
 pytestmark = pytest.mark.third_party
 

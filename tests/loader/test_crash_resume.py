@@ -9,10 +9,11 @@ from typing import Self
 
 import psutil
 import pytest
-import resumed_trainer
-from oracle import oracle
-from resumed_trainer import PIPELINES, SAMPLER, SIZE, text_of
-from worker_pools import still_there
+
+from support.oracle.stream import oracle
+from support.processes import resumed_trainer
+from support.processes.resumed_trainer import PIPELINES, SAMPLER, SIZE, text_of
+from support.processes.worker_pools import still_there
 
 KILLS = 5
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from strategies import AddIndex, DropMultiples, Jitter, Pipeline, Scale, pipelines
-from streams import comparable, drain
 from tqdm import tqdm
 
 import millstream
 from millstream.samplers import IndexSampler
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Map, PaddedBatch, Transformation
+from support.draw.random_pipelines import AddIndex, DropMultiples, Jitter, Pipeline, Scale, pipelines
+from support.streams import comparable, drain
 
 INLINE = millstream.ReadOptions(num_threads=0)
 

@@ -19,16 +19,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
-from faults import WAIT_SECONDS, At, Pipe, ReportThen, hang_in_c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from jax_groups import run_group
-from jax_programs import GLOBAL_BATCH, SEED, SIZE, Noise
-from oracle import oracle
-from strategies import UNEVEN_ENDS, Pipeline, pipelines
-from streams import comparable, drain, equal_streams
-from worker_pools import at_most, environment, in_background
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
@@ -36,6 +29,13 @@ from millstream.loader import device_iterator
 from millstream.loader.placement import Placement
 from millstream.loader.threads import shared_threads, waiting
 from millstream.transforms import Batch
+from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, pipelines
+from support.faults.user_faults import WAIT_SECONDS, At, Pipe, ReportThen, hang_in_c
+from support.jax_processes.groups import run_group
+from support.jax_processes.programs import GLOBAL_BATCH, SEED, SIZE, Noise
+from support.oracle.stream import oracle
+from support.processes.worker_pools import at_most, environment, in_background
+from support.streams import comparable, drain, equal_streams
 
 pytestmark = pytest.mark.third_party
 

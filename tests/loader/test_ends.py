@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import AddIndex, DropMultiples, Jitter, Scale, Split
-from streams import comparable, drain
 
 import millstream
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, PaddedBatch, Transformation
+from support.draw.random_pipelines import AddIndex, DropMultiples, Jitter, Scale, Split
+from support.streams import comparable, drain
 
 RULES = ["keep", "drop in Batch", "drop in shard", "pad"]
 INLINE = millstream.ReadOptions(num_threads=0)

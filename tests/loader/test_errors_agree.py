@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from faults import At, Raise
 
 import millstream
 from millstream.descriptions import described
 from millstream.transforms import Batch
+from support.faults.user_faults import At, Raise
 
 SIZE = 1000
 BAD = 300

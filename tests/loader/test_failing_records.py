@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import Failing, oracle
-from strategies import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
-from streams import drain
 
 import millstream
 from millstream.errors import CheckpointError
 from millstream.loader.pipeline import substitutes
 from millstream.sharding import ShardOptions
+from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
+from support.oracle.stream import Failing, oracle
+from support.streams import drain
 
 
 def loader_of(pipeline: Pipeline, max_errors: int | None, num_threads: int = 0) -> millstream.DataLoader:

@@ -16,9 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import oracle
-from streams import comparable, drain
-from worker_pools import workers_of
 
 import millstream
 from millstream import (
@@ -46,6 +43,9 @@ from millstream import (
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.transforms import Filter, FlatMap, Map, Transformation, concat_then_split
 from millstream.transforms.grouping import GroupingOperation
+from support.oracle.stream import oracle
+from support.processes.worker_pools import workers_of
+from support.streams import comparable, drain
 
 ROW = 12
 

@@ -20,9 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults import WAIT_SECONDS
-from interrupted import interrupt_at
-from process_tree import processes_below
 
 import millstream
 from millstream.loader.monitoring import server
@@ -31,6 +28,9 @@ from millstream.loader.threads import inline_executor, shared_threads
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter, FlatMap
+from support.faults.interrupted import interrupt_at
+from support.faults.user_faults import WAIT_SECONDS
+from support.processes.process_tree import processes_below
 
 NUM_RECORDS = 240
 LIST = f"list of {NUM_RECORDS} records"

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from streams import comparable
 
 import millstream
 from millstream.errors import CheckpointError
 from millstream.loader.threads import shared_threads, thread_executor
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from support.streams import comparable
 
 WAIT_SECONDS = 60.0
 """How long a test waits for what must happen; it does at once, so that only a failing test waits."""

@@ -12,10 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import oracle
-from strategies import UNEVEN_ENDS, DropMultiples, Jitter, Pipeline, Scale, Split, dealt_pipelines
-from streams import comparable, drain
-from worker_pools import workers_of
 
 import millstream
 from millstream.errors import CheckpointError
@@ -25,6 +21,10 @@ from millstream.loader.threads import thread_executor
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, ConcatThenSplit, FirstFitPack, Map, Transformation, WindowShuffle
+from support.draw.random_pipelines import UNEVEN_ENDS, DropMultiples, Jitter, Pipeline, Scale, Split, dealt_pipelines
+from support.oracle.stream import oracle
+from support.processes.worker_pools import workers_of
+from support.streams import comparable, drain
 
 pytestmark = UNEVEN_ENDS
 INLINE = millstream.ReadOptions(num_threads=0)

@@ -4,9 +4,9 @@ import time
 from typing import Any
 
 import pytest
-from owned_clock import CLOCK, SlowSource, Spend
 
 import millstream
+from support.clocks.owned_clock import CLOCK, SlowSource, Spend
 
 SECONDS = 0.125
 RECORDS = 24

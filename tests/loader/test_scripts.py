@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_pools import python
 
-SCRIPT = Path(__file__).parents[1] / "support" / "script_of_all_kinds.py"
+from support.processes.worker_pools import python
+
+SCRIPT = Path(__file__).parents[1] / "support" / "processes" / "script_of_all_kinds.py"
 
 WAYS: dict[str, list[str]] = {
     "a script": [str(SCRIPT)],

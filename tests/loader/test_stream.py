@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import oracle
-from strategies import (
+
+import millstream
+from millstream.loader.threads import thread_executor
+from millstream.samplers import IndexSampler
+from millstream.sharding import ShardOptions
+from millstream.transforms import Batch, Map, Transformation
+from support.draw.random_pipelines import (
     UNEVEN_ENDS,
     AddIndex,
     DropMultiples,
@@ -23,13 +28,8 @@ from strategies import (
     one_to_one_operations,
     pipelines,
 )
-from streams import comparable, drain
-
-import millstream
-from millstream.loader.threads import thread_executor
-from millstream.samplers import IndexSampler
-from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Map, Transformation
+from support.oracle.stream import oracle
+from support.streams import comparable, drain
 
 
 def loader_of(pipeline: Pipeline, num_threads: int = 0, prefetch_buffer_size: int = 500) -> millstream.DataLoader:

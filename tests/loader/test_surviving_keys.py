@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from strategies import AddIndex, DropMultiples, FailOn, Jitter, Scale, Split
-from streams import drain
 
 import millstream
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, Map, Transformation
+from support.draw.random_pipelines import AddIndex, DropMultiples, FailOn, Jitter, Scale, Split
+from support.streams import drain
 
 deterministic = st.lists(
     st.one_of(st.builds(Scale, st.integers(2, 5)), st.builds(DropMultiples, st.integers(2, 4))), max_size=4

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from object_server import ObjectServer
 
 from millstream.sources import ArrayRecordDataSource
+from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
 

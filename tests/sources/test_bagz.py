@@ -9,10 +9,10 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_files import every_record, write_bagz
 
 from millstream.errors import DataSourceError
 from millstream.sources import BagzDataSource, bagz
+from support.files.record_files import every_record, write_bagz
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_files import every_record
 
 from millstream.errors import DataSourceError
 from millstream.sources import CsvDataSource
 from millstream.sources.files import scan
+from support.files.record_files import every_record
 
 FIELD = st.text(st.sampled_from("ab,;\t\"'\n\r é"), max_size=6)
 TABLES = st.integers(1, 4).flatmap(

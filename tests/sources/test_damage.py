@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 import zstandard
 from array_record.python.array_record_module import ArrayRecordWriter
-from record_files import MEGATRON_CODES, write_bagz, write_megatron, write_tar, write_tfrecord
 
 import millstream
 from millstream.errors import DataSourceError
+from support.files.record_files import MEGATRON_CODES, write_bagz, write_megatron, write_tar, write_tfrecord
 
 RECORDS = [b"record %d " % number * 4 for number in range(12)]
 TEXTS = [f"line {number} of ünicode" for number in range(12)]

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from fake_stores import fake_gcs, fake_s3
-from record_files import every_record, write_bagz, write_megatron, write_tar, write_tfrecord
-from store_clients import clients_of
 
 import millstream
+from support.files.record_files import every_record, write_bagz, write_megatron, write_tar, write_tfrecord
+from support.stores.fake_stores import fake_gcs, fake_s3
+from support.stores.store_clients import clients_of
 
 pytestmark = pytest.mark.third_party
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_files import MEGATRON_CODES, every_record, write_megatron
 
 from millstream.errors import DataSourceError
 from millstream.sources import MegatronDataSource, megatron
+from support.files.record_files import MEGATRON_CODES, every_record, write_megatron
 
 SEQUENCES = [np.arange(length, dtype=np.uint16) * 300 for length in (3, 0, 5, 2)]
 

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from record_files import every_record
 
 import millstream
 from millstream.columnar import ColumnarRecords
@@ -26,6 +25,7 @@ from millstream.sources import ParquetDataSource
 from millstream.sources.formats import format_of_file
 from millstream.sources.tables import parquet_file
 from millstream.transforms.stack import stack
+from support.files.record_files import every_record
 
 ROWS = 100
 

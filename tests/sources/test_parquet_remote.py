@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from object_server import ObjectServer, Request
 
 import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import FileCache, ParquetDataSource
 from millstream.sources.storage import byte_files
 from millstream.sources.tables import parquet_file
+from support.stores.object_server import ObjectServer, Request
 
 pytestmark = pytest.mark.third_party
 

@@ -12,9 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from object_server import ObjectServer, Request
-from record_files import every_record, tfrecord_bytes, write_megatron, write_tar
-from worker_pools import at_most
 
 import millstream
 from millstream.errors import DataSourceError
@@ -28,6 +25,9 @@ from millstream.sources import (
     WebDatasetDataSource,
 )
 from millstream.sources.storage import byte_files, object_stores
+from support.files.record_files import every_record, tfrecord_bytes, write_megatron, write_tar
+from support.processes.worker_pools import at_most
+from support.stores.object_server import ObjectServer, Request
 
 pytestmark = pytest.mark.third_party
 

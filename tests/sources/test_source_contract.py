@@ -16,8 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from object_server import ObjectServer
-from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 
 from millstream.sources import (
     ArrayRecordDataSource,
@@ -39,6 +37,8 @@ from millstream.sources import (
     WebDatasetDataSource,
 )
 from millstream.transforms import encode_example
+from support.files.record_files import write_bagz, write_megatron, write_tar, write_tfrecord
+from support.stores.object_server import ObjectServer
 
 NUM_RECORDS = 37
 

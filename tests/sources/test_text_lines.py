@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_files import every_record
 
 from millstream.errors import DataSourceError
 from millstream.sources import JsonLinesDataSource, TextLineDataSource, json_lines, text_lines
 from millstream.sources.files import scan
+from support.files.record_files import every_record
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12).filter(
     lambda t: not t.endswith("\r")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from record_files import write_tfrecord
 
 import millstream
 from millstream.columnar import ColumnarRecords
@@ -18,6 +17,7 @@ from millstream.errors import DataSourceError
 from millstream.sources import TfdsDataSource
 from millstream.sources.tfds_splits import Split, instructions_of
 from millstream.transforms.stack import stack
+from support.files.record_files import write_tfrecord
 
 
 def tensor(dtype: str, *shape: int, encoding: str = "none") -> dict[str, Any]:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_files import every_record, tfrecord_bytes, write_tfrecord
 
 from millstream.errors import DataSourceError
 from millstream.sources import TFRecordDataSource, crc32c, tfrecord
+from support.files.record_files import every_record, tfrecord_bytes, write_tfrecord
 
 
 @pytest.fixture(scope="module")

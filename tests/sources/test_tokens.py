@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from object_server import ObjectServer
-from record_files import write_megatron
 
 from millstream.errors import DataSourceError
 from millstream.sources import TokenDataSource
+from support.files.record_files import write_megatron
+from support.stores.object_server import ObjectServer
 
 
 def write_llm_c(path: Path, tokens: Any, magic: int = 20240520) -> None:

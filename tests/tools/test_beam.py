@@ -12,8 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import COMMAND, run
-from faults import WAIT_SECONDS
+
+from support.faults.user_faults import WAIT_SECONDS
+from support.processes.commands import COMMAND, run
 
 RUNNER = ["--runner=DirectRunner", "--jobs=2"]
 SHARDS = 12

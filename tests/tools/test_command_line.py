@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from commands import COMMAND, run
-from example_messages import example_message
-from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 
 import millstream
 from millstream.tools.command_line import parser
+from support.files.example_messages import example_message
+from support.files.record_files import write_bagz, write_megatron, write_tar, write_tfrecord
+from support.processes.commands import COMMAND, run
 
 RECORDS = [b"record %d" % number for number in range(100)]
 

@@ -13,9 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import COMMAND, run
-from object_server import ObjectServer
-from record_files import every_record, tfrecord_bytes, write_megatron, write_tar, write_tfrecord
 
 import millstream
 from millstream import (
@@ -25,6 +22,9 @@ from millstream import (
     VariableLengthFeature,
     decode_examples,
 )
+from support.files.record_files import every_record, tfrecord_bytes, write_megatron, write_tar, write_tfrecord
+from support.processes.commands import COMMAND, run
+from support.stores.object_server import ObjectServer
 
 RECORDS = [b"record %d " % number * (number % 7) for number in range(1000)]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_files import write_megatron, write_tfrecord
 
 import millstream
 from millstream.sources import ConcatenatedDataSource, MegatronDataSource, TextLineDataSource, TFRecordDataSource
+from support.files.record_files import write_megatron, write_tfrecord
 
 TEXTS = ["word " * (number * 7 % 23) for number in range(600)]
 WORDS = [len(text.split()) for text in TEXTS]

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_messages import example_message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from millstream.tools.record_encoding import encoded, encoding_for
 from millstream.tools.record_preview import shown_record
 from millstream.tools.record_sizes import histogram, in_bytes
 from millstream.tools.record_writers import compression_level
+from support.files.example_messages import example_message
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

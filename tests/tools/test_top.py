@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import COMMAND, run
-from faults import WAIT_SECONDS
-from top_trainers import top_trainer
 
 from millstream.tools.top_lines import lines_of, plain
 from millstream.tools.top_stacks import stack_lines
+from support.faults.user_faults import WAIT_SECONDS
+from support.processes.commands import COMMAND, run
+from support.processes.top_trainers import top_trainer
 
 QUICK = "--interval=0.2"
 

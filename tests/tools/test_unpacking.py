@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import zstandard
-from commands import run
 from hypothesis import given
 from hypothesis import strategies as st
-from record_files import every_record, tfrecord_bytes
 
 from millstream.errors import DataSourceError
 from millstream.sources import TextLineDataSource, TFRecordDataSource
 from millstream.tools import unpacking
 from millstream.tools.unpacking import unpack
+from support.files.record_files import every_record, tfrecord_bytes
+from support.processes.commands import run
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,

@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_messages import example_message
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from millstream import FixedLengthFeature, VariableLengthFeature, decode_examples, encode_example
+from support.files.example_messages import example_message
 
 INTS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 300), min_size=1, max_size=30)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=6)

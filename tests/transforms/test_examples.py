@@ -6,12 +6,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from example_messages import entry_message, example_message, feature_message, field, values_message, varint
 from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream
 from millstream import FixedLengthFeature, VariableLengthFeature, decode_examples, protobuf_wire
+from support.files.example_messages import (
+    entry_message,
+    example_message,
+    feature_message,
+    field,
+    values_message,
+    varint,
+)
 
 INTS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 300), max_size=6)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=6)

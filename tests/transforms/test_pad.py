@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elements_of_all_kinds import BFLOAT16, STRUCTURED, Example, FrozenExample, Pair, filled
 from numpy.typing import NDArray
-from streams import comparable
 
 from millstream.transforms.batch import PaddedBatch
 from millstream.transforms.pad import pad
 from millstream.transforms.stack import stack
+from support.draw.elements_of_all_kinds import BFLOAT16, STRUCTURED, Example, FrozenExample, Pair, filled
+from support.streams import comparable
 
 LEAVES: list[tuple[list[Any], Any]] = [
     ([1, 2, 3], 0),

@@ -13,7 +13,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
-from streams import equal_streams
 
 import millstream
 from millstream.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
@@ -23,6 +22,7 @@ from millstream.loader.checkpoints.state_files import read_states, write_state
 from millstream.samplers import IndexSampler
 from millstream.sources import DataSource
 from millstream.transforms import Batch, Filter, RandomMap, Transformation
+from support.streams import equal_streams
 
 pytestmark = pytest.mark.third_party
 

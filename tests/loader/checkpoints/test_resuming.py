@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from streams import comparable
 
 import millstream
 from millstream import Batch, CheckpointError, IterDataset, MapDataset, experimental
 from millstream.transforms import ConcatThenSplit, Map
+from support.streams import comparable
 
 
 class Tokenizer:

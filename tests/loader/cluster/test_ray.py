@@ -15,23 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import elements_of_all_kinds
-import faults
 import numpy as np
 import psutil
 import pytest
 import ray
-import strategies
-from elements_of_all_kinds import elements
-from faults import At
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import oracle
-from process_tree import processes_below
 from ray.cluster_utils import Cluster
-from strategies import UNEVEN_ENDS, Pipeline, pipelines
-from streams import drain
-from worker_pools import BATCH, EXPECTED, SIZE, batches, loader_of, python
 
 import millstream
 from millstream.errors import WorkerDiedError, WorkerStalledError
@@ -41,9 +31,18 @@ from millstream.loader.cluster.ray_executor import RayExecutor
 from millstream.loader.workers import workers_executor
 from millstream.sharding import ShardOptions
 from millstream.transforms import Map
+from support.draw import elements_of_all_kinds, random_pipelines
+from support.draw.elements_of_all_kinds import elements
+from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, pipelines
+from support.faults import user_faults
+from support.faults.user_faults import At
+from support.oracle.stream import oracle
+from support.processes.process_tree import processes_below
+from support.processes.worker_pools import BATCH, EXPECTED, SIZE, batches, loader_of, python
+from support.streams import drain
 
 # Actors need not import hypothesis to have the operations and classes of these modules.
-for module in (strategies, elements_of_all_kinds, sys.modules[__name__]):
+for module in (random_pipelines, elements_of_all_kinds, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)
 
 pytestmark = [
@@ -90,7 +89,7 @@ def nodes() -> Iterator[Nodes]:
     finally:
         ray.shutdown()
         cluster.shutdown()
-    deadline = time.monotonic() + faults.WAIT_SECONDS
+    deadline = time.monotonic() + user_faults.WAIT_SECONDS
     while (left := processes_below()) and time.monotonic() < deadline:
         # Those that were killed are gone in a moment.
         psutil.wait_procs(left, timeout=0.1)
@@ -100,7 +99,7 @@ def nodes() -> Iterator[Nodes]:
 def on_ray(num_workers: int = 2, **options: Any) -> dict[str, Any]:
     """Returns the arguments that make a loader work with actors, each of which is an interpreter that has to start."""
     workers = millstream.RayWorkers(num_workers, **options)
-    return {"worker_count": 0, "workers": workers, "stall_timeout": 5 * faults.WAIT_SECONDS}
+    return {"worker_count": 0, "workers": workers, "stall_timeout": 5 * user_faults.WAIT_SECONDS}
 
 
 def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
@@ -298,7 +297,7 @@ def test_a_pipeline_that_cannot_cross_is_an_error() -> None:
         pytest.raises(TypeError, match=r"^workers: operations\[0\]"),
     ):
         next(iterator)
-    source = faults.Numbers(SIZE, on_arrival=is_not_there)
+    source = user_faults.Numbers(SIZE, on_arrival=is_not_there)
     with iter(loader_of(data_source=source, **on_ray(1))) as iterator, pytest.raises(ModuleNotFoundError) as caught:
         next(iterator)
     assert "must be there on each node" in " ".join(caught.value.__notes__)
@@ -327,14 +326,14 @@ def open_at_bad(number: int) -> Any:
 
 def test_an_actor_that_dies_once_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its calls are made again, by others; the log says so."""
-    with iter(loader_of(At(BAD, faults.be_killed, tmp_path / "once"), **on_ray())) as iterator:
+    with iter(loader_of(At(BAD, user_faults.be_killed, tmp_path / "once"), **on_ray())) as iterator:
         assert [batch.tolist() for batch in iterator] == EXPECTED
     assert any("is gone, and replaced" in record.getMessage() for record in caplog.records)
 
 
 def test_a_call_that_kills_twice_is_an_error_that_names_its_records() -> None:
     """No other call is blamed, however many the actor had; the next batch is to be had by `seek`."""
-    loader = loader_of(At(BAD, faults.exit_at_once), worker_buffer_size=3, **on_ray())
+    loader = loader_of(At(BAD, user_faults.exit_at_once), worker_buffer_size=3, **on_ray())
     with iter(loader) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         with pytest.raises(WorkerDiedError) as caught:
@@ -380,7 +379,7 @@ def test_nodes_come_and_go(nodes: Any) -> None:
 def test_a_stall_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An actor that is at one call for too long is reported, and given up; where none can start, that is an error."""
     monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
-    with iter(loader_of(At(BAD, faults.hang), **on_ray())) as iterator:
+    with iter(loader_of(At(BAD, user_faults.hang), **on_ray())) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         executor = iterator._executor
         assert isinstance(executor, RayExecutor)

@@ -16,11 +16,11 @@ import cloudpickle
 import psutil
 import pytest
 import ray
-from faults import WAIT_SECONDS
-from held_ports import unassigned_port
-from worker_pools import EXPECTED, batches, loader_of
 
 import millstream
+from support.faults.user_faults import WAIT_SECONDS
+from support.processes.held_ports import unassigned_port
+from support.processes.worker_pools import EXPECTED, batches, loader_of
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from faults import WAIT_SECONDS
-from worker_pools import at_most
 
 import millstream
 from millstream.loader.monitoring import server, socket_folder
 from millstream.loader.monitoring.client import NotServed, asked, served_processes
 from millstream.loader.monitoring.socket_folder import connected, is_own_user, private_folder, socket_name
 from millstream.loader.processes import crash_log
+from support.faults.user_faults import WAIT_SECONDS
+from support.processes.worker_pools import at_most
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

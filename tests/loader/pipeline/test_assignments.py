@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import comparable
 
 import millstream
 from millstream.loader.pipeline.assignments import MOST_DEATHS, Assignments
@@ -18,6 +17,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.pipeline.schedule import Schedule
 from millstream.transforms import Batch, Filter
+from support.streams import comparable
 
 SIZE = 40
 

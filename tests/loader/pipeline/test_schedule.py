@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import oracle
-from strategies import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
-from streams import comparable, drain
 
 import millstream
 from millstream.loader.pipeline.calls import Call
@@ -19,6 +16,9 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.schedule import Schedule
 from millstream.loader.pipeline.schedules import AnySchedule, schedule_from
 from millstream.transforms import Batch, Filter, Map
+from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
+from support.oracle.stream import oracle
+from support.streams import comparable, drain
 
 
 def plan_of(pipeline: Pipeline) -> Plan:

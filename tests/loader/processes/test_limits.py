@@ -6,12 +6,14 @@ import subprocess
 import sys
 
 import pytest
-from faults import WAIT_SECONDS
-from worker_pools import environment, python
+
+from support.faults.user_faults import WAIT_SECONDS
+from support.processes.worker_pools import environment, python
 
 PROGRAM = """
 import resource, sys
-import millstream.loader.processes.pool_executor, worker_pools
+import millstream.loader.processes.pool_executor
+from support.processes import worker_pools
 name, limit, worker_count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 loader = worker_pools.loader_of(worker_count=worker_count)
 resource.setrlimit(getattr(resource, name), (limit, limit))
@@ -97,7 +99,8 @@ def test_a_worker_that_may_not_map_its_arena_says_so() -> None:
     code = """
 import resource
 from pathlib import Path
-import millstream.loader.processes.pool_executor, worker_pools
+import millstream.loader.processes.pool_executor
+from support.processes import worker_pools
 from millstream.loader.processes import pool
 
 pool.arena_size = lambda budget, num_workers: 1 << 38

@@ -10,11 +10,15 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import faults
 import pytest
-from faults import At, ReportThen
-from memory_limits import memory_limit
-from worker_pools import (
+
+import millstream
+from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.loader.processes import pool
+from support.faults import user_faults
+from support.faults.memory_limits import memory_limit
+from support.faults.user_faults import At, ReportThen
+from support.processes.worker_pools import (
     BATCH,
     EXPECTED,
     at_most,
@@ -28,22 +32,18 @@ from worker_pools import (
     still_there,
 )
 
-import millstream
-from millstream.errors import WorkerDiedError, WorkerStalledError
-from millstream.loader.processes import pool
-
 STEP = 5
 BAD = EXPECTED[STEP][2]
 """An element in the middle of batch STEP."""
 
 FAULTS = {
-    faults.be_killed: "was killed by SIGKILL: by the system, if memory ran out, or by another process",
-    faults.be_terminated: "was killed by SIGTERM",
-    faults.crash: "was killed by SIGSEGV",
-    faults.exit_at_once: "exited with status 0: an operation or the source called exit()",
-    faults.leave: "exited with status 0: an operation or the source called exit()",
-    faults.leave_with_status: "exited with status 3: an operation or the source called exit()",
-    faults.leave_with_large_status: "exited with status 3: an operation or the source called exit()",
+    user_faults.be_killed: "was killed by SIGKILL: by the system, if memory ran out, or by another process",
+    user_faults.be_terminated: "was killed by SIGTERM",
+    user_faults.crash: "was killed by SIGSEGV",
+    user_faults.exit_at_once: "exited with status 0: an operation or the source called exit()",
+    user_faults.leave: "exited with status 0: an operation or the source called exit()",
+    user_faults.leave_with_status: "exited with status 3: an operation or the source called exit()",
+    user_faults.leave_with_large_status: "exited with status 3: an operation or the source called exit()",
 }
 """Ways for a worker to die, and how each is reported."""
 
@@ -89,7 +89,7 @@ def test_a_record_that_kills_is_named(fault: Callable[[], None]) -> None:
 
 def test_a_crash_shows_where_it_happened() -> None:
     """Row 6: the error of a segmentation fault has the Python stack of the worker at that moment."""
-    with iter(loader_of(At(EXPECTED[0][0], faults.crash))) as iterator, pytest.raises(WorkerDiedError) as caught:
+    with iter(loader_of(At(EXPECTED[0][0], user_faults.crash))) as iterator, pytest.raises(WorkerDiedError) as caught:
         next(iterator)
 
     assert "Fatal Python error: Segmentation fault" in str(caught.value)
@@ -98,7 +98,7 @@ def test_a_crash_shows_where_it_happened() -> None:
 
 def test_only_the_call_in_work_is_blamed(tmp_path: Path) -> None:
     """Row 4: calls that wait in the queue of a worker that dies are not blamed, however often it happens."""
-    deadly = [At(EXPECTED[step][0], faults.be_killed, once=tmp_path / str(step)) for step in range(6)]
+    deadly = [At(EXPECTED[step][0], user_faults.be_killed, once=tmp_path / str(step)) for step in range(6)]
     loader = loader_of(*deadly, worker_count=1, worker_buffer_size=8)
 
     assert batches(loader) == EXPECTED
@@ -108,7 +108,7 @@ def test_only_the_call_in_work_is_blamed(tmp_path: Path) -> None:
 def test_a_worker_killed_within_user_code(times: int, tmp_path: Path) -> None:
     """Rows 4 and 27: a call interrupted by `kill -9` is made again, unless killed again; children die as well."""
     once = tmp_path / "once" if times == 1 else None
-    with faults.Pipe(tmp_path / "there") as there:
+    with user_faults.Pipe(tmp_path / "there") as there:
         killed: list[list[int]] = []
 
         def kill() -> None:
@@ -118,7 +118,7 @@ def test_a_worker_killed_within_user_code(times: int, tmp_path: Path) -> None:
 
         with (
             in_background(kill),
-            iter(loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c, children=2), once))) as iterator,
+            iter(loader_of(At(BAD, ReportThen(there.path, user_faults.hang_in_c, children=2), once))) as iterator,
         ):
             assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
             with contextlib.nullcontext() if times == 1 else pytest.raises(WorkerDiedError, match="SIGKILL"):
@@ -164,7 +164,7 @@ def test_the_fork_server_killed_is_nobodys_fault(caplog: pytest.LogCaptureFixtur
 
 def test_a_fork_server_that_dies_each_time_is_an_error() -> None:
     """Row 4: where it is killed before anything is made, again and again, the pool is not restarted forever."""
-    iterator = iter(loader_of(At(EXPECTED[0][0], faults.end_parent), worker_count=1))
+    iterator = iter(loader_of(At(EXPECTED[0][0], user_faults.end_parent), worker_count=1))
     with pytest.raises(WorkerDiedError, match="The fork server died 2 times"), at_most(4.0):
         next(iterator)
 
@@ -190,7 +190,7 @@ def test_a_stopped_fork_server_delays_only_replacements(monkeypatch: pytest.Monk
 def test_the_fork_server_takes_the_children_of_its_workers_with_it(tmp_path: Path) -> None:
     """Row 27: what workers have started dies too when the fork server is killed, or stopped and then closed."""
     for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):
-        with faults.Pipe(tmp_path / f"there{number}") as there:
+        with user_faults.Pipe(tmp_path / f"there{number}") as there:
             start = ReportThen(there.path, action=os.getpid, children=2)
             iterator = iter(loader_of(At(EXPECTED[0][0], start)))
             assert next(iterator).tolist() == EXPECTED[0]
@@ -205,7 +205,7 @@ def test_the_fork_server_takes_the_children_of_its_workers_with_it(tmp_path: Pat
 def test_a_worker_that_runs_out_of_memory(times: int, tmp_path: Path) -> None:
     """Row 7: a worker killed for lack of memory is replaced; the second time, the error says how much it had."""
     once = tmp_path / "once" if times == 1 else None
-    with memory_limit(96 << 20) as limit, iter(loader_of(At(BAD, faults.eat_memory, once))) as iterator:
+    with memory_limit(96 << 20) as limit, iter(loader_of(At(BAD, user_faults.eat_memory, once))) as iterator:
         iterator.start_prefetch()
         limit.apply(fork_server_of(iterator))
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]

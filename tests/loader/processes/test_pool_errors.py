@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import faults
 import pytest
-from faults import At, Pipe, Raise
-from worker_pools import BATCH, EXPECTED, SIZE, at_most, executor_of, loader_of, pids_of, pool_of
 
 import millstream
 from millstream.errors import WorkerDiedError, WorkerError
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.workers.workers_executor import MOST_DEATHS_AT_START
+from support.faults import user_faults
+from support.faults.user_faults import At, Pipe, Raise
+from support.processes.worker_pools import BATCH, EXPECTED, SIZE, at_most, executor_of, loader_of, pids_of, pool_of
 
 STEP = 5
 BAD = EXPECTED[STEP][2]
@@ -63,10 +63,10 @@ def test_an_exception_arrives_at_its_turn(source: Any, threads: int) -> None:
 
 def test_an_error_waits_for_batches_that_take_longer(tmp_path: Path) -> None:
     """Row 1: a batch that is made while another worker has failed already is delivered before the error."""
-    with faults.Pipe(tmp_path / "failed") as failed:
+    with user_faults.Pipe(tmp_path / "failed") as failed:
         operations = [
-            At(EXPECTED[0][0], faults.WaitAt(failed.path)),
-            At(EXPECTED[1][0], faults.ReportThen(failed.path, Raise(ZeroDivisionError))),
+            At(EXPECTED[0][0], user_faults.WaitAt(failed.path)),
+            At(EXPECTED[1][0], user_faults.ReportThen(failed.path, Raise(ZeroDivisionError))),
         ]
         with iter(loader_of(*operations)) as iterator:
             assert next(iterator).tolist() == EXPECTED[0]
@@ -85,16 +85,16 @@ def local_class() -> type[Exception]:
 
 def test_an_exception_that_cannot_be_pickled_arrives_in_words() -> None:
     """Row 2: as a WorkerError with type, text, notes and traceback."""
-    error = error_at_its_turn(loader_of(At(BAD, Raise(faults.HoldsLockError, ("text",)))), WorkerError)
+    error = error_at_its_turn(loader_of(At(BAD, Raise(user_faults.HoldsLockError, ("text",)))), WorkerError)
 
-    assert str(error) == "faults.HoldsLockError: text"
+    assert str(error) == "support.faults.user_faults.HoldsLockError: text"
     assert f"record key {BAD}" in error.__notes__[0]
     assert "in __call__\n    raise self.kind(*self.arguments)" in str(error.__cause__)
 
 
 @pytest.mark.parametrize(
     ("kind", "arguments"),
-    [(faults.NeedsTwoError, ("text", 2)), (faults.CannotBeShownError, ())],
+    [(user_faults.NeedsTwoError, ("text", 2)), (user_faults.CannotBeShownError, ())],
     ids=["needs two", "cannot be shown"],
 )
 def test_an_unusual_exception_keeps_its_type(kind: type[Exception], arguments: tuple[Any, ...]) -> None:
@@ -184,7 +184,7 @@ def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> N
     home = os.getpid()
 
     def leave_home(numbers: Sequence[Any]) -> Any:
-        return faults.NeedsHome(home) if BAD in numbers else numbers
+        return user_faults.NeedsHome(home) if BAD in numbers else numbers
 
     error = error_of_a_batch(loader_of(operations=[millstream.Batch(BATCH, batch_fn=leave_home)]), LookupError)
 
@@ -196,7 +196,7 @@ def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> No
     """Row 3: without a Batch many elements share a message; only the one that cannot be unpickled is an error."""
     home, order = os.getpid(), [number for batch in EXPECTED for number in batch]
     bad = order[STEP * BATCH]
-    iterator = iter(loader_of(operations=[lambda number: faults.NeedsHome(home) if number == bad else number]))
+    iterator = iter(loader_of(operations=[lambda number: user_faults.NeedsHome(home) if number == bad else number]))
     delivered: list[int] = []
     with pytest.raises(LookupError, match="not here") as caught, iterator:
         delivered.extend(iterator)
@@ -217,7 +217,7 @@ def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn
 
     loader = loader_of(
         operations=[
-            lambda number: faults.StaysWithin(home) if number == bad else number,
+            lambda number: user_faults.StaysWithin(home) if number == bad else number,
             All(),
             millstream.Batch(BATCH, batch_fn=list),
         ],
@@ -243,11 +243,11 @@ class FailsThenKills(millstream.MapTransform):
     def map(self, element: int) -> int:
         """Returns the element, if it is before the bad one."""
         if element == self.bad:
-            faults.wait_at(self.may_fail)
+            user_faults.wait_at(self.may_fail)
             raise LookupError(element)
         if element > self.bad:
-            faults.wait_at(self.may_kill)
-            faults.be_killed()
+            user_faults.wait_at(self.may_kill)
+            user_faults.be_killed()
         return element
 
 
@@ -288,7 +288,7 @@ def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
     """Row 3 and 5: pickling is part of making: the error names the records and the exit status."""
 
     def deadly(numbers: Sequence[Any]) -> Any:
-        return faults.ExitsWhenPickled() if BAD in numbers else numbers
+        return user_faults.ExitsWhenPickled() if BAD in numbers else numbers
 
     error = error_of_a_batch(loader_of(operations=[millstream.Batch(BATCH, batch_fn=deadly)]), WorkerDiedError)
 
@@ -299,8 +299,8 @@ def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
 def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
     """Row 3: which part, which attribute, and what to do about it."""
     with pytest.raises(TypeError, match=r"operations\[1\], Locked \(attribute lock\) cannot be sent to worker proc"):
-        next(iter(loader_of(abs, faults.Locked())))
-    source = faults.Numbers(SIZE)
+        next(iter(loader_of(abs, user_faults.Locked())))
+    source = user_faults.Numbers(SIZE)
     source.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"data_source \(attribute lock\) cannot be sent to worker proc"):
         next(iter(loader_of(data_source=source)))
@@ -322,7 +322,7 @@ def test_a_function_that_cannot_be_pickled_is_named_with_its_variable() -> None:
 
 def test_a_pipeline_that_cannot_be_unpickled_is_an_error() -> None:
     """Row 3: its own exception, with a note that it was raised in a worker process that unpickled the pipeline."""
-    source = faults.Numbers(SIZE, on_arrival=Raise(ConnectionError, ("no network",)))
+    source = user_faults.Numbers(SIZE, on_arrival=Raise(ConnectionError, ("no network",)))
     with iter(loader_of(data_source=source)) as iterator:
         for _ in range(2):
             with pytest.raises(ConnectionError, match="no network") as caught:
@@ -339,7 +339,9 @@ def no_stderr(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("fault", [faults.crash, faults.exit_at_once, faults.leave, faults.be_killed])
+@pytest.mark.parametrize(
+    "fault", [user_faults.crash, user_faults.exit_at_once, user_faults.leave, user_faults.be_killed]
+)
 @pytest.mark.usefixtures("no_stderr")
 def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_path: Path) -> None:
     """Rows 4 to 6: a pipeline that kills every process that unpickles it is soon an error: forking ends."""
@@ -350,7 +352,7 @@ def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_p
             file.write("born\n")
         fault()
 
-    iterator = iter(loader_of(data_source=faults.Numbers(SIZE, on_arrival=be_born)))
+    iterator = iter(loader_of(data_source=user_faults.Numbers(SIZE, on_arrival=be_born)))
     with pytest.raises(WorkerDiedError, match="Worker processes die while they start: the last one "), at_most(2.0):
         next(iterator)
     assert MOST_DEATHS_AT_START <= births.read_text().count("born") <= MOST_DEATHS_AT_START + 5
@@ -369,7 +371,7 @@ def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: 
             os._exit(0)
 
     sampler = millstream.IndexSampler(SIZE, seed=0)
-    with iter(loader_of(data_source=faults.Numbers(SIZE, on_arrival=be_born), sampler=sampler)) as iterator:
+    with iter(loader_of(data_source=user_faults.Numbers(SIZE, on_arrival=be_born), sampler=sampler)) as iterator:
         came: list[Any] = []
         with pytest.raises(WorkerDiedError, match="Worker processes die while they start"), at_most(4.0):
             came.extend(iterator)

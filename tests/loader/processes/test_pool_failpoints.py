@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import failpoints
 import numpy as np
 import pytest
-from failpoints import EDGES, Pause, SabotageError, Saboteur, Trap
-from oracle import oracle
-from streams import comparable
 
 import millstream
 from millstream.errors import WorkerStalledError
 from millstream.loader.processes import crash_log
 from millstream.transforms import Batch, Filter, FlatMap
+from support.faults import failpoints
+from support.faults.failpoints import EDGES, Pause, SabotageError, Saboteur, Trap
+from support.oracle.stream import oracle
+from support.streams import comparable
 
 # Workers need not import pytest to have the operations below.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

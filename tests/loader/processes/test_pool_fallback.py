@@ -5,8 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from trainers import trainer
-from worker_pools import environment, python, still_there
+
+from support.processes.trainers import trainer
+from support.processes.worker_pools import environment, python, still_there
 
 CUSTOMS = """
 import os, signal
@@ -29,7 +30,8 @@ def test_the_stream_is_the_same(poor_system: Path) -> None:
     code = """
 import os
 import numpy as np
-import streams, worker_pools
+from support import streams
+from support.processes import worker_pools
 from millstream.transforms import Batch, Filter, FlatMap
 
 def streams_of(*operations):
@@ -66,7 +68,8 @@ def test_anonymous_memory_that_is_refused_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(REFUSING)
     code = """
 import numpy as np
-import streams, worker_pools
+from support import streams
+from support.processes import worker_pools
 from millstream.transforms import Batch
 
 large = lambda number: np.full(1 << 17, number)
@@ -84,11 +87,12 @@ def test_deaths_change_nothing(poor_system: Path, tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
-import faults, worker_pools
-from worker_pools import EXPECTED
+from support.faults import user_faults
+from support.processes import worker_pools
+from support.processes.worker_pools import EXPECTED
 
 before = os.listdir("/proc/self/fd")
-operation = faults.At(EXPECTED[5][2], faults.crash, Path(sys.argv[1]))
+operation = user_faults.At(EXPECTED[5][2], user_faults.crash, Path(sys.argv[1]))
 with iter(worker_pools.loader_of(operation)) as iterator:
     assert [next(iterator).tolist() for _ in range(8)] == EXPECTED[:8]
     os.kill(worker_pools.made_all(iterator)[0], signal.SIGKILL)

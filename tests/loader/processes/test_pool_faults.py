@@ -96,10 +96,10 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from worker_pools import BATCH, EXPECTED, SIZE, loader_of, python
 
 from millstream.errors import DataSourceError
 from millstream.sources import ArrayRecordDataSource
+from support.processes.worker_pools import BATCH, EXPECTED, SIZE, loader_of, python
 
 TESTS = Path(__file__).parents[2]
 
@@ -194,7 +194,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     code = """
 import resource, sys
 import orbax.checkpoint as ocp
-import worker_pools
+from support.processes import worker_pools
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 
 def open_manager():

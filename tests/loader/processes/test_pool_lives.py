@@ -23,12 +23,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import faults
 import psutil
 import pytest
-from faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
-from process_tree import processes_below
-from worker_pools import (
+
+import millstream
+from millstream.loader.processes import pool
+from millstream.loader.processes.crash_log import create_crash_log
+from millstream.loader.workers import warm_pools
+from support.faults import user_faults
+from support.faults.user_faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
+from support.processes.process_tree import processes_below
+from support.processes.worker_pools import (
     EXPECTED,
     assert_quickest,
     at_most,
@@ -41,11 +46,6 @@ from worker_pools import (
     still_there,
     workers_of,
 )
-
-import millstream
-from millstream.loader.processes import pool
-from millstream.loader.processes.crash_log import create_crash_log
-from millstream.loader.workers import warm_pools
 
 STEP = 5
 BAD = EXPECTED[STEP][2]
@@ -75,7 +75,7 @@ class ForkThen:
         """Forks, and reports the child."""
         child = os.fork()
         if child:
-            faults.report(self.path, child)
+            user_faults.report(self.path, child)
         else:
             self.then()
 
@@ -239,7 +239,7 @@ def test_a_loader_without_workers_is_closed_too() -> None:
 def test_closing_a_loader_from_another_thread(tmp_path: Path) -> None:
     """A `next` that waits in one thread raises as soon as another thread has closed the loader."""
     with Pipe(tmp_path / "there") as there:
-        loader = loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c)))
+        loader = loader_of(At(BAD, ReportThen(there.path, user_faults.hang_in_c)))
         iterator = iter(loader)
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         there.take_numbers()
@@ -351,7 +351,7 @@ def test_a_loader_that_is_forgotten_ends_its_idle_workers() -> None:
     assert still_there(processes) == []
 
 
-@pytest.mark.parametrize("fault", [Raise(KeyError), faults.be_killed], ids=["raises", "dies"])
+@pytest.mark.parametrize("fault", [Raise(KeyError), user_faults.be_killed], ids=["raises", "dies"])
 def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[], None]) -> None:
     """Row 28: an exception holds the frames that it went through, and the iterator in them; once dropped, all ends."""
 
@@ -386,7 +386,7 @@ def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with Pipe(tmp_path / "there") as there:
-            operation = At(BAD, ReportThen(there.path, faults.hang_in_c, children=2), tmp_path / "once")
+            operation = At(BAD, ReportThen(there.path, user_faults.hang_in_c, children=2), tmp_path / "once")
             processes: list[int] = []
 
             def interrupt() -> None:
@@ -433,7 +433,7 @@ def test_an_interrupt_while_closing() -> None:
 def test_closing_from_another_thread(tmp_path: Path) -> None:
     """Row 26: a `next` that waits in one thread raises as soon as another thread has closed the iterator."""
     with Pipe(tmp_path / "there") as there:
-        iterator = iter(loader_of(At(BAD, ReportThen(there.path, faults.hang_in_c))))
+        iterator = iter(loader_of(At(BAD, ReportThen(there.path, user_faults.hang_in_c))))
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         there.take_numbers()
         processes = processes_of(iterator)
@@ -487,7 +487,7 @@ def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("threads", [0, 3])
-@pytest.mark.parametrize("then", [faults.do_nothing, Raise(KeyError)], ids=["returns", "raises"])
+@pytest.mark.parametrize("then", [user_faults.do_nothing, Raise(KeyError)], ids=["returns", "raises"])
 def test_a_forked_process_does_not_answer_for_its_worker(
     then: Callable[[], None], threads: int, tmp_path: Path
 ) -> None:
@@ -504,7 +504,7 @@ def test_a_forked_process_does_not_answer_for_its_worker(
 
 def test_the_channel_is_not_inherited_by_children_of_user_code(tmp_path: Path) -> None:
     """Row 27: a program that a worker has started has none of its descriptors, even where it may inherit all."""
-    with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, faults.ListInherited(there.path)))) as iterator:
+    with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, user_faults.ListInherited(there.path)))) as iterator:
         assert [batch.tolist() for batch in iterator] == EXPECTED
         inherited = there.take()
     assert "socket" not in inherited
@@ -520,7 +520,7 @@ def test_few_and_many_workers(worker_count: int) -> None:
 
 
 NAMESPACE = """
-import worker_pools
+from support.processes import worker_pools
 from millstream.transforms import Map
 
 class Same(Map):

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import WAIT_SECONDS
-from memory_limits import memory_limit
-from worker_pools import SIZE, environment, loader_of, made_all, python
 
 import millstream
 from millstream.loader.processes import pool
 from millstream.loader.processes.limits import DESCRIPTORS_PER_WORKER
+from support.faults.memory_limits import memory_limit
+from support.faults.user_faults import WAIT_SECONDS
+from support.processes.worker_pools import SIZE, environment, loader_of, made_all, python
 
 BIG = 1 << 15
 """Numbers in an element: a batch of them has 1 MiB."""
@@ -67,7 +67,7 @@ def test_dev_shm_is_not_used() -> None:
     code = """
 import os
 import numpy as np
-import worker_pools
+from support.processes import worker_pools
 names = set(os.listdir("/dev/shm"))
 kept = []
 for batch in worker_pools.loader_of(lambda number: np.full(1 << 15, number)):
@@ -183,7 +183,7 @@ def test_a_limit_of_address_space_is_kept() -> None:
     code = """
 import resource
 from pathlib import Path
-import worker_pools
+from support.processes import worker_pools
 from millstream.loader.threads.memory_budget import memory_available
 
 mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -228,7 +228,8 @@ def test_every_lack_of_descriptors_is_told_and_overcome() -> None:
     """Row 13: whichever open file is one too many, the error says what to do, leaks none, and the next try works."""
     code = """
 import errno, os, resource
-import millstream.loader.processes.pool_executor, worker_pools
+import millstream.loader.processes.pool_executor
+from support.processes import worker_pools
 
 def count():
     return len(os.listdir("/proc/self/fd")) - 1
@@ -265,7 +266,7 @@ def test_closing_works_without_descriptors() -> None:
     """Row 13: even after the fork server was killed, when the processes that it left must be found and cannot be."""
     code = """
 import os, resource, signal
-import worker_pools
+from support.processes import worker_pools
 
 usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 before = len(os.listdir("/proc/self/fd"))
@@ -288,7 +289,7 @@ def test_a_lack_of_descriptors_for_a_new_worker_is_told() -> None:
     """Row 13: the error says so when a dead worker cannot be replaced; with more descriptors the stream resumes."""
     code = """
 import os, resource, signal
-import worker_pools
+from support.processes import worker_pools
 
 usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 iterator = iter(worker_pools.loader_of())

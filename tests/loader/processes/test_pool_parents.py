@@ -14,9 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from faults import WAIT_SECONDS, Pipe
-from trainers import trainer
-from worker_pools import EXPECTED, environment, loader_of, pids_of, python, still_there
+
+from support.faults.user_faults import WAIT_SECONDS, Pipe
+from support.processes.trainers import trainer
+from support.processes.worker_pools import EXPECTED, environment, loader_of, pids_of, python, still_there
 
 
 @pytest.mark.parametrize(
@@ -70,11 +71,12 @@ def test_a_trainer_killed_while_its_workers_start(tmp_path: Path) -> None:
     code = """
 import os, sys
 from pathlib import Path
-import faults, worker_pools
+from support.faults import user_faults
+from support.processes import worker_pools
 iterator = iter(worker_pools.loader_of())
 iterator.start_prefetch()
-faults.report(Path(sys.argv[1]), worker_pools.fork_server_of(iterator))
-faults.hang()
+user_faults.report(Path(sys.argv[1]), worker_pools.fork_server_of(iterator))
+user_faults.hang()
 """
     with Pipe(tmp_path / "ready") as ready:
         command = [sys.executable, "-c", code, str(ready.path)]
@@ -89,8 +91,9 @@ faults.hang()
 def test_the_end_of_the_interpreter_ends_the_workers() -> None:
     """Rows 11 and 28: a script that just ends, with iterators open or hanging, ends at once and prints nothing."""
     code = """
-import faults, worker_pools
-iterator = iter(worker_pools.loader_of(faults.At(worker_pools.EXPECTED[5][2], faults.hang_in_c)))
+from support.faults import user_faults
+from support.processes import worker_pools
+iterator = iter(worker_pools.loader_of(user_faults.At(worker_pools.EXPECTED[5][2], user_faults.hang_in_c)))
 next(iterator)
 print(worker_pools.fork_server_of(iterator), *worker_pools.pids_of(iterator))
 other = worker_pools.loader_of()
@@ -106,11 +109,13 @@ def test_a_trainer_that_is_process_1_gets_no_zombies(tmp_path: Path) -> None:
     code = """
 import ctypes, sys
 from pathlib import Path
-import faults, psutil, worker_pools
+import psutil
+from support.faults import user_faults
+from support.processes import worker_pools
 ADOPT_ORPHANS = 36
 assert ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1) == 0
-with faults.Pipe(Path(sys.argv[1])) as there:
-    operation = faults.At(worker_pools.EXPECTED[1][2], faults.ReportThen(there.path, faults.hang_in_c))
+with user_faults.Pipe(Path(sys.argv[1])) as there:
+    operation = user_faults.At(worker_pools.EXPECTED[1][2], user_faults.ReportThen(there.path, user_faults.hang_in_c))
     with iter(worker_pools.loader_of(operation)) as iterator:
         next(iterator)
         there.take()
@@ -126,11 +131,12 @@ def test_a_trainer_that_is_suspended_with_its_workers_sees_no_stall(tmp_path: Pa
     code = """
 import sys
 from pathlib import Path
-import faults, worker_pools
+from support.faults import user_faults
+from support.processes import worker_pools
 from millstream.loader.workers import workers_executor
 workers_executor.LOOK_SECONDS = 0.05
-pause = faults.ReportThen(Path(sys.argv[1]), faults.WaitAt(Path(sys.argv[2])))
-loader = worker_pools.loader_of(faults.At(worker_pools.EXPECTED[5][2], pause), stall_timeout=float(sys.argv[3]))
+pause = user_faults.ReportThen(Path(sys.argv[1]), user_faults.WaitAt(Path(sys.argv[2])))
+loader = worker_pools.loader_of(user_faults.At(worker_pools.EXPECTED[5][2], pause), stall_timeout=float(sys.argv[3]))
 assert worker_pools.batches(loader) == worker_pools.EXPECTED
 """
     stall_seconds = 2.0
@@ -153,8 +159,8 @@ assert worker_pools.batches(loader) == worker_pools.EXPECTED
 
 FORKS = """
 import gc, logging, os, sys
-import worker_pools
-from worker_pools import EXPECTED
+from support.processes import worker_pools
+from support.processes.worker_pools import EXPECTED
 
 logging.getLogger("millstream").setLevel(logging.ERROR)  # The same pass comes more than once, on purpose.
 
@@ -202,14 +208,15 @@ def test_closing_does_not_wait_for_a_forked_process() -> None:
     """Row 26: workers are told to end even if another process has a copy of the parent's end of their channels."""
     code = """
 import os, signal
-import faults, worker_pools
+from support.faults import user_faults
+from support.processes import worker_pools
 def close_one():
     iterator = iter(worker_pools.loader_of())
     next(iterator)
     processes = worker_pools.made_all(iterator)
     child = os.fork()
     if child == 0:
-        faults.hang()
+        user_faults.hang()
     try:
         return worker_pools.closing_seconds(iterator, processes)
     finally:
@@ -248,7 +255,8 @@ import sys, warnings
 import jax, jax.numpy as jnp
 jnp.zeros(1).block_until_ready()
 warnings.simplefilter("error")
-import millstream, worker_pools
+import millstream
+from support.processes import worker_pools
 loader = worker_pools.loader_of(lambda number: number + 1000 * ("jax" in sys.modules))
 assert worker_pools.batches(loader) == worker_pools.EXPECTED
 """

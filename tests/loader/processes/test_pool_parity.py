@@ -10,23 +10,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
-import elements_of_all_kinds
 import numpy as np
 import pytest
-import strategies
-from elements_of_all_kinds import BFLOAT16, SHAPES, Example, FrozenExample, Pair, elements, filled, with_layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import oracle
-from strategies import UNEVEN_ENDS, Jitter, Pipeline, Scale, pipelines
-from streams import comparable, drain
 
 import millstream
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Map, Transformation
+from support.draw import elements_of_all_kinds, random_pipelines
+from support.draw.elements_of_all_kinds import (
+    BFLOAT16,
+    SHAPES,
+    Example,
+    FrozenExample,
+    Pair,
+    elements,
+    filled,
+    with_layout,
+)
+from support.draw.random_pipelines import UNEVEN_ENDS, Jitter, Pipeline, Scale, pipelines
+from support.oracle.stream import oracle
+from support.streams import comparable, drain
 
 # Workers need not import hypothesis to have the operations and classes of these modules.
-for module in (strategies, elements_of_all_kinds, sys.modules[__name__]):
+for module in (random_pipelines, elements_of_all_kinds, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)
 
 thread_options = st.sampled_from([millstream.ReadOptions(0), millstream.ReadOptions(2, 8), millstream.ReadOptions()])

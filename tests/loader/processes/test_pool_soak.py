@@ -19,12 +19,12 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from oracle import oracle
-from streams import comparable
-from worker_pools import executor_of, fork_server_of, made_all, pool_of
 
 import millstream
 from millstream.transforms import Batch, Filter, RandomMap, Transformation
+from support.oracle.stream import oracle
+from support.processes.worker_pools import executor_of, fork_server_of, made_all, pool_of
+from support.streams import comparable
 
 # Workers need not import pytest to have the operations below.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

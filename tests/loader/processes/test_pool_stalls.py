@@ -12,11 +12,16 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import faults
 import numpy as np
 import pytest
-from faults import At, Numbers, Pipe, ReportThen
-from worker_pools import (
+
+import millstream
+from millstream.errors import WorkerStalledError
+from millstream.loader.processes import crash_log, pool
+from millstream.loader.workers import workers_executor
+from support.faults import user_faults
+from support.faults.user_faults import At, Numbers, Pipe, ReportThen
+from support.processes.worker_pools import (
     EXPECTED,
     SIZE,
     assert_quickest,
@@ -34,11 +39,6 @@ from worker_pools import (
     workers_of,
 )
 
-import millstream
-from millstream.errors import WorkerStalledError
-from millstream.loader.processes import crash_log, pool
-from millstream.loader.workers import workers_executor
-
 STEP = 5
 BAD = EXPECTED[STEP][2]
 """An element in the middle of batch STEP."""
@@ -49,10 +49,10 @@ STALL_SECONDS = 0.4
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (faults.hang, ("waiting, with ", "in hang")),
-        (faults.hang_in_c, ("waiting, with ", "in hang_in_c")),
-        (faults.work_for_ever, ("running, with ", "in work_for_ever")),
-        (faults.stop, ("stopped by a signal (SIGSTOP), with ", "(it does not answer: it is stopped")),
+        (user_faults.hang, ("waiting, with ", "in hang")),
+        (user_faults.hang_in_c, ("waiting, with ", "in hang_in_c")),
+        (user_faults.work_for_ever, ("running, with ", "in work_for_ever")),
+        (user_faults.stop, ("stopped by a signal (SIGSTOP), with ", "(it does not answer: it is stopped")),
     ],
 )
 @pytest.mark.parametrize("threads", [0, 16])
@@ -66,7 +66,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Row 8: log and error say which process, in which state, with which records; the error has its stack."""
-    monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01 if fault is faults.stop else faults.WAIT_SECONDS)
+    monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01 if fault is user_faults.stop else user_faults.WAIT_SECONDS)
     monkeypatch.setattr(crash_log, "STEADY_LOOKS", 8)
     reading = millstream.ReadOptions(threads)
     with (
@@ -88,7 +88,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
     (warning,) = [text for text in logged if "has been busy for" in text and records in text]
     assert f"worker process {stalled} " in warning
     # In C code that keeps the interpreter's lock: threads that wait for it wake up again and again, to look for it.
-    state = "(waiting|running), with " if fault is faults.hang_in_c else re.escape(told[0])
+    state = "(waiting|running), with " if fault is user_faults.hang_in_c else re.escape(told[0])
     assert re.search(f"[Ii]t is {state}", warning)
     assert re.search(f"[Ii]t is {state}", str(caught.value))
     assert told[1] in str(caught.value)
@@ -111,7 +111,7 @@ def test_a_stall_that_ends_is_a_warning_only(
     monkeypatch.setattr(caplog.handler, "emit", lambda record: logged.put(record.getMessage()))
     with (
         Pipe(tmp_path / "there") as there,
-        iter(loader_of(At(BAD, ReportThen(there.path, faults.stop)), stall_timeout=limit)) as iterator,
+        iter(loader_of(At(BAD, ReportThen(there.path, user_faults.stop)), stall_timeout=limit)) as iterator,
     ):
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         (pid,) = there.take_numbers()
@@ -120,11 +120,11 @@ def test_a_stall_that_ends_is_a_warning_only(
 
         def let_it_go_on() -> None:
             # Another worker that is late is warned of, too.
-            while f"worker process {pid} " not in (text := logged.get(timeout=faults.WAIT_SECONDS)):
+            while f"worker process {pid} " not in (text := logged.get(timeout=user_faults.WAIT_SECONDS)):
                 pass
             assert "it is stopped by a signal" in text
             assert text.endswith(told)
-            monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", faults.WAIT_SECONDS)
+            monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", user_faults.WAIT_SECONDS)
             os.kill(pid, signal.SIGCONT)
 
         monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
@@ -135,7 +135,7 @@ def test_a_stall_that_ends_is_a_warning_only(
 
 def test_a_stalled_start_is_an_error() -> None:
     """Row 8: a source that hangs when it is unpickled, which no call is to blame for."""
-    loader = loader_of(data_source=Numbers(SIZE, on_arrival=faults.hang), stall_timeout=STALL_SECONDS)
+    loader = loader_of(data_source=Numbers(SIZE, on_arrival=user_faults.hang), stall_timeout=STALL_SECONDS)
     with iter(loader) as iterator, pytest.raises(WorkerStalledError, match="it is still starting"), at_most(2.0):
         next(iterator)
 
@@ -152,10 +152,10 @@ def test_a_wait_without_end_can_be_asked_for(
 
         def let_it_go_on() -> None:
             # The wait after the warning is the one that has no other end.
-            logged.get(timeout=faults.WAIT_SECONDS)
+            logged.get(timeout=user_faults.WAIT_SECONDS)
             go_on.put()
 
-        loader = loader_of(At(BAD, faults.WaitAt(go_on.path)), worker_count=1, stall_timeout=stall_timeout)
+        loader = loader_of(At(BAD, user_faults.WaitAt(go_on.path)), worker_count=1, stall_timeout=stall_timeout)
         with in_background(let_it_go_on), iter(loader) as iterator:
             assert [batch.tolist() for batch in iterator] == EXPECTED
 
@@ -171,13 +171,15 @@ def test_a_consumer_that_was_away_sees_no_stall(
         for batch in iterator:
             actual.append(batch[:, 0].tolist())
             for worker in pool_of(iterator).workers if len(actual) < len(EXPECTED) else ():
-                assert not worker.calls or select.select([worker.channel], [], [], faults.WAIT_SECONDS)[0]
+                assert not worker.calls or select.select([worker.channel], [], [], user_faults.WAIT_SECONDS)[0]
                 worker.waited = 10_000.0
     assert actual == EXPECTED
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("fault", [faults.hang, faults.hang_in_c, faults.work_for_ever, faults.stop])
+@pytest.mark.parametrize(
+    "fault", [user_faults.hang, user_faults.hang_in_c, user_faults.work_for_ever, user_faults.stop]
+)
 @pytest.mark.parametrize("threads", [0, 16])
 def test_closing_does_not_wait_for_user_code(fault: Callable[[], None], threads: int, tmp_path: Path) -> None:
     """Rows 26 and 27: with a worker that will not end, `close` takes at most 2 s; its children are gone as well."""
@@ -195,7 +197,9 @@ def test_closing_does_not_wait_for_user_code(fault: Callable[[], None], threads:
     assert still_there(processes) == []
 
 
-@pytest.mark.parametrize("fault", [faults.hang, faults.hang_in_c, faults.be_killed, faults.leave_with_status])
+@pytest.mark.parametrize(
+    "fault", [user_faults.hang, user_faults.hang_in_c, user_faults.be_killed, user_faults.leave_with_status]
+)
 def test_closing_does_not_wait_for_the_source(fault: Callable[[], None], tmp_path: Path) -> None:
     """Row 26: each worker closes its copy of the source when it ends; one that hangs or dies there delays nothing."""
     with Pipe(tmp_path / "there") as there:
@@ -213,7 +217,7 @@ def test_threads_of_user_code_do_not_keep_a_worker() -> None:
     """Row 26: a thread that an operation has started, and that never ends, does not keep its worker from ending."""
 
     def close_one() -> float:
-        iterator = iter(loader_of(At(EXPECTED[0][0], faults.start_thread)))
+        iterator = iter(loader_of(At(EXPECTED[0][0], user_faults.start_thread)))
         assert next(iterator).tolist() == EXPECTED[0]
         return closing_seconds(iterator, made_all(iterator))
 
@@ -222,7 +226,7 @@ def test_threads_of_user_code_do_not_keep_a_worker() -> None:
 
 def test_closing_while_workers_start() -> None:
     """Row 26: a pool may be closed before its workers have started."""
-    for source in (Numbers(SIZE), Numbers(SIZE, on_arrival=faults.hang)):
+    for source in (Numbers(SIZE), Numbers(SIZE, on_arrival=user_faults.hang)):
         iterator = iter(loader_of(data_source=source))
         iterator.start_prefetch()
         fork_server = fork_server_of(iterator)

@@ -10,14 +10,9 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-import strategies
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from oracle import oracle
-from strategies import UNEVEN_ENDS, AddIndex, DropMultiples, Jitter, Pipeline, Scale, Split
-from streams import comparable
-from worker_pools import executor_of, fork_server_of, pool_of
 
 import millstream
 from millstream.loader.processes import pool_executor
@@ -25,9 +20,14 @@ from millstream.loader.processes.pool import Worker
 from millstream.loader.workers import workers_executor
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Map
+from support.draw import random_pipelines
+from support.draw.random_pipelines import UNEVEN_ENDS, AddIndex, DropMultiples, Jitter, Pipeline, Scale, Split
+from support.oracle.stream import oracle
+from support.processes.worker_pools import executor_of, fork_server_of, pool_of
+from support.streams import comparable
 
 # Workers need not import hypothesis to have the operations of these modules.
-for module in (strategies, sys.modules[__name__]):
+for module in (random_pipelines, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)
 
 SAMPLER = millstream.IndexSampler(150, shuffle=True, num_epochs=2, seed=11)

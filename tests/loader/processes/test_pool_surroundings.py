@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from faults import Pipe
-from worker_pools import EXPECTED, environment, loader_of, pids_of, python, still_there
+
+from support.faults.user_faults import Pipe
+from support.processes.worker_pools import EXPECTED, environment, loader_of, pids_of, python, still_there
 
 FLAGS = """
 import locale, sys, warnings
@@ -45,7 +46,7 @@ def test_workers_have_the_flags_of_the_trainer(flags: tuple[str, ...], tmp_path:
 
 def test_development_mode_has_nothing_to_complain_about() -> None:
     """Everything that is opened is closed: neither the trainer nor a process of ours leaves that to the collector."""
-    code = "import worker_pools as w; assert w.batches(w.loader_of()) == w.EXPECTED"
+    code = "from support.processes import worker_pools as w; assert w.batches(w.loader_of()) == w.EXPECTED"
     done = python("-c", code, env={**environment(), "PYTHONDEVMODE": "1"})
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -96,7 +97,12 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     """A trainer whose folder was removed has workers all the same, in the same folder."""
     gone = tmp_path / "gone"
     gone.mkdir()
-    code = "import os, worker_pools as w; os.rmdir(os.getcwd()); assert w.batches(w.loader_of()) == w.EXPECTED"
+    code = """
+import os
+from support.processes.worker_pools import EXPECTED, batches, loader_of
+os.rmdir(os.getcwd())
+assert batches(loader_of()) == EXPECTED
+"""
     done = python("-c", code, cwd=gone)
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -193,8 +199,8 @@ def test_ends_of_workers_are_noticed_without_waitid(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\ndel os.waitid")
     code = """
 import os, signal
-import worker_pools
-from worker_pools import EXPECTED
+from support.processes import worker_pools
+from support.processes.worker_pools import EXPECTED
 assert not hasattr(os, "waitid")
 with iter(worker_pools.loader_of()) as iterator:
     assert next(iterator).tolist() == EXPECTED[0]

@@ -8,13 +8,13 @@ from typing import Any
 import hypothesis
 import pytest
 from hypothesis import strategies
-from loader_facts import facts_of_run, with_order, with_source, with_stage
 
 import millstream
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderFacts, Place
 from millstream.loader.threads.front import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, Front
 from millstream.loader.threads.options import available_cores
+from support.draw.loader_facts import facts_of_run, with_order, with_source, with_stage
 
 
 def kinds(facts: LoaderFacts) -> list[str]:

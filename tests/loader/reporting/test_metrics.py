@@ -6,11 +6,11 @@ from typing import Any
 import hypothesis
 import pytest
 from hypothesis import strategies
-from loader_facts import facts_of_run, with_stage
 from prometheus_client.parser import text_string_to_metric_families
 
 import millstream
 from millstream.loader.reporting.metrics import exposition, metrics_of
+from support.draw.loader_facts import facts_of_run, with_stage
 
 NAMES = [
     "loader/batches",

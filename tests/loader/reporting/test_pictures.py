@@ -9,15 +9,15 @@ import cloudpickle
 import hypothesis
 import numpy as np
 import pytest
-from html_pages import Page
 from hypothesis import strategies
-from loader_facts import facts_of_run, with_source, with_stage
 
 import millstream
 from millstream.html_fragments import card, document, figure, proportions
 from millstream.loader.reporting.html_rendering import loader_picture, summary_picture
 from millstream.loader.reporting.snapshot import Place
 from millstream.loader.reporting.text_rendering import text_picture
+from support.documents.html_pages import Page
+from support.draw.loader_facts import facts_of_run, with_source, with_stage
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -9,7 +9,6 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from html_pages import Page
 from hypothesis import strategies
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from PIL import Image
 
 import millstream
 from millstream.loader.reporting.png import pixels_of, png_of
+from support.documents.html_pages import Page
 
 PIXELS = arrays.arrays(
     np.uint8,

@@ -11,7 +11,6 @@ from typing import Any
 import cloudpickle
 import hypothesis
 import pytest
-from html_pages import Page
 from hypothesis import strategies
 
 import millstream
@@ -21,6 +20,7 @@ from millstream.loader.reporting.timeline import WIDTH, memory_drawing, timeline
 from millstream.loader.threads import recorder
 from millstream.loader.threads.profiler import Event
 from millstream.loader.threads.recorder import TRAINER, TRAINS, WAITS, Sample, Span
+from support.documents.html_pages import Page
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 import pytest
-from owned_clock import CLOCK, QuickSource, SlowSource, Spend
 
 import millstream
+from support.clocks.owned_clock import CLOCK, QuickSource, SlowSource, Spend
 
 SECONDS = 0.125
 RECORDS = 64

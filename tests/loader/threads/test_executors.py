@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_pools import python
 
 import millstream
 from millstream.loader.threads import shared_threads, sliced_reading, thread_executor
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.transforms import Batch, Filter, Map
+from support.processes.worker_pools import python
 
 WAIT_SECONDS = 60.0
 """How long a test waits for what must happen; it does at once, so that only a failing test waits."""

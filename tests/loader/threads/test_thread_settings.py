@@ -14,13 +14,13 @@ import cloudpickle
 import jax
 import numpy as np
 import pytest
-from context_variables import VARIABLE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.transforms import Batch, Filter
+from support.processes.context_variables import VARIABLE
 
 pytestmark = pytest.mark.third_party
 
@@ -33,7 +33,8 @@ NUM_RECORDS = 48
 def settings_here(number: Any) -> Any:
     """Returns what an operation sees of every kind of setting, and the sum of its element."""
     import jax.numpy as jnp
-    from context_variables import VARIABLE
+
+    from support.processes.context_variables import VARIABLE
 
     seen = [
         int(jnp.asarray(np.float64(0)).dtype == np.float64),
@@ -150,7 +151,7 @@ def test_what_a_call_sets_is_gone_at_the_next(options: dict[str, Any]) -> None:
         seen = settings_here(batch)
         decimal.getcontext().prec = 7
         np.seterr(divide="raise")
-        importlib.import_module("context_variables").VARIABLE.set(5)
+        importlib.import_module("support.processes.context_variables").VARIABLE.set(5)
         return seen
 
     with iter(

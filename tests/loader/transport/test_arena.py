@@ -11,12 +11,10 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from arena_pairs import arena_file, arena_pair, mapped_arenas, real_bytes, watched_arenas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
-from worker_pools import in_background
 
 import millstream
 from millstream.loader.pipeline.elements import Elements, Origins
@@ -34,6 +32,8 @@ from millstream.loader.transport.arena import (
 )
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import pack, release, unpack
+from support.processes.arena_pairs import arena_file, arena_pair, mapped_arenas, real_bytes, watched_arenas
+from support.processes.worker_pools import in_background
 
 # Workers cannot import the modules of tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

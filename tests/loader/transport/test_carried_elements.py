@@ -4,16 +4,16 @@ import pickletools
 from typing import Any
 
 import numpy as np
-from elements_of_all_kinds import elements
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import comparable
 
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.requests import Fed, Group
 from millstream.loader.transport.carried_elements import dump_request, load_request
 from millstream.loader.transport.class_table import ClassTable
 from millstream.transforms.rows import Rows
+from support.draw.elements_of_all_kinds import elements
+from support.streams import comparable
 
 CLASSES = ClassTable()
 

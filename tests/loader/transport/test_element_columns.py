@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elements_of_all_kinds import SHAPES, array_of, elements
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import comparable
 
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.element_columns import LARGE_BYTES, UNALIGNED_BYTES, to_columns, to_elements
+from support.draw.elements_of_all_kinds import SHAPES, array_of, elements
+from support.streams import comparable
 
 NUMBERS = 11 * len(SHAPES) * 6
 """How many kinds of arrays `array_of` makes, each with different contents."""

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from streams import comparable
-from worker_pools import pool_of
 
 import millstream
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.mapped_arrays import SMALLEST_BYTES
 from millstream.loader.transport.pipeline_pickler import dump_with_classes
+from support.processes.worker_pools import pool_of
+from support.streams import comparable
 
 NO_CLASSES = ClassTable()
 NUM_BYTES = 4 * SMALLEST_BYTES

@@ -11,11 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from arena_pairs import arena_pair
-from elements_of_all_kinds import Example, FrozenExample, Pair, elements
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import comparable
 
 from millstream.errors import StackError, WorkerError
 from millstream.loader.pipeline.elements import Elements, Origins
@@ -30,6 +27,9 @@ from millstream.loader.transport.payload import (
     unpicklable_parts,
 )
 from millstream.loader.transport.pipeline_pickler import dump_with_classes
+from support.draw.elements_of_all_kinds import Example, FrozenExample, Pair, elements
+from support.processes.arena_pairs import arena_pair
+from support.streams import comparable
 
 NO_CLASSES = ClassTable()
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from elements_of_all_kinds import elements
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streams import comparable
-from worker_pools import pids_of
 
 import millstream
 from millstream.loader.transport import pipeline_parts, shared_records
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.pipeline_pickler import dump_with_classes
 from millstream.loader.transport.shared_records import LARGE_ARRAY_BYTES, SharedRecords, share
+from support.draw.elements_of_all_kinds import elements
+from support.processes.worker_pools import pids_of
+from support.streams import comparable
 
 
 @dataclasses.dataclass(slots=True)

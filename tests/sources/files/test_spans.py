@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_files import every_record, write_tfrecord
 
 import millstream
 from millstream.errors import DataSourceError
@@ -23,6 +22,7 @@ from millstream.sources.files import multi_file as files
 from millstream.sources.files import spans
 from millstream.sources.storage import byte_files, progress
 from millstream.sources.storage.progress import CancelledScanError, Progress
+from support.files.record_files import every_record, write_tfrecord
 
 RECORDS = [b"record %d" % number for number in range(100)]
 

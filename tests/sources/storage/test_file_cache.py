@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from object_server import ObjectServer, Request
-from record_files import every_record, tfrecord_bytes
 
 import millstream
 from millstream.errors import DataSourceError
 from millstream.samplers import HierarchicalSampler
 from millstream.sources import ArrayRecordDataSource, FileCache, TFRecordDataSource
 from millstream.sources.storage import file_cache
+from support.files.record_files import every_record, tfrecord_bytes
+from support.stores.object_server import ObjectServer, Request
 
 pytestmark = pytest.mark.third_party
 

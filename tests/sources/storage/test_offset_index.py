@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from record_files import every_record, write_megatron
 
 from millstream.errors import DataSourceError
 from millstream.sources import BagzDataSource, MegatronDataSource, TextLineDataSource
@@ -31,6 +30,7 @@ from millstream.sources.storage.offset_index import (
 )
 from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, StoredOffsets
 from millstream.sources.storage.paths import FileIdentity
+from support.files.record_files import every_record, write_megatron
 
 LINES = [f"line {number}" for number in range(100)]
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
-from record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 
 import millstream
+from support.files.record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 
 WORDS = [b"one", b"two", b"three"]
 

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax_programs
 import psutil
-from faults import WAIT_SECONDS
-from held_ports import held_port
-from worker_pools import environment, still_there
+
+from support.faults.user_faults import WAIT_SECONDS
+from support.jax_processes import programs
+from support.processes.held_ports import held_port
+from support.processes.worker_pools import environment, still_there
 
 
 def run_group(program: str, count: int, log: Path, *, devices: int = 1, **task: Any) -> list[Any]:
@@ -24,7 +25,7 @@ def run_group(program: str, count: int, log: Path, *, devices: int = 1, **task: 
     When one has killed itself, the others are told to report, and are killed: JAX would leave them waiting.
 
     Args:
-        program: which function of `jax_programs` all of them run.
+        program: which function of `programs` all of them run.
         count: how many processes.
         log: where they write what they print.
         devices: how many devices each of them has.
@@ -69,7 +70,7 @@ def _member(
     reader, writer = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, jax_programs.__file__, *words, str(writer)],
+            [sys.executable, programs.__file__, *words, str(writer)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -4,14 +4,14 @@ import dataclasses
 import functools
 from typing import Any
 
-import dataset_oracle as oracle
 import numpy as np
-from dataset_oracle import Oracle
 from hypothesis import strategies as st
 
 from millstream import Batch, FilterTransform, FlatMapTransform, MapTransform, RandomMapTransform
 from millstream.dataset import MapDataset, WindowShuffleMapDataset, ZipMapDataset
 from millstream.samplers.rounds import derived
+from support.oracle import chains as oracle
+from support.oracle.chains import Oracle
 
 LONGEST = 60
 """Chains have at most this many positions an epoch: the oracle is slow."""

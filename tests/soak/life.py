@@ -1,6 +1,6 @@
 """One life of a trainer in the soak: it resumes where the last one saved, and reads to the end, or is killed before.
 
-    python soak_life.py '{"seed": 7, "life": 0, "folder": "…", "url": "…", "is_last": true, "broken": ""}'
+    python life.py '{"seed": 7, "life": 0, "folder": "…", "url": "…", "is_last": true, "broken": ""}'
 
 It reads the stream in legs. Each has other workers, threads and, where the stream can be dealt to others, another
 shard, and its fault. Every batch is compared with the oracle's. After each leg nothing may be left of it. A failed
@@ -26,12 +26,12 @@ from types import FrameType
 from typing import Any
 
 import psutil
-from faults import hang
-from soak_courses import Course, mark
-from soak_faults import FAULTS, Fault, FewDescriptors, FullDisk
 
 import millstream
 from millstream.transforms import Map
+from soak.courses import Course, mark
+from soak.faults import FAULTS, Fault, FewDescriptors, FullDisk
+from support.faults.user_faults import hang
 
 _LEFT_SECONDS = 10.0
 """How long what belongs to a leg may take to be gone: seconds, on a busy machine."""

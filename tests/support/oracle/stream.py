@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from plain_groupings import PLAIN
 
 from millstream.randomness import generator
 from millstream.samplers import IndexSampler
@@ -16,6 +15,7 @@ from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, Pad
 from millstream.transforms.grouping import GroupingOperation
 from millstream.transforms.only_for import leaves
 from millstream.transforms.stack import stack
+from support.oracle.groupings import PLAIN
 
 Element = tuple[int, int, Any]  # position, index, value
 

@@ -6,30 +6,35 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from faults import Pipe
-from worker_pools import environment
+from support.faults.user_faults import Pipe
+from support.processes.worker_pools import environment
 
 TRAINER = """
 import os, signal, sys
 from pathlib import Path
-import faults, worker_pools
+from support.faults import user_faults
+from support.processes import worker_pools
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-there, ready, fault = Path(sys.argv[1]), Path(sys.argv[2]), getattr(faults, sys.argv[3])
+there, ready, fault = Path(sys.argv[1]), Path(sys.argv[2]), getattr(user_faults, sys.argv[3])
 iterator = iter(worker_pools.loader_of(
-    faults.At(worker_pools.EXPECTED[5][2], faults.ReportThen(there, fault, children=2))
+    user_faults.At(worker_pools.EXPECTED[5][2], user_faults.ReportThen(there, fault, children=2))
 ))
 next(iterator)
-faults.report(ready, worker_pools.fork_server_of(iterator), *worker_pools.pids_of(iterator))
+user_faults.report(ready, worker_pools.fork_server_of(iterator), *worker_pools.pids_of(iterator))
 {then}
 """
 THEN = {
     # Waits for the batch that the faulty worker is to make.
     "waits": "list(iterator)",
     # Is busy with a batch before.
-    "trains": "[next(iterator) for _ in range(4)]; faults.hang()",
+    "trains": "[next(iterator) for _ in range(4)]; user_faults.hang()",
     # Waits, while a process that it has forked, and reports, waits too.
-    "has forked": "child = os.fork(); faults.report(ready, child) if child else faults.hang()\nlist(iterator)",
+    "has forked": """
+child = os.fork()
+user_faults.report(ready, child) if child else user_faults.hang()
+list(iterator)
+""",
 }
 """What a trainer does when it has its first batch."""
 

@@ -5,14 +5,16 @@ import subprocess
 import sys
 
 import pytest
-import soak
-from faults import WAIT_SECONDS
+
+from support.faults.user_faults import WAIT_SECONDS
+from support.processes.worker_pools import environment
 
 
 def soaked(*arguments: str) -> tuple[int, str]:
     """Returns the exit status of a soak, and what it prints."""
     done = subprocess.run(
-        [sys.executable, soak.__file__, *arguments],
+        [sys.executable, "-P", "-m", "soak", *arguments],
+        env=environment(),
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from faults import WAIT_SECONDS
+from support.faults.user_faults import WAIT_SECONDS
 
 
 class MemoryLimit:

@@ -16,13 +16,13 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-import soak_forms
-from oracle import oracle
-from soak_chains import ChainForm, ChainLoader
-from streams import comparable
 
 import millstream
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation, WindowShuffle
+from soak import forms
+from soak.chains import ChainForm, ChainLoader
+from support.oracle.stream import oracle
+from support.streams import comparable
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -137,18 +137,18 @@ class Course:
         course = dataclasses.replace(course, form=form)
         size, num_epochs = course.size, -(-_POSITIONS // 4 // course.size)
         if form == "hierarchical":
-            return dataclasses.replace(course, sampler=soak_forms.hierarchical(chance, size, num_epochs))
+            return dataclasses.replace(course, sampler=forms.hierarchical(chance, size, num_epochs))
         if form == "mixture" and size > 1:
-            return dataclasses.replace(course, sampler=soak_forms.mixture(chance, size, num_epochs))
+            return dataclasses.replace(course, sampler=forms.mixture(chance, size, num_epochs))
         if form == "packing":
             counts = tuple(count for count in (1, 2, 3, 4) if course.batch and course.batch % count == 0) or (1,)
-            sampler = soak_forms.packing(chance, size, num_epochs)
-            rows = (Decode(), *soak_forms.rows())
+            sampler = forms.packing(chance, size, num_epochs)
+            rows = (Decode(), *forms.rows())
             return dataclasses.replace(
                 course, sampler=sampler, before=rows, after=(), logical_shards=None, shard_counts=counts
             )
         if form == "chain":
-            grouped, has_one_shape = soak_forms.grouping(chance) if chance.random() < 0.3 else ((), True)
+            grouped, has_one_shape = forms.grouping(chance) if chance.random() < 0.3 else ((), True)
             steps: list[Transformation] = [DropMultiples(3), DropMultiples(2), Repeat(), Jitter(), AddIndex()]
             return dataclasses.replace(
                 course,
@@ -160,7 +160,7 @@ class Course:
                 chain=ChainForm.of(chance, size, num_epochs),
             )
         if form == "grouping":
-            grouped, has_one_shape = soak_forms.grouping(chance)
+            grouped, has_one_shape = forms.grouping(chance)
             kinds: list[Transformation] = [DropMultiples(3), DropMultiples(2), Repeat(), Jitter()]
             dropping = chance.sample(kinds, k=chance.randrange(1, 4))
             count = chance.choice([1, 1, 2, 3])

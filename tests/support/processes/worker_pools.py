@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from awake_time import stopwatch
-from faults import WAIT_SECONDS
-
 import millstream
 from millstream.loader.processes.pool import Pool, Worker
 from millstream.loader.processes.pool_executor import PoolExecutor
 from millstream.loader.processes.process_control import looks
 from millstream.loader.processes.process_report import describe_process
+from support.clocks.awake_time import stopwatch
+from support.faults.user_faults import WAIT_SECONDS
 
-SUPPORT = Path(__file__).parent
+TESTS = Path(__file__).parents[2]
 
 LATE_SECONDS = 5.0
 """How much later anything may be because one process was suspended for a moment, or waited for a disk or a core.
@@ -200,7 +199,7 @@ def in_background(action: Callable[[], object]) -> Iterator[None]:
 
 def environment(*folders: Path) -> dict[str, str]:
     """Returns this process's environment, in which the test's support modules, and more folders, can be imported."""
-    path = [*map(str, folders), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    path = [*map(str, folders), str(TESTS), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 

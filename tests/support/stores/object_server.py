@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from xml.sax.saxutils import escape
 
-from faults import WAIT_SECONDS
+from support.faults.user_faults import WAIT_SECONDS
 
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"

@@ -1,10 +1,10 @@
 """Hours of random pipelines, random faults and random resumes, each compared with the oracle: `make soak`.
 
-    python tests/support/soak.py --minutes=60      an hour; a line a minute
-    python tests/support/soak.py --seed=123        the trial of a seed until it fails, ten times at most
+    PYTHONPATH=tests python -P -m soak --minutes=60      an hour; a line a minute
+    PYTHONPATH=tests python -P -m soak --seed=123        the trial of a seed until it fails, ten times at most
 
-A trial is a stream (`soak_courses`) that one trainer after the other reads (`soak_life`), each in a process of its own,
-all but the last killed on their way, with a fault at a time (`soak_faults`). It fails if a batch is not the oracle's,
+A trial is a stream (`courses`) that one trainer after the other reads (`life`), each in a process of its own,
+all but the last killed on their way, with a fault at a time (`faults`). It fails if a batch is not the oracle's,
 if anything is left of a life or of a part of it, if memory grows, or if a life takes longer than its limit. Its data
 lie on a small disk in memory where this user may mount one. The exit status is 1 if a trial failed.
 """
@@ -28,13 +28,14 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from array_record.python.array_record_module import ArrayRecordWriter
-from object_server import Request, serving
-from record_files import write_tfrecord
-from soak_courses import Course
-from soak_faults import CLOCK
-from worker_pools import environment, still_there
 
-_LIFE = Path(__file__).with_name("soak_life.py")
+from soak.courses import Course
+from soak.faults import CLOCK
+from support.files.record_files import write_tfrecord
+from support.processes.worker_pools import environment, still_there
+from support.stores.object_server import Request, serving
+
+_LIFE = Path(__file__).with_name("life.py")
 _DISK_BYTES = 256 << 10
 _REPEATS = 10
 _PRIVATE = "SOAK_HAS_OWN_MOUNTS"
@@ -195,7 +196,7 @@ def with_own_mounts() -> None:
     may = subprocess.run([*unshare, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False)
     if may.returncode == 0:
         os.environ[_PRIVATE] = "1"
-        os.execvp(unshare[0], [*unshare, sys.executable, *sys.argv])
+        os.execvp(unshare[0], [*unshare, sys.executable, "-P", "-m", "soak", *sys.argv[1:]])
 
 
 def failed(soak: Soak, seed: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the processes of a group do: `python jax_programs.py PROGRAM ADDRESS INDEX COUNT DESCRIPTOR`.
+"""What the processes of a group do: `python programs.py PROGRAM ADDRESS INDEX COUNT DESCRIPTOR`.
 
 The arguments of the program come pickled on standard input; what it returns leaves pickled through the descriptor.
 """
@@ -19,14 +19,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import psutil
-from faults import report
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
-from streams import equal_streams
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 from millstream.loader.checkpoints.state_files import read_states, write_state
+from support.faults.user_faults import report
+from support.streams import equal_streams
 
 SIZE = 100
 GLOBAL_BATCH = 12

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from dataset_chains import Draw, KeepSome, Mark, Split, chains, mark_position, total
 from hypothesis import strategies as st
-from plain_groupings import PLAIN, Element, part_index
 
 from millstream import DatasetIterator, IterDataset, ReadOptions
 from millstream.dataset import (
@@ -21,6 +19,8 @@ from millstream.dataset import (
 )
 from millstream.randomness import generator
 from millstream.transforms import BestFitPack, ConcatThenSplit, FirstFitPack, Rebatch, Transformation, WindowShuffle
+from support.draw.chains import Draw, KeepSome, Mark, Split, chains, mark_position, total
+from support.oracle.groupings import PLAIN, Element, part_index
 
 
 @dataclasses.dataclass(frozen=True)

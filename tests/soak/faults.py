@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import psutil
-from memory_limits import memory_limit
-from worker_pools import executor_of, fork_server_of, pool_of
 
 import millstream
 from millstream.loader.processes.pool import Worker
+from support.faults.memory_limits import memory_limit
+from support.processes.worker_pools import executor_of, fork_server_of, pool_of
 
 CLOCK = """
 import random, time
