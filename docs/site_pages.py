@@ -88,9 +88,6 @@ RETURNED = {
         "reporting.advice.Advice",
         "tracing.Trace",
         "reporting.preview.Preview",
-        "reporting.tuned.Tuning",
-        "reporting.tuned.Measurement",
-        "reporting.tuned.Settings",
     ]
 }
 """Classes without a public name, of which public functions return instances: they stand at the end of a part's page."""

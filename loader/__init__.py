@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from millstream.loader.load_function import load
     from millstream.loader.surviving_keys import surviving_keys
     from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-    from millstream.loader.tuning import tune
 else:
     # A worker process imports rooms of this folder, and none of these.
     __getattr__, __dir__ = lazy_imports.hooks(
@@ -33,7 +32,6 @@ else:
             "load": "millstream.loader.load_function",
             "prometheus_text": "millstream.loader.introspection",
             "surviving_keys": "millstream.loader.surviving_keys",
-            "tune": "millstream.loader.tuning",
         },
     )
 
@@ -48,5 +46,4 @@ __all__ = [
     "load",
     "prometheus_text",
     "surviving_keys",
-    "tune",
 ]

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
         load,
         prometheus_text,
         surviving_keys,
-        tune,
     )
     from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
     from millstream.sources import (
@@ -191,7 +190,6 @@ __all__ = [
     "sources",
     "surviving_keys",
     "transforms",
-    "tune",
 ]
 
 if not TYPE_CHECKING:

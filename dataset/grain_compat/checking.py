@@ -134,9 +134,10 @@ def pick_performance_config(
     max_buffer_size: SupportsIndex | None = None,
     samples_to_check: SupportsIndex = 5,
 ) -> PerformanceConfig:
-    """Returns as many workers, and as long a read-ahead, as fit into memory: some elements are made to measure them.
+    """Returns the largest numbers of workers and of prefetched elements that fit into a memory budget.
 
-    No element depends on these settings.
+    It measures the memory of a few elements, and no speed: `summary()` on an iterator of the running dataset reports
+    how many workers the trainer needs. No element depends on these settings.
 
     Args:
         ds: the dataset.

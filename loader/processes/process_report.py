@@ -90,15 +90,6 @@ def process_report(pid: int) -> ProcessReport | None:
     )
 
 
-def private_bytes(pid: int) -> int:
-    """Returns how much memory a process has that is not of files or shared; 0 where the system does not tell."""
-    try:
-        _, resident, shared, *_ = _read(f"/proc/{pid}/statm").split()
-    except (OSError, ValueError):
-        return 0
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
-
-
 def _statuses_of_threads(pid: int) -> Iterator[str]:
     """Yields what the system tells of each thread of a process; that of the process is its main thread's."""
     with contextlib.suppress(OSError):
