@@ -8,7 +8,7 @@ SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstr
 
 .PHONY: demo test soak kills check docs dist bench format clean
 
-demo: $(VENV)/.installed ## Train on real images, be killed, resume, and see the same batches.
+demo: $(VENV)/.demo ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
 
 test: $(VENV)/.installed ## Run all tests, on as many cores as there are, up to four.
@@ -54,6 +54,13 @@ format: $(VENV)/.installed ## Put the code into its format.
 
 clean: ## Remove everything that the other targets made.
 	rm -rf .venv .venv-* build dist examples/output
+
+# The package and what the demonstration imports: half the size of what the tests need.
+$(VENV)/.demo: pyproject.toml setup.cfg $(SOURCES)
+	rm -rf build
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[demo]'
+	touch $@
 
 # A normal install, not an editable one: what is checked and tested is what users get.
 $(VENV)/.installed: $(VENV)/.dependencies $(SOURCES) setup.cfg

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import drawn_chart
 import drawn_workers
 
 HERE = Path(__file__).parent
@@ -106,11 +107,16 @@ def workers() -> tuple[str, str]:
     return "two-workers.svg", drawn_workers.drawn(*drawn_workers.recorded())
 
 
+def speed() -> tuple[str, str]:
+    """Returns the name and content of the chart of the README's table of speed."""
+    return "speed.svg", drawn_chart.drawn(*drawn_chart.table_of((HERE.parent / "README.md").read_text()))
+
+
 def main() -> None:
     """Writes all of them; the files that the tutorials leave go to a folder that is removed."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        for name, content in [*previews(), loader(), workers()]:
+        for name, content in [*previews(), loader(), workers(), speed()]:
             (HERE / "pictures" / name).write_text(content)
             sys.stdout.write(f"{name}\n")
 

@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # A hook is not in a package.
 import drawn_graphs  # noqa: E402
 
 DOCUMENTS = {
-    "README.md": "tour.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "loader/README.md": "how-the-loader-works.md",

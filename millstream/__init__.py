@@ -103,7 +103,7 @@ if TYPE_CHECKING:
         encode_example,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ArrayRecordDataSource",

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DRAWN = ["a-loader.svg", "preview-of-images.svg", "preview-of-rows.svg", "two-workers.svg"]
+DRAWN = ["a-loader.svg", "preview-of-images.svg", "preview-of-rows.svg", "speed.svg", "two-workers.svg"]
 
 
 @pytest.fixture
@@ -39,11 +39,19 @@ def test_previews_are_those_of_the_tutorials(
     monkeypatch.chdir(tmp_path)
     drawn = dict(script.previews())
 
-    assert set(drawn) == set(DRAWN) - {"a-loader.svg", "two-workers.svg"}
+    assert set(drawn) == {"preview-of-images.svg", "preview-of-rows.svg"}
     for name, picture in drawn.items():
         there = (ROOT / "docs/pictures" / name).read_text()
         assert words_in(picture) == words_in(there)
         assert picture.count("<img") == there.count("<img")
+
+
+def test_the_chart_of_speed_has_the_figures_of_the_readme(script: ModuleType) -> None:
+    """Drawn again from the README's table, it is the same file: a bar and a number for each figure."""
+    name, chart = script.speed()
+
+    assert chart == (ROOT / "docs/pictures" / name).read_text()
+    assert chart.count("\N{MULTIPLICATION SIGN}") == 20
 
 
 def test_the_picture_of_workers_is_of_a_run_in_which_one_was_killed(script: ModuleType) -> None:

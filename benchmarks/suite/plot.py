@@ -19,7 +19,7 @@ ROWS = {
     "resume_far": "time to resume at step 10^9, without workers",
     "memory": "memory that 4 workers add to a source of 1 GB in memory",
 }
-"""The cases that the picture shows, in the words of the README's table."""
+"""The cases that the picture shows, each with its title."""
 
 COLOURS = {
     "Grain DataLoader": "#c1443c",

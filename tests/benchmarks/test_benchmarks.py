@@ -222,10 +222,6 @@ def test_every_peer_has_an_adapter_module() -> None:
         assert (BENCHMARKS / Path(*peer.module.split("."))).with_suffix(".py").exists()
 
 
-def test_the_picture_speaks_as_the_table_does() -> None:
-    """Each row of the picture is a case that exists, in the words of a row of the README's table."""
-    lines = (BENCHMARKS.parent / "README.md").read_text().splitlines()
-    titles = {line.split(" | ")[0].removeprefix("| ") for line in lines}
-
+def test_the_picture_shows_cases_that_exist() -> None:
+    """Each row of the picture is a case."""
     assert ROWS.keys() - CASES.keys() == set()
-    assert set(ROWS.values()) - titles == set()
