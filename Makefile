@@ -6,13 +6,19 @@ VENV := .venv$(if $(filter command,$(firstword $(origin PYTHON))),-$(shell $(PYT
 BIN := $(VENV)/bin
 SOURCES := $(shell git ls-files --cached --others --exclude-standard -- 'millstream/*.py' 'dataset/*.py' 'loader/*.py' 'samplers/*.py' 'sources/*.py' 'tools/*.py' 'transforms/*.py')
 
-.PHONY: demo test soak kills check docs dist bench format clean
+.PHONY: demo test explore soak kills check docs dist bench format clean
 
 demo: $(VENV)/.demo ## Train on real images, be killed, resume, and see the same batches.
 	$(BIN)/python examples/train_digits.py
 
 test: $(VENV)/.installed ## Run all tests, on as many cores as there are, up to four.
 	$(BIN)/pytest -n logical --maxprocesses=4 --dist=worksteal
+
+ROUNDS ?= 10
+explore: $(VENV)/.installed ## Run the tests that Hypothesis draws examples for, with new examples in each of ROUNDS=10 rounds.
+	for round in $$(seq $(ROUNDS)); do \
+		HYPOTHESIS_PROFILE=explore $(BIN)/pytest -n logical --maxprocesses=4 --dist=worksteal -m hypothesis || exit; \
+	done
 
 MINUTES ?= 60
 soak: $(VENV)/.installed ## Random pipelines, faults and resumes for an hour: MINUTES=5 for less, SEED=… to repeat one.

@@ -1,4 +1,4 @@
-"""What every test gets, a guard against leaks; and what any may ask for, a store far away."""
+"""Fixtures of all tests: the guard against leaks, a folder outside the checkout, and a store."""
 
 import contextlib
 import gc
@@ -7,18 +7,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import psutil
 import pytest
 
+# `python -m pytest` puts the checkout on the path, but the tests are of the installed package.
+with contextlib.suppress(ValueError):
+    sys.path.remove(str(Path(__file__).parents[1]))
+
 from support.processes.process_tree import is_named, processes_below
 from support.stores.object_server import ObjectServer, serving
 from support.stores.store_clients import clients_of
 
-# The same examples in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
+# The same examples in every run; `make explore` draws new ones.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
@@ -28,29 +32,52 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LEAK_SECONDS = 60.0
-"""How long what ends by itself may take, on a machine that does much else."""
+"""Time limit for threads and processes that end by themselves, on a busy machine."""
+HAS_FAILED = pytest.StashKey[bool]()
+EXCUSED: set[int] = set()
+"""Identifiers of threads and processes that the traceback of a failed test keeps alive."""
 
 
 @pytest.fixture(autouse=True, scope="session")
-def cache_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps the indices that tests make out of the user's cache."""
+def outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs the tests in an empty folder, so that processes that they start import the installed package, too.
+
+    Indices are cached beside it instead of in the user's cache.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MILLSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.chdir(tmp_path_factory.mktemp("empty"))
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Records which tests failed, for `no_leaks`."""
+    report = yield
+    if call.when == "call":
+        item.stash[HAS_FAILED] = report.failed
+    return report
 
 
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test that leaves one of our threads, processes, descriptors or pieces of shared memory behind.
+    """Fails a test that leaves threads, processes, descriptors or shared memory of the library behind.
 
-    A test that is marked as one on a Ray cluster has the cluster's processes below this one, which its fixture ends. Of
-    these, actors of ours are what must not be left.
+    A test that failed is not checked: its traceback may hold an iterator that is still open. A test that is marked as
+    one on a Ray cluster has the cluster's processes below this one, and its fixture ends them. Of these, only actors of
+    the library must not be left.
     """
     keeps_own = request.node.get_closest_marker("third_party") is not None
     has_cluster = request.node.get_closest_marker("ray_cluster") is not None
     descriptors, segments = open_descriptors(), shared_segments()
     yield
     gc.collect()
+    if request.node.stash.get(HAS_FAILED, True):
+        EXCUSED.update(id(thread) for thread in our_threads())
+        EXCUSED.update(process.pid for process in processes_below())
+        return
     deadline = time.monotonic() + LEAK_SECONDS
     while (threads := our_threads()) and time.monotonic() < deadline:
         for thread in threads:
@@ -63,7 +90,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         deadline = time.monotonic() + 2 * LEAK_SECONDS
         while our_actors() and time.monotonic() < deadline:
             psutil.wait_procs(our_actors(), timeout=0.1)
-    assert (our_actors() if has_cluster else processes_below()) == []
+    processes = our_actors() if has_cluster else processes_below()
+    assert [process for process in processes if process.pid not in EXCUSED] == []
     assert shared_segments() - segments == set()
     assert keeps_own or len(open_descriptors()) <= len(descriptors), sorted(open_descriptors() - descriptors)
     # What is left, JAX and its like above all, need not be collected after the next test: it would take half of the
@@ -72,8 +100,9 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def our_threads() -> list[threading.Thread]:
-    """Returns the threads that the library has started and that still run."""
-    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+    """Returns the threads of the library that still run."""
+    running = [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+    return [thread for thread in running if id(thread) not in EXCUSED]
 
 
 def our_actors() -> list[psutil.Process]:
@@ -82,7 +111,7 @@ def our_actors() -> list[psutil.Process]:
 
 
 def open_descriptors() -> set[str]:
-    """Returns this process's open descriptors and what they point to; without that of Python's own tracker."""
+    """Returns this process's open descriptors and their targets, without that of Python's own resource tracker."""
     found = set()
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     of_tracker = None if tracker is None else str(tracker._resource_tracker._fd)
@@ -97,12 +126,12 @@ def open_descriptors() -> set[str]:
 
 
 def shared_segments() -> set[Path]:
-    """Returns our named pieces of shared memory; other programs on the machine have theirs."""
+    """Returns the named shared memory of the library."""
     return set(Path("/dev/shm").glob("*millstream*"))
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[ObjectServer]:
-    """A store that is reached by HTTP, as `gs://bucket` and as `s3://bucket`; what fails is repeated at once."""
+    """A store for HTTP, `gs://bucket` and `s3://bucket` whose clients retry without a pause."""
     with serving() as server, clients_of(server.url, tmp_path / "cache"):
         yield server

@@ -1,8 +1,12 @@
-"""The folders at the root are one package: the map in setup.cfg is whole."""
+"""The folders at the root are one package: setup.cfg maps all of them, and the tests import what it installs."""
 
 import configparser
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import millstream
 
@@ -28,8 +32,19 @@ def test_every_folder_with_code_is_mapped_to_its_package() -> None:
     assert options["packages"].split() == sorted({*names.values(), *rooms})
 
 
-def test_the_version_is_written_once_in_each_place() -> None:
-    """pyproject.toml and the package agree on the version."""
+@pytest.mark.parametrize("program", ["-c", "-"])
+def test_processes_of_tests_import_the_installed_package(program: str) -> None:
+    """A test and the processes that it starts import the same millstream, and not the one in the checkout."""
+    code = "import millstream; print(millstream.__file__)"
+    arguments, text = (["-c", code], "") if program == "-c" else (["-"], code)
+    done = subprocess.run([sys.executable, *arguments], input=text, capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == millstream.__file__
+    assert Path(millstream.__file__).parent != ROOT / "millstream"
+
+
+def test_pyproject_and_the_package_have_the_same_version() -> None:
+    """The version in pyproject.toml is `millstream.__version__`."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == millstream.__version__
 
 
