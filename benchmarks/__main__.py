@@ -3,7 +3,7 @@
     python benchmarks                           everything: some three hours
     python benchmarks --scale=quick             everything, short: about an hour
     python benchmarks --cases=tiny,tokens --peers=millstream,grain --repeats=3
-    python benchmarks --cases=                  nothing: draws the picture anew
+    python benchmarks --cases=                  nothing: writes the report and draws the chart again
 
 Writes `<name>.json`, `<name>.md` and `<name>.png` into the output folder; the name is `latest` for a full run with all
 peers, and else that of the scale. A full run of some cases keeps what `latest` says of the others, so that the
@@ -21,12 +21,12 @@ from tqdm import tqdm
 
 from suite.case import Case
 from suite.cases import CASES
-from suite.findings import Finding, as_json, find, from_json
+from suite.findings import Finding, Measured, as_json, find, from_json
 from suite.machine import describe_machine
 from suite.peers import PEERS
 from suite.plot import bars_of, draw
 from suite.report import markdown
-from suite.runner import Result, Runner
+from suite.runner import Runner
 from suite.scale import FULL, SCALES, Scale
 
 SCALE = flags.DEFINE_enum("scale", "full", list(SCALES), "tiny: does it run? quick: a look. full: the record.")
@@ -41,8 +41,7 @@ def measure_all(
     scale: Scale,
     repeats: int,
     cases: list[Case],
-    measured: dict[str, list[Result]],
-    breakdowns: dict[str, dict[str, dict[str, float]]],
+    measured: Measured,
 ) -> Iterator[list[Finding]]:
     """Yields the findings after each case, those known before among them, and shows how far it has got."""
     with tqdm(disable=None, unit=" runs", smoothing=0) as bar:
@@ -54,17 +53,18 @@ def measure_all(
         runner = Runner(scale, repeats, PEER_NAMES.value, compare=COMPARE.value, progress=advance)
         bar.reset(sum(map(runner.num_processes, cases)))
         for case in cases:
-            measured[case.name] = runner.run(case)
-            breakdowns[case.name] = runner.explain(case)
-            yield find(measured, CASES, breakdowns)
+            measured.results[case.name] = runner.run(case)
+            measured.breakdowns[case.name] = runner.explain(case)
+            measured.machines[case.name] = describe_machine()
+            yield find(measured, CASES)
 
 
-def write(path: Path, machine: dict[str, Any], scale: Scale, found: list[Finding]) -> str:
+def write(path: Path, scale: Scale, found: list[Finding]) -> str:
     """Writes the results next to each other, with the suffixes of their formats, and returns the report."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plot = path.with_suffix(".png").name if bars_of(found) else None
-    report = markdown(machine, scale, found, plot)
-    results = {"machine": machine, "scale": scale.name, "cases": as_json(found)}
+    report = markdown(scale, found, plot)
+    results = {"scale": scale.name, "cases": as_json(found)}
     path.with_suffix(".json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     path.with_suffix(".md").write_text(report)
     return report
@@ -81,18 +81,19 @@ def main(_: list[str]) -> None:
     chosen(CASE_NAMES.value, CASES, "cases")
     chosen(PEER_NAMES.value, PEERS, "peers")
     scale = SCALES[SCALE.value]
-    machine = describe_machine()
     for_the_record = scale is FULL and set(PEER_NAMES.value) >= set(PEERS)
     path = Path(OUTPUT.value) / ("latest" if for_the_record else scale.name)
     known = path.with_suffix(".json")
     before = json.loads(known.read_text())["cases"] if for_the_record and known.exists() else []
-    measured, breakdowns = from_json(before, CASES)
-    found = find(measured, CASES, breakdowns)
+    measured = from_json(before, CASES)
+    found = find(measured, CASES)
     report = ""
     # After each case: a run that is interrupted has not been for nothing.
     chosen_cases = [CASES[name] for name in CASES if name in CASE_NAMES.value]
-    for found in measure_all(scale, REPEATS.value or scale.repeats, chosen_cases, measured, breakdowns):
-        report = write(path, machine, scale, found)
+    for found in measure_all(scale, REPEATS.value or scale.repeats, chosen_cases, measured):
+        report = write(path, scale, found)
+    if not chosen_cases and found:
+        report = write(path, scale, found)
     print(report)
     if bars_of(found):
         try:

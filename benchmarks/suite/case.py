@@ -88,6 +88,7 @@ class Pick:
     Attributes:
         peer: whose.
         workers, mode, threads, copies: which of its modes; None for any.
+        not_mode: a mode that does not count.
         case: of another case than the goal's own.
     """
 
@@ -97,10 +98,13 @@ class Pick:
     threads: int | None = None
     copies: int | None = None
     case: str | None = None
+    not_mode: str | None = None
 
     def matches(self, contender: Contender) -> bool:
         """Says whether the contender is one of those chosen."""
-        return contender.peer == self.peer and all(
+        if contender.peer != self.peer or contender.mode == self.not_mode:
+            return False
+        return all(
             wanted is None or wanted == getattr(contender, name)
             for name, wanted in (
                 ("workers", self.workers),

@@ -60,6 +60,9 @@ COLUMNS = (
 )
 """millstream where it holds the records as tf.data does: as columns, which it batches before any step."""
 
+RECORDS = Pick("millstream", not_mode="columns")
+"""millstream's modes that hold records one by one, as all peers do but tf.data."""
+
 
 def with_workers(count: int) -> tuple[Contender, ...]:
     """Returns all contenders that have worker processes, with this many of them."""

@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from suite.case import Case, Contender, Goal, Pick
+from suite.contenders import RECORDS
 from suite.runner import Result
 
 COLUMNS: dict[str, Pick] = {
@@ -21,7 +22,10 @@ COLUMNS: dict[str, Pick] = {
     "Ray Data": Pick("ray_data"),
     "the bound": Pick("bare"),
 }
-"""Whom millstream is compared with, the best mode of each."""
+"""The peers that millstream is compared with, the best mode of each."""
+
+OURS = {"tf.data": Pick("millstream")}
+"""The modes of millstream that count, by peer; RECORDS for those not named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Finding:
         ratios: by the names of COLUMNS, how many times as good millstream's best mode is; None if that is unknown.
         verdicts: on each goal.
         breakdowns: where millstream's time goes in some of its modes, in µs per record; empty where it makes no sense.
+        machine: the machine that measured the case, as `describe_machine` returns it.
     """
 
     case: Case
@@ -58,6 +63,21 @@ class Finding:
     ratios: Mapping[str, float | None]
     verdicts: Sequence[Verdict]
     breakdowns: Mapping[str, Mapping[str, float]]
+    machine: Mapping[str, Any]
+
+
+class Measured(NamedTuple):
+    """What was measured, by case.
+
+    Attributes:
+        results: of each contender.
+        breakdowns: where millstream's time goes in some of its modes, in µs per record.
+        machines: the machine, as `describe_machine` returns it.
+    """
+
+    results: dict[str, list[Result]]
+    breakdowns: dict[str, dict[str, dict[str, float]]]
+    machines: dict[str, dict[str, Any]]
 
 
 def best(case: Case, results: Iterable[Result], pick: Pick) -> Result | None:
@@ -68,22 +88,22 @@ def best(case: Case, results: Iterable[Result], pick: Pick) -> Result | None:
     return (max if case.higher_is_better else min)(found, key=lambda result: result.median or 0.0)
 
 
-def find(
-    measured: Mapping[str, Sequence[Result]],
-    cases: Mapping[str, Case],
-    breakdowns: Mapping[str, Mapping[str, Mapping[str, float]]],
-) -> list[Finding]:
+def find(measured: Measured, cases: Mapping[str, Case]) -> list[Finding]:
     """Returns the findings of all cases measured."""
     return [
         Finding(
             case=cases[name],
             results=results,
-            ratios={title: _ratio(cases[name], measured, Pick("millstream"), pick) for title, pick in COLUMNS.items()},
-            verdicts=[_verdict(cases[name], goal, measured) for goal in cases[name].goals],
-            breakdowns=breakdowns.get(name, {}),
+            ratios={
+                title: _ratio(cases[name], measured.results, OURS.get(title, RECORDS), pick)
+                for title, pick in COLUMNS.items()
+            },
+            verdicts=[_verdict(cases[name], goal, measured.results) for goal in cases[name].goals],
+            breakdowns=measured.breakdowns.get(name, {}),
+            machine=measured.machines[name],
         )
         for name in cases
-        if (results := measured.get(name))
+        if (results := measured.results.get(name))
     ]
 
 
@@ -125,22 +145,22 @@ def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
             ],
             "contenders": [_result_as_json(result) for result in finding.results],
             "microseconds_per_record": {mode: dict(stages) for mode, stages in finding.breakdowns.items()},
+            "machine": dict(finding.machine),
         }
         for finding in findings
     ]
 
 
-def from_json(
-    written: Iterable[Mapping[str, Any]], cases: Mapping[str, Case]
-) -> tuple[dict[str, list[Result]], dict[str, dict[str, dict[str, float]]]]:
-    """Returns the results and the breakdowns of what `as_json` gave, as far as the cases and contenders still exist."""
-    measured, breakdowns = {}, {}
+def from_json(written: Iterable[Mapping[str, Any]], cases: Mapping[str, Case]) -> Measured:
+    """Returns what `as_json` wrote, of the cases and contenders that still exist."""
+    measured = Measured({}, {}, {})
     for words in written:
         if (case := cases.get(words["name"])) is not None:
             results = [_result_from_json(result) for result in words["contenders"]]
-            measured[case.name] = [result for result in results if result.contender in case.contenders]
-            breakdowns[case.name] = words["microseconds_per_record"]
-    return measured, breakdowns
+            measured.results[case.name] = [result for result in results if result.contender in case.contenders]
+            measured.breakdowns[case.name] = words["microseconds_per_record"]
+            measured.machines[case.name] = words["machine"]
+    return measured
 
 
 def _result_from_json(words: Mapping[str, Any]) -> Result:

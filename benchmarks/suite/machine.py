@@ -19,7 +19,6 @@ def describe_machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "load_before": round(os.getloadavg()[0], 2),
         "versions": {peer.title: peer.version() for peer in PEERS.values() if peer.version()},
     }
 

@@ -13,20 +13,17 @@ NOTHING = DASH
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def markdown(
-    machine: Mapping[str, Any], scale: Scale, findings: Sequence[Finding], plot: str | None = "latest.png"
-) -> str:
+def markdown(scale: Scale, findings: Sequence[Finding], plot: str | None = "latest.png") -> str:
     """Returns the whole report.
 
     Args:
-        machine: what it was measured on.
         scale: how much was measured.
         findings: what was found.
         plot: the file of the plot, beside the report; None for none.
     """
     sections = [
         "# Benchmarks",
-        _introduction(machine, scale, findings),
+        _introduction(scale, findings),
         "## How many times faster",
         (
             "millstream's best mode against the best mode of each peer: above 1 millstream is ahead, below 1 behind. "
@@ -47,15 +44,26 @@ def markdown(
     return "\n\n".join(sections) + "\n"
 
 
-def _introduction(machine: Mapping[str, Any], scale: Scale, findings: Sequence[Finding]) -> str:
+def _machines(findings: Sequence[Finding]) -> list[str]:
+    """Returns a description of each machine that measured a case: its number in the list is its name in the table."""
+    return list(dict.fromkeys(_description(finding.machine) for finding in findings))
+
+
+def _description(machine: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, "
+        f"Python {machine['python']}, NumPy {machine['numpy']}, {versions}."
+    )
+
+
+def _introduction(scale: Scale, findings: Sequence[Finding]) -> str:
     counts = {len(result.values) for finding in findings for result in finding.results if result.values}
     runs = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "no"
     judged = "" if scale.name == "full" else f" **A {scale.name} run: too short to be quoted.**"
+    machines = "\n".join(f"{number}. {text}" for number, text in enumerate(_machines(findings), 1))
     return (
-        f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, "
-        f"Python {machine['python']}, NumPy {machine['numpy']}, {versions}; "
-        f"load {machine['load_before']} before the run.\n\n"
+        f"Each case was measured on one machine, named by its number:\n\n{machines}\n\n"
         f"Each number is the median of {runs} run{'s'[: runs != '1']}, with the lowest and the highest; each run "
         f"is in its own process, the contenders in turn. A rate is taken over {scale.seconds} s from a stream that "
         "is already running. All contenders do the same to the same data, each in several modes that suit it; before "
@@ -72,15 +80,17 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) ->
 
 def _ratio_table(findings: Sequence[Finding]) -> str:
     titles = [title for title in COLUMNS if any(finding.ratios[title] is not None for finding in findings)]
+    machines = _machines(findings)
     rows = [
         [
             f"`{finding.case.name}`",
             finding.case.title,
             *(_times(finding.ratios[title]) for title in titles),
+            str(machines.index(_description(finding.machine)) + 1),
         ]
         for finding in findings
     ]
-    return _table(["", "case", *titles], rows, left=2)
+    return _table(["", "case", *titles, "machine"], rows, left=2)
 
 
 def _goal_table(findings: Iterable[Finding]) -> str:

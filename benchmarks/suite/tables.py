@@ -42,13 +42,23 @@ def row_groups(paths: Sequence[str], columns: Sequence[str]) -> Iterator[dict[st
     for path in paths:
         file = pq.ParquetFile(path)
         for group in range(file.num_row_groups):
-            yield _arrays(file.read_row_group(group, columns=list(columns), use_threads=False))
+            yield arrays_of_table(file.read_row_group(group, columns=list(columns), use_threads=False))
 
 
 def whole(paths: Sequence[str], columns: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Returns some columns of all rows of some files, in memory."""
-    parts = [_arrays(_table(path).select(list(columns))) for path in paths]
+    parts = [arrays_of_table(_table(path).select(list(columns))) for path in paths]
     return {name: np.concatenate([part[name] for part in parts]) for name in columns}
+
+
+def arrays_of_table(table: Any) -> dict[str, NDArray[Any]]:
+    """Returns the columns of an Arrow table as arrays; lists of one length as an array of two axes."""
+    arrays = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+        is_list = pa.types.is_list(array.type)
+        arrays[name] = array.flatten().to_numpy().reshape(len(array), -1) if is_list else array.to_numpy()
+    return arrays
 
 
 def _table(path: str) -> Any:
@@ -56,15 +66,6 @@ def _table(path: str) -> Any:
         return pq.read_table(path)
     with pa.OSFile(path) as file, pa.ipc.open_stream(file) as stream:
         return stream.read_all()
-
-
-def _arrays(table: Any) -> dict[str, NDArray[Any]]:
-    arrays = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-        is_list = pa.types.is_list(array.type)
-        arrays[name] = array.flatten().to_numpy().reshape(len(array), -1) if is_list else array.to_numpy()
-    return arrays
 
 
 def _starts(first: int, count: int) -> range:

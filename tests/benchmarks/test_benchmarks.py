@@ -16,7 +16,7 @@ from suite import data
 from suite.case import Case, Contender, Goal, Pick
 from suite.cases import CASES, cluster
 from suite.content import content_of, expected_content
-from suite.findings import as_json, find, from_json
+from suite.findings import Measured, as_json, find, from_json
 from suite.orders import carry_out
 from suite.peers import PEERS
 from suite.plot import ROWS, bars_of, draw
@@ -27,6 +27,22 @@ from suite.steps import identity
 from suite.work import Map, Records, Work
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+MACHINE = {
+    "processor": "P",
+    "cores": 2,
+    "memory_gb": 1,
+    "system": "S",
+    "python": "3",
+    "numpy": "2",
+    "versions": {"Grain": "1"},
+}
+"""A machine that measured a case."""
+
+
+def measured_here(**results: list[Result]) -> Measured:
+    """Returns results of cases that one machine measured."""
+    return Measured(results, {}, dict.fromkeys(results, MACHINE))
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +162,7 @@ def test_ratios_compare_the_best_modes_and_are_above_one_where_we_win() -> None:
         Result(Contender("pytorch"), [], reason="not installed here"),
         Result(Contender("bare", mode="loop"), [110.0]),
     ]
-    (finding,) = find({"tiny": rates}, {"tiny": case}, {})
+    (finding,) = find(measured_here(tiny=rates), {"tiny": case})
     assert finding.ratios["Grain DataLoader"] == 5
     assert finding.ratios["Grain Dataset"] == 2.5
     assert finding.ratios["PyTorch"] is None
@@ -155,11 +171,10 @@ def test_ratios_compare_the_best_modes_and_are_above_one_where_we_win() -> None:
         (2.5, False, 2.75),
     ]
 
-    (latency,) = find({"tiny": rates}, {"tiny": dataclasses.replace(case, higher_is_better=False)}, {})
+    (latency,) = find(measured_here(tiny=rates), {"tiny": dataclasses.replace(case, higher_is_better=False)})
     assert latency.ratios["Grain DataLoader"] == 2
 
-    machine = {"processor": "P", "cores": 2, "memory_gb": 1, "system": "S", "python": "3", "numpy": "2"}
-    report = markdown({**machine, "load_before": 0, "versions": {"Grain": "1"}}, TINY, [finding])
+    report = markdown(TINY, [finding])
     assert "not installed here" in report
     assert "**no**" in report
     assert "the median of 1 to 3 runs," in report
@@ -171,7 +186,7 @@ def test_the_picture_has_a_bar_for_each_of_four_peers(tmp_path: Path) -> None:
     """Those that took part in a case have a bar of it."""
     peers = {"millstream": "", "grain": "Dataset", "pytorch": "", "mosaicml": ""}
     rates = [Result(Contender(peer, mode=mode), [90.0]) for peer, mode in peers.items()]
-    findings = find({"tiny": rates, "tokens": rates[:1]}, CASES, {})
+    findings = find(measured_here(tiny=rates, tokens=rates[:1]), CASES)
     assert [[title for title, _ in bars] for _, bars in bars_of(findings)] == [["Grain Dataset", "PyTorch"]]
     draw(findings, tmp_path / "latest.png")
     assert (tmp_path / "latest.png").read_bytes().startswith(b"\x89PNG")
@@ -180,10 +195,9 @@ def test_the_picture_has_a_bar_for_each_of_four_peers(tmp_path: Path) -> None:
 def test_a_report_on_other_peers_has_their_column_and_no_picture() -> None:
     """The picture shows four peers: where none of them took part, there is nothing to draw."""
     rates = [Result(Contender("millstream"), [90.0]), Result(Contender("mosaicml"), [10.0])]
-    (finding,) = find({"tiny": rates}, {"tiny": CASES["tiny"]}, {})
+    (finding,) = find(measured_here(tiny=rates), {"tiny": CASES["tiny"]})
     assert bars_of([finding]) == []
-    machine = {"processor": "P", "cores": 2, "memory_gb": 1, "system": "S", "python": "3", "numpy": "2"}
-    report = markdown({**machine, "load_before": 0, "versions": {}}, TINY, [finding], None)
+    report = markdown(TINY, [finding], None)
     assert "| case | MosaicML Streaming |" in report
     assert f"| 9{TIMES} |" in report
     assert "![" not in report
@@ -199,9 +213,35 @@ def test_results_are_read_back_as_they_were_written() -> None:
         ]
     }
     breakdowns = {"tiny": {"0 workers": {"keys": 0.25}}}
-    written = json.loads(json.dumps(as_json(find(measured, CASES, breakdowns))))
-    assert from_json(written, CASES) == (measured, breakdowns)
-    assert from_json(written, {}) == ({}, {})
+    before = Measured(measured, breakdowns, {"tiny": MACHINE})
+    written = json.loads(json.dumps(as_json(find(before, CASES))))
+    assert from_json(written, CASES) == before
+    assert from_json(written, {}) == Measured({}, {}, {})
+
+
+def test_records_are_compared_with_records() -> None:
+    """The columns of millstream count against tf.data, which holds columns too, and against no other peer."""
+    case = CASES["nested"]
+    rates = [
+        Result(Contender("millstream"), [100.0]),
+        Result(Contender("millstream", threads=0, mode="columns"), [900.0]),
+        Result(Contender("grain", mode="Dataset"), [10.0]),
+        Result(Contender("tensorflow"), [10.0]),
+    ]
+    (finding,) = find(measured_here(nested=rates), {"nested": case})
+    assert finding.ratios["Grain Dataset"] == 10
+    assert finding.ratios["tf.data"] == 90
+    assert [verdict.ratio for verdict in finding.verdicts] == [10]
+
+
+def test_each_row_names_the_machine_that_measured_it() -> None:
+    """Two machines are described once each, and each case has the number of its own."""
+    rates = [Result(Contender("millstream"), [90.0]), Result(Contender("grain", mode="Dataset"), [10.0])]
+    machines = {"tiny": MACHINE, "tokens": {**MACHINE, "processor": "Q"}}
+    report = markdown(TINY, find(Measured({"tiny": rates, "tokens": rates}, {}, machines), CASES), None)
+    assert "1. P, 2 cores" in report
+    assert "2. Q, 2 cores" in report
+    assert [line.split("|")[-2].strip() for line in report.splitlines() if line.startswith("| `t")][:2] == ["1", "2"]
 
 
 def test_numbers_have_three_digits() -> None:

@@ -220,13 +220,14 @@ CASES = (
         peers=(
             Contender("huggingface", mode="Python"),
             Contender("huggingface", mode="NumPy"),
+            Contender("huggingface", mode="Arrow"),
             Contender("pytorch"),
             Contender("pytorch", workers=2, mode="forkserver"),
         ),
         bounds=(Contender("bare", mode="index"),),
         goals=(
             Goal("twice PyTorch over the same dataset", 2, Pick("pytorch")),
-            Goal("twice `dataset[keys]`", 2, Pick("huggingface")),
+            Goal("3 times `dataset[keys]`", 3, Pick("huggingface")),
         ),
         view=in_one_dtype,
     ),

@@ -1,7 +1,8 @@
 """Hugging Face `datasets`: files made into an Arrow table once, of which it takes shuffled batches; or streamed.
 
 It shuffles the whole table by a list of indices, and what it streams through a buffer. It has no worker processes.
-Where its own files are the source, a batch is what `dataset[list of keys]` gives, of Python objects or of NumPy's.
+Where its own files are the source, a batch is `dataset[list of keys]`: Python objects, NumPy arrays, or an Arrow table
+whose columns become arrays.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from suite import data
 from suite.case import Contender, UnsupportedError
 from suite.peers.bare_loop import stacked
 from suite.peers.base import Stream, huggingface_dataset, no_sampler
+from suite.tables import arrays_of_table
 from suite.work import SEED, Files, Work, apply_to_many
 
 BUILDERS = {"text": "text", "json_lines": "json", "csv": "csv"}
@@ -31,7 +33,7 @@ class HuggingfaceAdapter:
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
         if isinstance(work.source, Files) and work.source.format == "arrow":
-            return Stream(_by_keys(work, huggingface_dataset(work.source), as_arrays=contender.mode == "NumPy"))
+            return Stream(_by_keys(work, huggingface_dataset(work.source), contender.mode))
         if not isinstance(work.source, Files) or work.source.format not in BUILDERS:
             raise UnsupportedError("it is compared on text, JSON and CSV files only")
         datasets.disable_progress_bars()
@@ -58,17 +60,21 @@ def _batches(work: Work, dataset: Any, *, streamed: bool) -> Iterator[Any]:
         epoch += 1
 
 
-def _by_keys(work: Work, dataset: Any, *, as_arrays: bool) -> Iterator[Any]:
+def _by_keys(work: Work, dataset: Any, mode: str) -> Iterator[Any]:
     size = work.batch_size or 1
-    dataset = dataset.with_format("numpy") if as_arrays else dataset
+    dataset = dataset if mode == "Python" else dataset.with_format(mode.lower())
     rng = np.random.default_rng(SEED)
     while True:
         order = rng.permutation(len(dataset))
         for start in range(0, len(order), size):
             columns = dataset[order[start : start + size].tolist()]
-            # Tokens fit into 16 bits, and Python's own numbers do not say so.
-            kinds = {"tokens": np.uint16}
-            yield columns if as_arrays else {name: np.array(columns[name], kinds.get(name)) for name in columns}
+            if mode == "Arrow":
+                columns = arrays_of_table(columns)
+            elif mode == "Python":
+                # Tokens fit into 16 bits, and Python's own numbers do not say so.
+                kinds = {"tokens": np.uint16}
+                columns = {name: np.array(columns[name], kinds.get(name)) for name in columns}
+            yield columns
         if work.one_epoch:
             return
 

@@ -44,14 +44,18 @@ class TensorflowAdapter:
         if batches_first and work.filters:
             dataset = dataset.rebatch(work.batch_size)
         elif work.batch_size and not batches_first:
-            dataset = dataset.batch(work.batch_size)
+            dataset = dataset.batch(work.batch_size, num_parallel_calls=tf.data.AUTOTUNE)
         if contender.mode.startswith(SERVICE):
             # Each of them goes through all the data, in an order of its own: the quickest that there is for an endless
             # stream.
             servers = data_service(1 if work.one_epoch else contender.workers)
             sharding = tf.data.experimental.service.ShardingPolicy.OFF
             dataset = dataset.apply(tf.data.experimental.service.distribute(sharding, servers))
-        return Stream(iter(dataset.prefetch(tf.data.AUTOTUNE).as_numpy_iterator()))
+        # Records are shuffled anyway: they may come in the order in which they are ready.
+        options = tf.data.Options()
+        options.deterministic = False
+        dataset = dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+        return Stream(iter(dataset.as_numpy_iterator()))
 
 
 ADAPTER = TensorflowAdapter()
