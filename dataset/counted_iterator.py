@@ -26,7 +26,7 @@ class CountedIterator(DatasetIterator[Any]):
     def __init__(self, dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
         super().__init__()
         self.name = type(dataset).__name__
-        own = {name: value for name, value in dataset.__getstate__().items() if name != "_parents"}
+        own = {name: value for name, value in dataset.__getstate__().items() if name not in {"_parents", "_depth"}}
         found = Description()
         found.identity["stream"] = self.name
         found.add_code("stream", type(dataset))

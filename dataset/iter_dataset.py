@@ -21,7 +21,7 @@ from millstream.dataset.chain_picture import Sketch, picture_of, sketch_of, text
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.arguments import as_map
+from millstream.dataset.nodes.arguments import as_map, depth_above
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import as_seed
@@ -80,6 +80,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
     def __init__(self, parents: Any = ()) -> None:
         self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
+        self._depth = depth_above(self._parents)
 
     @property
     def parents(self) -> tuple[Any, ...]:

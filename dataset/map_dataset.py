@@ -17,7 +17,7 @@ from typing import (
 from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer_or_none
 from millstream.dataset.chain_picture import content_marks_of, extent_of, fingerprint_of, picture_of, sketch_of, text_of
-from millstream.dataset.nodes.arguments import as_map, as_operation
+from millstream.dataset.nodes.arguments import as_map, as_operation, depth_above
 from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.blocks import Blocks
 from millstream.dataset.nodes.element_nodes import Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
@@ -32,7 +32,7 @@ from millstream.samplers.rounds import derived
 from millstream.samplers.weights import checked_weights
 from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
-from millstream.sources.source_checks import check_readable
+from millstream.sources.source_checks import check_range, check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.given import as_transformation
 
@@ -89,6 +89,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         for parent in parents:
             _check_dataset(parent, "A parent")
         self._parents = tuple(parents)
+        self._depth = depth_above(parents)
 
     @property
     def parents(self) -> "tuple[MapDataset[Any], ...]":
@@ -131,13 +132,14 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             step: the difference of neighbours; negative counts down.
 
         Raises:
-            ValueError: the step is 0.
+            ValueError: the step is 0, or the range has 2**63 integers or more.
 
         Examples:
             >>> list(millstream.MapDataset.range(3)), list(millstream.MapDataset.range(4, 10, 2))
             ([0, 1, 2], [4, 6, 8])
         """
         numbers = range(0, start, 1) if stop is None else range(start, stop, step)
+        check_range(numbers)
         return dataset_of(Source(numbers))
 
     @staticmethod

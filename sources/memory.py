@@ -14,7 +14,7 @@ from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.notebook_repr import Pictured
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
-from millstream.sources.source_checks import advice_for, batched_read_of, is_numbered
+from millstream.sources.source_checks import advice_for, batched_read_of, check_range, is_numbered
 
 FINGERPRINT_RECORDS = 16
 """How many records, evenly spread, a fingerprint looks at."""
@@ -41,7 +41,7 @@ class RangeDataSource(Pictured):
         step: the difference of neighbours; negative counts down, 0 is an error.
 
     Raises:
-        ValueError: the step is 0.
+        ValueError: the step is 0, or there are 2**63 integers or more.
 
     Examples:
         >>> source = millstream.RangeDataSource(10, 20, 5)
@@ -57,6 +57,7 @@ class RangeDataSource(Pictured):
         if step == 0:
             raise ValueError("step must not be 0.")
         self._range = range(start, stop, step)
+        check_range(self._range)
 
     def __len__(self) -> int:
         return len(self._range)

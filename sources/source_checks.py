@@ -112,3 +112,11 @@ def check_readable(source: Any, name: str) -> None:
             f"{name} must have len(source) and source[key], got {type(source).__name__}. "
             "A list of records is a source; so is any class with __len__ and __getitem__."
         )
+
+
+def check_range(numbers: range) -> None:
+    """Raises ValueError for a range that is longer than a source may be."""
+    try:
+        len(numbers)
+    except OverflowError:
+        raise ValueError(f"A range must have fewer than 2**63 integers, got {numbers}.") from None

@@ -68,7 +68,7 @@ class Batch(Transformation, Grouping):
 
     def __post_init__(self) -> None:
         # Plain values: code that saves or compares an operation need not know NumPy's.
-        object.__setattr__(self, "batch_size", as_integer(self.batch_size, "batch_size", minimum=1, maximum=1 << 48))
+        object.__setattr__(self, "batch_size", as_integer(self.batch_size, "batch_size", minimum=1, maximum=1 << 31))
         for name in ("drop_remainder", "pad_remainder"):
             object.__setattr__(self, name, as_flag(getattr(self, name), name))
         if self.batch_fn is not None and not callable(self.batch_fn):

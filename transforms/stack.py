@@ -5,6 +5,7 @@
     bool, int, float, complex                    array of bool, int64 (or uint64), float64, complex128
     numpy scalar                                 array of its dtype
     numpy array, of any dtype and shape          array of its dtype
+    Arrow table                                  Arrow table of the rows of all elements
     object with `__array__` (JAX, PyTorch, …)    array of what `np.asarray` makes of it
     str                                          array of dtype `<U` as long as the longest, or of objects
     bytes                                        array of objects: an `S` array would eat trailing zero bytes
@@ -24,6 +25,7 @@ calling the class, and holds its fields only.
 import dataclasses
 import reprlib
 import struct
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
 from types import NoneType
@@ -93,6 +95,8 @@ def _stacker(kind: type) -> _Stacker:
             return stacker
     if dataclasses.is_dataclass(kind):
         return _stack_dataclasses
+    if kind.__name__ == "Table" and kind.__module__.partition(".")[0] == "pyarrow":
+        return _stack_tables
     if hasattr(kind, "__array__"):
         return _stack_array_likes
     return _refuse_type
@@ -153,6 +157,13 @@ def _stack_array_likes(column: list[Any], path: str, allocate: Allocate) -> Arra
     return _stack_arrays(arrays, path, allocate)
 
 
+def _stack_tables(column: list[Any], path: str, _: Allocate) -> Any:
+    if any(table.schema != column[0].schema for table in column):
+        _refuse_difference(column, path, "schema", [table.schema for table in column])
+    # Copied, because slices of a table would keep all of it in memory.
+    return sys.modules[type(column[0]).__module__].concat_tables(column).combine_chunks()
+
+
 def _stack_numpy_scalars(column: list[Any], path: str, allocate: Allocate) -> Array:
     # The type alone says the dtype, except for units of time and for structures.
     if isinstance(column[0], np.datetime64 | np.timedelta64 | np.void):
@@ -187,18 +198,6 @@ def _stack_floats(column: list[float], _: str, allocate: Allocate) -> Array:
 
 def _stack_complexes(column: list[complex], _: str, allocate: Allocate) -> Array:
     return _placed(np.array(column, np.complex128), allocate)
-
-
-def _stack_strings(column: list[str], _: str, allocate: Allocate) -> Array:
-    return stack_texts(column, allocate)
-
-
-def _stack_objects(column: list[Any], _path: str, _allocate: Allocate) -> Array:
-    return stack_objects(column)
-
-
-def _stack_nones(_column: list[None], _path: str, _allocate: Allocate) -> None:
-    return None
 
 
 def _stack_mappings(column: list[Mapping[Any, Any]], path: str, allocate: Allocate) -> Any:
@@ -251,10 +250,10 @@ def _stack_parts(first: Any, columns: Iterable[list[Any]], path: str, allocate: 
 
 # The first that a type is a subclass of counts: bool before int, numpy's str_ and float64 as string and numpy scalar.
 _STACKERS: tuple[tuple[type, _Stacker], ...] = (
-    (NoneType, _stack_nones),
+    (NoneType, lambda _column, _path, _allocate: None),
     (np.ndarray, _stack_array_likes),
-    (str, _stack_strings),
-    (bytes, _stack_objects),
+    (str, lambda column, _path, allocate: stack_texts(column, allocate)),
+    (bytes, lambda column, _path, _allocate: stack_objects(column)),
     (np.generic, _stack_numpy_scalars),
     (bool, _stack_bools),
     (int, _stack_ints),

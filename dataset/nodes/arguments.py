@@ -1,6 +1,7 @@
 """What the methods of a MapDataset accept: each mistake is an error where it is made."""
 
 import operator
+from collections.abc import Iterable
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
@@ -12,6 +13,20 @@ from millstream.transforms import Map, Transformation
 from millstream.transforms.given import as_transformation
 
 Operation = TypeVar("Operation", bound=Transformation)
+
+MAX_DEPTH = 100
+"""The maximum number of datasets from a chain's end to its sources: each takes several frames of Python's stack."""
+
+
+def depth_above(parents: Iterable[Any]) -> int:
+    """Returns the number of datasets from a new one with these parents to its farthest source."""
+    depth = 1 + max((getattr(parent, "_depth", 0) for parent in parents), default=0)
+    if depth > MAX_DEPTH:
+        raise ValueError(
+            f"A chain must have at most {MAX_DEPTH} datasets from its end to its sources, got {depth}. Mix or "
+            "concatenate all datasets in one call, and join functions into one map."
+        )
+    return depth
 
 
 def as_operation(given: Any, kind: type[Operation]) -> Operation:

@@ -169,5 +169,5 @@ class Own(Node):
         return {name: value for name, value in vars(self.dataset).items() if name not in _KEPT_BY_MAP_DATASET}
 
 
-_KEPT_BY_MAP_DATASET = {"_parents", "_node", "_blocks"}
+_KEPT_BY_MAP_DATASET = {"_parents", "_depth", "_node", "_blocks"}
 """The attributes of every MapDataset."""

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -198,3 +198,39 @@ def test_a_stream_is_not_sliced() -> None:
     for key in (0, slice(1, 3)):
         with pytest.raises(ValueError, match=r"Slice or index the MapDataset, before to_iter_dataset\(\)"):
             stream[key]
+
+
+def streams_mixed(chain: Any) -> Any:
+    """Returns a stream in a mix with another one."""
+    other = grain.MapDataset.range(2).to_iter_dataset()
+    return grain.IterDataset.mix([chain if isinstance(chain, grain.IterDataset) else chain.to_iter_dataset(), other])
+
+
+@pytest.mark.parametrize(
+    "deeper",
+    [
+        lambda chain: grain.MapDataset.concatenate([chain, grain.MapDataset.range(2)]),
+        lambda chain: grain.MapDataset.mix([chain, grain.MapDataset.range(2)]),
+        lambda chain: chain.map(abs).shuffle(seed=0),
+        streams_mixed,
+    ],
+    ids=["concatenate", "mix", "map and shuffle", "mixed streams"],
+)
+def test_a_chain_that_can_be_constructed_can_be_read(deeper: Callable[[Any], Any]) -> None:
+    """A chain too deep for Python's stack is refused by the constructor; any other is read, and resumes."""
+    chain: Any = grain.MapDataset.range(4)
+    error = ""
+    while not error:
+        try:
+            chain, last = deeper(chain), chain
+        except ValueError as refused:
+            error = str(refused)
+    stream = last if isinstance(last, grain.IterDataset) else last.to_iter_dataset()
+    iterator = iter(stream)
+    next(iterator)
+    state = iterator.get_state()
+    expected = next(iterator)
+    iterator.set_state(state)
+
+    assert next(iterator) == expected
+    assert "at most 100 datasets from its end to its sources, got 101. Mix or concatenate" in error

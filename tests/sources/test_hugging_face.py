@@ -281,3 +281,26 @@ def test_a_dataset_of_any_format_is_a_source_by_itself(dataset: datasets.Dataset
 
     assert [words(record) for (record,) in loader] == [words(dataset[key]) for key in keys]
     assert words(dataset[keys[0]]) is not None
+
+
+@pytest.mark.parametrize("worker_count", [0, 1])
+@pytest.mark.parametrize("operations", [[], [lambda table: table]], ids=["batched", "mapped"])
+def test_arrow_tables_batch_to_a_table(dataset: datasets.Dataset, worker_count: int, operations: list[Any]) -> None:
+    """The batch of a dataset `with_format("arrow")` is the table of its rows, with or without an operation before."""
+    loader = millstream.load(
+        dataset.with_format("arrow"),
+        num_epochs=1,
+        shuffle=True,
+        seed=0,
+        transformations=operations,
+        batch_size=20,
+        worker_count=worker_count,
+    )
+    with iter(loader) as iterator:
+        batches = list(iterator)
+
+    for step, batch in enumerate(batches):
+        rows = [dataset[key] for key in loader.record_keys(step).tolist()]
+        assert batch.schema == dataset.data.schema
+        assert batch.to_pylist() == rows
+    assert len(batches) == 3

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.columnar import ColumnarRecords
+from millstream.dataset import MapDataset
 from millstream.sources import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
 from millstream.transforms.stack import stack
 
@@ -34,6 +35,14 @@ class Sample:
 
     image: Any
     extra: Any
+
+
+def test_a_range_longer_than_a_source_may_be_is_refused() -> None:
+    """A range of 2**63 integers or more is an error at construction."""
+    assert RangeDataSource(0, 2**63 - 1)[2**63 - 2] == 2**63 - 2
+    for make in (RangeDataSource, MapDataset.range):
+        with pytest.raises(ValueError, match=r"fewer than 2\*\*63 integers, got range\(0, 9223372036854775808\)"):
+            make(0, 2**63)
 
 
 @settings(deadline=None)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -419,6 +420,7 @@ ZEROS = np.zeros((2, 3), np.uint8)
             (0,),
             r"holds at \['tags'\] set \{1\}, which does not stack: .*Map",
         ),
+        ([pa.table({"a": [1]}), pa.table({"a": ["x"]})], "", (0, 1), "agree in schema: .*Table"),
         ([bytearray(b"a")], "", (0,), "bytearray"),
         ([object()], "", (0,), "batch_fn"),
         ([Pair], "", (0,), "does not stack"),
