@@ -31,10 +31,10 @@ class Contender:
     def label(self) -> str:
         """What to call the contender in tables."""
         words = [self.mode] if self.mode else []
-        has_none = self.peer in {"bare", "huggingface"} or (self.peer == "tensorflow" and not self.workers)
+        has_none = self.peer in {"bare", "huggingface", "spdl"} or (self.peer == "tensorflow" and not self.workers)
         if not has_none:
             words.append(f"{self.workers} worker{'s'[: self.workers != 1]}")
-        if self.peer.partition("_")[0] in {"millstream", "grain"} and self.threads != 0:
+        if self.peer.partition("_")[0] in {"millstream", "grain", "spdl"} and self.threads != 0:
             words.append("default threads" if self.threads is None else f"{self.threads} threads")
         if self.copies > 1:
             words.append(f"{self.copies} at once")

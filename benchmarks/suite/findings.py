@@ -17,6 +17,7 @@ COLUMNS: dict[str, Pick] = {
     "WebDataset": Pick("webdataset"),
     "wids": Pick("wids"),
     "MosaicML Streaming": Pick("mosaicml"),
+    "SPDL": Pick("spdl"),
     "OLMo-core": Pick("olmo_core"),
     "TRL": Pick("trl"),
     "Ray Data": Pick("ray_data"),

@@ -61,10 +61,14 @@ CASES = (
         make_work=image_work,
         contenders=(
             *rates("loop", from_files=True, as_chain=True),
+            Contender("spdl", threads=2),
+            Contender("spdl", threads=4),
             Contender("bare", mode="loop", copies=2),
         ),
         goals=(
             *chain_goals(),
+            Goal("1.1 times tf.data, whose decoder is its own", 1.1, Pick("tensorflow")),
+            Goal("as fast as SPDL", 1, Pick("spdl")),
             Goal(
                 "0.9 of two bare loops, with 2 workers",
                 0.9,

@@ -52,6 +52,7 @@ PEERS = {
     "huggingface": Peer("HF datasets", "suite.peers.huggingface_adapter", ("datasets",)),
     "webdataset": Peer("WebDataset", "suite.peers.webdataset_adapter", ("webdataset",)),
     "wids": Peer("wids", "suite.peers.wids_adapter", ("wids",)),
+    "spdl": Peer("SPDL", "suite.peers.spdl_adapter", ("spdl",)),
     "olmo_core": Peer("OLMo-core", "suite.peers.olmo_packer", ("ai2-olmo-core",)),
     "trl": Peer("TRL", "suite.peers.trl_packer", ("trl",)),
     "mosaicml": Peer("MosaicML Streaming", "suite.peers.mosaicml_adapter", ("mosaicml-streaming",)),
