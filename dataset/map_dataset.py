@@ -28,8 +28,8 @@ from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, ne
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.randomness import as_seed
 from millstream.samplers.mixture_checks import named_parts
-from millstream.samplers.rounds import derived
 from millstream.samplers.weights import checked_weights
+from millstream.seed_hashing import derive_seed
 from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
 from millstream.sources.source_checks import check_range, check_readable
@@ -400,7 +400,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             return self._with(Shuffle(node, as_seed(seed)))
         inherited = self._inherited_seed("shuffle")
         number = count_shuffles(node, inherited)
-        return self._with(Shuffle(node, derived(inherited, number) if number else inherited, inherited))
+        return self._with(Shuffle(node, derive_seed(inherited, number) if number else inherited, inherited))
 
     def slice(self, rows: Rows) -> "MapDataset[T]":
         """Returns the elements of each epoch that a slice picks; `dataset[a:b:c]` is the same.

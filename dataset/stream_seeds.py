@@ -5,7 +5,7 @@ from typing import Any
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.seeds import count_random_maps, nearest_seed
 from millstream.randomness import OF_GROUPS, as_seed
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 from millstream.transforms import RandomMap
 from millstream.transforms.grouping import GroupingOperation
 from millstream.transforms.seeded_random_map import SeededRandomMap
@@ -29,7 +29,7 @@ def seeded(operation: RandomMap[Any, Any], parent: Any, seed: Any) -> SeededRand
 def seeded_group(operation: GroupingOperation, parent: Any) -> GroupingOperation:
     """Returns an operation on groups after a dataset; if it shuffles, it has its own seed or one that is derived."""
     chosen = None if operation.seed is not None else _nearest_seed(parent)
-    return operation.seeded(0 if chosen is None else derived(chosen, OF_GROUPS - _count_groups(parent)))
+    return operation.seeded(0 if chosen is None else derive_seed(chosen, OF_GROUPS - _count_groups(parent)))
 
 
 def _count_groups(dataset: Any) -> int:
@@ -52,7 +52,7 @@ def _nearest_seed(dataset: Any) -> int | None:
         return found[0] if found else None
     together, *others = found
     for seed in others:
-        together = derived(together, seed)
+        together = derive_seed(together, seed)
     return together
 
 

@@ -12,7 +12,7 @@ from millstream.loader.pipeline.tolerance import MAX_ERRORS
 from millstream.loader.threads.options import ReadOptions
 from millstream.randomness import SEED_LIMIT
 from millstream.samplers import IndexSampler, Sampler
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.source_checks import check_readable
@@ -86,7 +86,7 @@ def load(
         [array([2, 9, 5, 4]), array([1, 3, 7, 0]), array([6, 8])]
         >>> corpora = {"web": ["a", "b", "c"], "books": ["X"]}
         >>> next(iter(millstream.load(corpora, weights={"web": 0.75, "books": 0.25}, batch_size=4)))
-        array(['a', 'b', 'c', 'X'], dtype='<U1')
+        array(['a', 'X', 'c', 'b'], dtype='<U1')
     """
     if weights is None:
         check_readable(source, "data_source")  # which refuses a mapping
@@ -142,4 +142,4 @@ def _nth_seed(seed: int | None, number: int) -> int | None:
     """Returns the seed of a component: two with one seed would draw the same."""
     if seed is None or not 0 <= as_integer(seed, "seed") < SEED_LIMIT:
         return seed  # The sampler refuses what is not a seed.
-    return derived(seed, number)
+    return derive_seed(seed, number)

@@ -40,6 +40,10 @@ OF_GROUPS = SEED_LIMIT - 1
 """The number of an operation that no random operation has: streams of groups of elements are none of theirs."""
 
 
+OF_BATCHES = SEED_LIMIT >> 1
+"""The number from which a mixture derives the seed that permutes the rows of global batches."""
+
+
 class _NoSeed:
     """Replaces the seed that NumPy's generators keep: here there is none, and asking for it is an error that says so.
 

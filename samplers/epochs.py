@@ -14,7 +14,7 @@ from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 from millstream.sharding import NoSharding, ShardOptions
 
 
@@ -66,7 +66,7 @@ class EpochSampler(Pictured, abc.ABC):
     def of_epoch(self, number: int) -> Self:
         """Returns one epoch alone: number 0 is the first one, and each other one has a seed derived from its number."""
         epoch = copy.copy(self)
-        seed = self.seed if self.seed is None or number == 0 else derived(self.seed, number)
+        seed = self.seed if self.seed is None or number == 0 else derive_seed(self.seed, number)
         # Also where the class is a frozen dataclass.
         vars(epoch).update(num_epochs=1, seed=seed, first_epoch=number)
         return epoch

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
 from millstream.samplers.epochs import EpochSampler, whole_numbers
-from millstream.samplers.permutation import offsets_of, permute
+from millstream.samplers.permutation import permute
+from millstream.seed_hashing import derive_seed
 from millstream.sharding import ShardOptions
 
-_ROWS = 0x9E3779B97F4A7C15
-"""Added to the seed for the records of windows, modulo 2**64, so that they do not follow the units."""
+_RECORDS = 1
+"""The number from which the seed of the records of windows is derived: units have the seed itself."""
 
 _EPOCHS_KEPT = 2
 
@@ -56,7 +57,7 @@ class HierarchicalSampler(EpochSampler):
     Examples:
         >>> sampler = millstream.HierarchicalSampler([3, 3, 3, 3], window_units=2, seed=0)
         >>> [sampler[position].record_key for position in range(12)]
-        [9, 3, 10, 4, 5, 11, 2, 6, 1, 7, 0, 8]
+        [10, 9, 5, 11, 4, 3, 1, 6, 2, 0, 8, 7]
     """
 
     @named_arguments()
@@ -100,14 +101,7 @@ class HierarchicalSampler(EpochSampler):
         numbers = np.searchsorted(windows.ends, offsets, side="right")
         starts = windows.starts[numbers]
         sizes = windows.ends[numbers] - starts
-        places = np.empty(len(offsets), dtype=np.int64)
-        # All windows of one size, which nearly all have, at once: each is a permutation of its own, as epochs are.
-        for size in np.unique(sizes).tolist():
-            rows = np.flatnonzero(sizes == size)
-            which = (np.uint64(epoch % 2**64) * np.uint64(len(windows.ends))) + numbers[rows].astype(np.uint64)
-            within = (offsets[rows] - starts[rows]).view(np.uint64)
-            places[rows] = permute(within, size, (self.seed + _ROWS) % 2**64, which)
-        places += starts
+        places = starts + permute(offsets - starts, sizes, windows.seed, windows.epochs_of(numbers))
         units = np.searchsorted(windows.unit_ends, places, side="right")
         places += windows.shifts[units]
         return places
@@ -125,12 +119,8 @@ class HierarchicalSampler(EpochSampler):
         numbers = np.searchsorted(windows.ends, places, side="right")
         starts = windows.starts[numbers]
         sizes = windows.ends[numbers] - starts
-        offsets = starts.copy()
-        for size in np.unique(sizes).tolist():
-            rows = np.flatnonzero(sizes == size)
-            which = (np.uint64(epoch % 2**64) * np.uint64(len(windows.ends))) + numbers[rows].astype(np.uint64)
-            offsets[rows] += offsets_of(places[rows] - starts[rows], size, (self.seed + _ROWS) % 2**64, which)
-        return slice(None), offsets
+        inverse = permute(places - starts, sizes, windows.seed, windows.epochs_of(numbers), inverse=True)
+        return slice(None), starts + inverse
 
     @functools.cached_property
     def _windows_of(self) -> Callable[[int], "_Windows"]:
@@ -147,6 +137,8 @@ class _Windows(NamedTuple):
         unit_ends: the offset at which each unit ends.
         shifts: what to add to an offset in a unit for the record key.
         ranks: where each unit of the source stands in the new order.
+        epoch: the number of the epoch.
+        seed: selects the permutations within windows.
     """
 
     starts: NDArray[np.int64]
@@ -154,10 +146,16 @@ class _Windows(NamedTuple):
     unit_ends: NDArray[np.int64]
     shifts: NDArray[np.int64]
     ranks: NDArray[np.int64]
+    epoch: int
+    seed: int
+
+    def epochs_of(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Returns a number for each of the given windows that no other window of any epoch has."""
+        return np.uint64(self.epoch % 2**64) * np.uint64(len(self.ends)) + numbers.astype(np.uint64)
 
 
 def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch: int) -> _Windows:
-    order = permute(np.arange(len(unit_sizes), dtype=np.uint64), len(unit_sizes), seed, epoch)
+    order = permute(np.arange(len(unit_sizes)), len(unit_sizes), seed, epoch)
     sizes = unit_sizes[order]
     unit_ends = np.cumsum(sizes)
     ends = unit_ends[window_units - 1 :: window_units]
@@ -165,4 +163,5 @@ def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch:
         ends = np.append(ends, unit_ends[-1])
     starts = np.concatenate([[0], ends[:-1]])
     first_keys = np.cumsum(unit_sizes) - unit_sizes
-    return _Windows(starts, ends, unit_ends, first_keys[order] - (unit_ends - sizes), np.argsort(order))
+    shifts = first_keys[order] - (unit_ends - sizes)
+    return _Windows(starts, ends, unit_ends, shifts, np.argsort(order), epoch, derive_seed(seed, _RECORDS))

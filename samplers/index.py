@@ -16,7 +16,7 @@ from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
 from millstream.samplers.epochs import EpochSampler, checked_num_epochs, checked_seed, checked_shard_options
 from millstream.samplers.occurrences import equal_to
-from millstream.samplers.permutation import offsets_of, permute, permute_one
+from millstream.samplers.permutation import permute, permute_one
 from millstream.sharding import NoSharding, ShardOptions
 
 RecordKeys: TypeAlias = NDArray[np.integer[Any]] | Sequence[int]
@@ -136,7 +136,7 @@ class IndexSampler(EpochSampler):
 
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
         if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
-            return slice(None), offsets_of(elements, self.num_records, self.seed, epoch)
+            return slice(None), permute(elements, self.num_records, self.seed, epoch, inverse=True)
         return slice(None), elements
 
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -152,7 +152,7 @@ class IndexSampler(EpochSampler):
         """Returns the record keys of offsets into one epoch, or into an epoch for each."""
         rows = offsets
         if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
-            rows = permute(offsets.view(np.uint64), self.num_records, self.seed, epoch)
+            rows = permute(offsets, self.num_records, self.seed, epoch)
         return rows if self.keys is None else np.asarray(self.keys, np.int64)[rows]
 
 

@@ -26,6 +26,7 @@ from millstream.samplers.mixture_fingerprint import mixture_words, weight_words
 from millstream.samplers.mixture_lookup import ComponentOrders
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 from millstream.samplers.packed_rows import Pieces
+from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import Located
 from millstream.samplers.weights import checked_weights
 from millstream.sharding import NoSharding, ShardOptions
@@ -89,7 +90,7 @@ class MixtureSampler(Pictured):
         >>> source = millstream.ConcatenatedDataSource(sources)
         >>> loader = millstream.DataLoader(data_source=source, sampler=mixture, operations=[millstream.Batch(8)])
         >>> next(iter(loader))
-        array(['a', 'b', 'c', 'X', 'd', 'a', 'b', 'Y'], dtype='<U1')
+        array(['b', 'a', 'b', 'Y', 'd', 'c', 'X', 'a'], dtype='<U1')
     """
 
     _picture_kind = "order"
@@ -98,6 +99,7 @@ class MixtureSampler(Pictured):
     """Each component has its own."""
     num_records: None = None
     """Each component has epochs of its own."""
+    _global_batch_size, _batch_seed = 1, 0
 
     @named_arguments()
     def __init__(
@@ -144,7 +146,8 @@ class MixtureSampler(Pictured):
     def __getstate__(self) -> dict[str, Any]:
         # Not what is computed from these: it is as quickly computed again.
         names = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "shard_options", "_changes")
-        return {name: vars(self)[name] for name in (*names, "_schedule")}
+        own = {name: vars(self)[name] for name in (*names, "_schedule")}
+        return own | {"_global_batch_size": self._global_batch_size, "_batch_seed": self._batch_seed}
 
     @property
     def length(self) -> int | None:
@@ -202,6 +205,34 @@ class MixtureSampler(Pictured):
             (position, dict(zip(self.names, weights, strict=True)) if is_named else list(weights))
             for position, weights in self._changes
         ]
+
+    def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
+        """Returns the mixture with the rows of each global batch permuted, as a loader reads it.
+
+        Without this, a host whose share of a batch divides the period of the weights would read one component only.
+        Each global batch has the same rows as before, so steps and changes of weights keep their meaning. Rows after
+        the last complete global batch keep their order.
+
+        Args:
+            global_batch_size: the number of rows per step, over all shards, at least 1.
+            seed: selects the permutations, 0 … 2**64 - 1.
+        """
+        shuffled = object.__new__(type(self))
+        own = {"_global_batch_size": global_batch_size, "_batch_seed": seed}
+        vars(shuffled).update(self.__getstate__() | own)
+        return shuffled
+
+    def _permuted(self, positions: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
+        """Returns the positions in the unpermuted order, or the inverse, shape (m,)."""
+        size = self._global_batch_size
+        if size == 1 or not len(positions):
+            return positions
+        batches = positions // size
+        offsets = positions - batches * size
+        permuted = permute(offsets, size, self._batch_seed, batches.view(np.uint64), inverse=inverse)
+        permuted += batches * size
+        complete = POSITION_LIMIT if self.length is None else self.length
+        return np.where(batches < complete // size, permuted, positions)
 
     def _change(self, position: int, weights: Weights) -> None:
         """Sets the weights from a position on; for a mixture that is being made."""
@@ -307,7 +338,7 @@ class MixtureSampler(Pictured):
             for start in range(0, count, turn):
                 is_drawn = elements + start < count
                 positions = self._schedule.positions_of(component, elements[is_drawn] + start)
-                found.append(Occurrences(rows[within[is_drawn]], positions))
+                found.append(Occurrences(rows[within[is_drawn]], self._permuted(positions, inverse=True)))
         return Occurrences.concatenate(found)
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -321,7 +352,7 @@ class MixtureSampler(Pictured):
         """
         if len(positions):
             check_range(int(positions.min()), int(positions.max()) + 1, self.length)
-        components, indices = self._schedule.locate(positions)
+        components, indices = self._schedule.locate(self._permuted(positions))
         if self._turns is not None:
             indices = indices % self._turns[components]
         return components, indices

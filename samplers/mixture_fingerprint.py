@@ -50,7 +50,7 @@ def mixture_words(
     words += [f"weights_from_{start}={text}" for start, text in weights[:_SHOWN_PARTS]]
     if rest := weights[_SHOWN_PARTS:]:
         words.append(f"weights_from_{rest[0][0]}={len(rest)}{_crc([f'{start} {text}' for start, text in rest])}")
-    return " ".join(["MixtureSampler", *words])
+    return " ".join(["MixtureSampler", "batches=permuted", *words])
 
 
 def weight_words(weights: Sequence[int]) -> str:

@@ -12,8 +12,8 @@ from millstream.samplers.epochs import EpochSampler, checked_seed, positions_bet
 from millstream.samplers.occurrences import equal_to
 from millstream.samplers.packed_rows import Pieces, put_together
 from millstream.samplers.packing_plan import BestFit, Stream
-from millstream.samplers.permutation import offsets_of, permute, permute_each
-from millstream.samplers.rounds import mixed
+from millstream.samplers.permutation import permute
+from millstream.seed_hashing import mix_words
 from millstream.sharding import ShardOptions
 
 BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
@@ -183,12 +183,12 @@ class PackingSampler(EpochSampler):
             def back(ranks: NDArray[np.int64], sizes: NDArray[np.int64], lengths: NDArray[np.int64]) -> Any:
                 if not self.shuffle:
                     return ranks
-                seeds = mixed(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch))
-                return permute_each(ranks, sizes, seeds, inverse=True)
+                seeds = mix_words(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch))
+                return permute(ranks, sizes, seeds, 0, inverse=True)
 
             rows = self._plan.rows_of(elements, back)
         if self.shuffle and self.seed is not None:
-            rows = offsets_of(rows, self.num_records, self.seed, epoch)
+            rows = permute(rows, self.num_records, self.seed, epoch, inverse=True)
         return which, rows
 
     def _pieces(self, positions: NDArray[np.int64]) -> Pieces:
@@ -198,7 +198,7 @@ class PackingSampler(EpochSampler):
     def _pieces_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> Pieces:
         rows, epoch = offsets, epoch % 2**64
         if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
-            rows = permute(offsets.view(np.uint64), self.num_records, self.seed, epoch)
+            rows = permute(offsets, self.num_records, self.seed, epoch)
         if isinstance(self._plan, Stream):
             first = int(self._epoch_key(epoch)[0] % np.uint64(len(self.lengths))) if self.shuffle else 0
             return Pieces(*self._plan.pieces(rows, first))
@@ -206,16 +206,17 @@ class PackingSampler(EpochSampler):
         def among_equals(sizes: NDArray[np.int64], ranks: NDArray[np.int64], lengths: NDArray[np.int64]) -> Any:
             if not self.shuffle:
                 return ranks
-            return permute_each(ranks, sizes, mixed(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch)))
+            seeds = mix_words(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch))
+            return permute(ranks, sizes, seeds, 0)
 
         starts, pieces, lengths = self._plan.pieces(rows, among_equals)
         if self.shuffle:
             # Else the longest document of each row would come first.
-            words = mixed(rows.astype(np.uint64) * _LENGTH_STEP + ~self._epoch_key(epoch))
+            words = mix_words(rows.astype(np.uint64) * _LENGTH_STEP + ~self._epoch_key(epoch))
             widths = np.diff(starts)
             owners = np.repeat(np.arange(len(rows)), widths)
             slots = (np.arange(len(pieces)) - starts[owners]).astype(np.uint64)
-            order = np.lexsort((mixed(words[owners] + slots * _LENGTH_STEP), owners))
+            order = np.lexsort((mix_words(words[owners] + slots * _LENGTH_STEP), owners))
             pieces, lengths = pieces[order], lengths[order]
         documents = pieces if self._documents is None else self._documents[pieces]
         begins = np.zeros(len(pieces), dtype=np.int64) if self._begins is None else self._begins[pieces]
@@ -223,8 +224,8 @@ class PackingSampler(EpochSampler):
 
     def _epoch_key(self, epoch: int) -> NDArray[np.uint64]:
         """Returns one random word for the epoch, as an array of shape (1,)."""
-        seeded = mixed(np.array([self.seed or 0], dtype=np.uint64))
-        return mixed(seeded + np.uint64(epoch))
+        seeded = mix_words(np.array([self.seed or 0], dtype=np.uint64))
+        return mix_words(seeded + np.uint64(epoch))
 
     def _cut(self) -> NDArray[np.int64]:
         """Returns the lengths of all pieces; sets which document each is of, and where in it, unless that is plain."""

@@ -1,164 +1,63 @@
-"""A true global shuffle in O(1) memory: a keyed bijection of [0, n), computed for the offsets that are asked for.
+"""A true global shuffle in O(1) memory: a keyed bijection of [0, n), evaluated at single offsets.
 
-The bijection is a small cipher. An offset is split in two parts, left and right, and each round adds to one part a
-pseudo-random function of the other: whatever that function is, a round can be undone, so that the whole is a
-bijection of left_size x right_size numbers, which are n or a few more. Where an offset lands outside [0, n), it is
-enciphered again until it lands inside ("cycle walking"), which makes it a bijection of [0, n). Both ideas are in
-Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002. The pseudo-random function is the finaliser
-of splitmix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). It is made to be
-statistically as good as a shuffled list, not to keep secrets.
+The bijection is a small cipher. An offset is split into a left and a right half, and each round adds to one half a
+pseudo-random function of the other. Whatever that function is, a round can be undone, so the whole is a bijection of
+left_size x right_size numbers, which are n or a few more. An offset that lands outside [0, n) is enciphered again until
+it lands inside ("cycle walking"), so the result is a bijection of [0, n). Both ideas are in Black and Rogaway, "Ciphers
+with Arbitrary Finite Domains", CT-RSA 2002. The pseudo-random function is the finaliser of splitmix64 (Steele, Lea,
+Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). The cipher is made to be statistically as good as
+a shuffled list, not to keep secrets.
 
-Up to n = 2**32 all of it is done in words of 32 bits, of which processors handle more at once. The pseudo-random
-function is then a mix of the same form with two constants that were found by search, for each bit of the input to flip
-each bit of the output as often as not (Wellons, "Prospecting for Hash Functions", 2018, and what followed from it).
+Up to n = 2**32 all arithmetic uses words of 32 bits, because vector units process more of them per instruction. The
+pseudo-random function is then a mix of the same form with two constants found by search, such that each input bit flips
+each output bit half of the time (Wellons, "Prospecting for Hash Functions", 2018, and the work that followed it).
 
-Why the numbers are what they are:
+The reasons for the parameters:
 
-*   right_size is a power of two, so that splitting takes no division; left_size is n / right_size rounded up, so that
+*   right_size is a power of two, so that splitting needs no division. left_size is n / right_size rounded up, so that
     fewer than one number in left_size walks.
-*   Each part is added to modulo its size, not by exclusive or: rotating an even number of values by one is an odd
-    permutation, so that half of all permutations are odd, also where n is a power of two. Exclusive or on parts of
-    two bits or more makes even permutations only.
-*   left_size is at most 2**20, or 2**16 in words of 32 bits, so that a random word scaled down to it favours no number
-    by more than 2**-16 of its share.
-*   The smaller the parts, the less a round does, so that small n gets more rounds: 8 above n = 2**11, up to 52 for
-    n = 2. With ideal functions, the distance from the uniform distribution over all permutations (total variation,
-    computed by applying the rounds to that distribution) is below 1e-4 for every n up to 8.
+*   Halves are added modulo their sizes, not combined by exclusive or. Rotating an even number of values by one is an
+    odd permutation, so half of all permutations are odd, also if n is a power of two. Exclusive or on halves of at
+    least two bits yields even permutations only.
+*   left_size is at most 2**20, or 2**16 with words of 32 bits, so that scaling a random word down to it favours no
+    number by more than 2**-16 of its share.
+*   The smaller the halves, the less a round mixes, so a small n gets more rounds: 8 above n = 2**11, up to 52 for
+    n = 2. With ideal functions, the total variation distance from the uniform distribution over all permutations
+    (computed by applying the rounds to that distribution) is below 1e-4 for every n up to 8.
 """
 
-import dataclasses
 import functools
-from typing import Any, Self
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.samplers.rounds import (
-    Wide,
-    Words,
-    draw_below,
-    mix,
-    narrowed,
-    round_keys,
-    turn_left,
-)
+from millstream.seed_hashing import GOLDEN_GAMMA, mix_words
 
-NARROW_LIMIT = 1 << 32
-"""Up to this many records, all arithmetic is done in words of 32 bits."""
+Wide: TypeAlias = NDArray[np.uint64]
+Words: TypeAlias = NDArray[np.unsignedinteger[Any]]
+"""Words of 64 bits, or of 32 bits."""
 
-_MOST_LEFT_BITS = 20
+_NARROW_LIMIT = 1 << 32
+"""Largest set whose arithmetic uses words of 32 bits."""
 
-_MOST_TABLE_ENTRIES = 1 << 16
-"""Larger tables do not stay in a processor's cache, and are no quicker than computing what stands in them."""
+_MAX_LEFT_BITS = 20
 
-_AT_ONCE = 1 << 13
+_CHUNK = 1 << 13
+"""Number of offsets enciphered together, so that intermediate results stay in the processor's cache."""
 
-_OFFSETS_WORTH_AN_EPOCH = 512
-"""From this many offsets an epoch on, one permutation after the other is quicker than one with keys for each offset."""
+_CACHED_CIPHERS = 4
+"""An epoch is enciphered a few thousand offsets at a time, all with the same round keys."""
 
 
-def permute(offsets: Wide, num_records: int, seed: int, epoch: int | Wide) -> NDArray[np.int64]:
-    """Returns where each offset lands in the permutation of [0, num_records) that seed and epoch select.
-
-    Args:
-        offsets: shape (m,), each below num_records; left as they are.
-        num_records: 1 … 2**63.
-        seed: 0 … 2**64 - 1.
-        epoch: 0 … 2**64 - 1; one for all offsets, or an array of shape (m,) with one for each.
-
-    Returns:
-        A new array of shape (m,). Offsets that differ under one epoch land on record keys that differ.
-    """
-    if not isinstance(epoch, int) and len(offsets):
-        first, last = int(epoch.min()), int(epoch.max())
-        if len(offsets) >= _OFFSETS_WORTH_AN_EPOCH * (last - first + 1):
-            return _permute_by_epochs(offsets, num_records, seed, epoch, range(first, last + 1))
-    cipher = _cipher(num_records, seed, epoch) if isinstance(epoch, int) else Cipher.of(num_records, seed, epoch)
-    return walked(cipher, offsets, num_records).view(np.int64)
-
-
-def offsets_of(keys: NDArray[np.int64], num_records: int, seed: int, epoch: int | Wide) -> NDArray[np.int64]:
-    """Returns the offset that lands on each key: the inverse of `permute`, with the same arguments; a new array."""
-    cipher = _cipher(num_records, seed, epoch) if isinstance(epoch, int) else Cipher.of(num_records, seed, epoch)
-    images, found = keys.view(np.uint64), np.empty(len(keys), dtype=np.int64)
-    # What is known of some thousands stays in a processor's cache.
-    for start in range(0, len(keys), _AT_ONCE):
-        some = slice(start, start + _AT_ONCE)
-        own = cipher if isinstance(epoch, int) else cipher.only(np.arange(len(keys))[some])
-        found[some] = walked(own, images[some], num_records, inverse=True).view(np.int64)
-    return found
-
-
-def permute_each(
-    offsets: NDArray[np.int64], sizes: NDArray[np.int64], seeds: Wide, *, inverse: bool = False
-) -> NDArray[np.int64]:
-    """Returns where each offset lands in the permutation of its own set: `permute(offset, size, seed, 0)` of each.
-
-    Args:
-        offsets: shape (m,), as are the others; each from 0 on and below its size.
-        sizes: the number of elements of each set, 1 … 2**63 - 1.
-        seeds: the seed of each set.
-        inverse: true for the offsets that land on these numbers.
-    """
-    landed = np.empty(len(offsets), dtype=np.uint64)
-    different, which = np.unique(sizes, return_inverse=True)
-    shapes = [shape_of(size) for size in different.tolist()]
-    parts = np.array([(left, left.bit_length(), right_bits) for left, right_bits, _ in shapes], dtype=np.uint64)
-    kinds = [(round_pairs, size <= NARROW_LIMIT) for size, (*_, round_pairs) in zip(different, shapes, strict=True)]
-    # Sets of most sizes have as many rounds in words of one kind.
-    for kind in set(kinds):
-        is_kind = np.array([each == kind for each in kinds])
-        rows = np.flatnonzero(is_kind[which])
-        round_pairs, is_narrow = kind
-        keys: Words = round_keys(seeds[rows], 0, round_pairs)
-        own = parts[which[rows]].T
-        if is_narrow:
-            keys, own = narrowed(keys), own.astype(np.uint32)
-        cipher = Cipher(own[0], own[1], own[2], keys)
-        values, limits = offsets[rows].view(np.uint64), sizes[rows].view(np.uint64)
-        landed[rows] = walked(cipher, values, limits, inverse=inverse)
-    return landed.view(np.int64)
-
-
-def permute_one(offset: int, num_records: int, seed: int, epoch: int) -> int:
-    """Returns what `permute` returns for a single offset, in Python's integers: about fifty times as fast as arrays."""
-    cipher = _cipher(num_records, seed, epoch)
-    landed = cipher.encipher_one(offset)
-    while landed >= num_records:
-        landed = cipher.encipher_one(landed)
-    return landed
-
-
-def walked(cipher: "Cipher", values: Wide, sizes: int | Wide, *, inverse: bool = False) -> Wide:
-    """Returns where values land within their sizes, or from where they do, in a new array."""
-    landed = (cipher.decipher if inverse else cipher.encipher)(values)
-    outside = np.flatnonzero(landed >= sizes)
-    while outside.size:
-        some = cipher.only(outside)
-        landed[outside] = again = (some.decipher if inverse else some.encipher)(landed[outside])
-        outside = outside[again >= (sizes if isinstance(sizes, int) else sizes[outside])]
-    return landed
-
-
-def _permute_by_epochs(
-    offsets: Wide, num_records: int, seed: int, epoch_of_each: Wide, epochs: range
-) -> NDArray[np.int64]:
-    landed = np.empty(len(offsets), dtype=np.int64)
-    for epoch in epochs:
-        rows = np.flatnonzero(epoch_of_each == epoch)
-        landed[rows] = permute(offsets[rows], num_records, seed, epoch)
-    return landed
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Cipher:
-    """One bijection of [0, left_size << right_bits), or one for each of the values.
+class _Cipher(NamedTuple):
+    """One bijection of [0, left_size << right_bits), or one per value.
 
     Attributes:
-        left_size: how many numbers the left part can be; a number, or an array with one for each value.
-        left_bits: of how many bits that is.
-        right_bits: of how many bits the right part is.
-        keys: what the rounds are keyed by, shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m values.
+        left_size: the number of values of the left half: an int, or an array of shape (m,).
+        left_bits: the bit length of left_size.
+        right_bits: the number of bits of the right half.
+        keys: the round keys, shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m values.
     """
 
     left_size: Any
@@ -166,158 +65,231 @@ class Cipher:
     right_bits: Any
     keys: Words
 
-    @classmethod
-    def of(cls, num_records: int, seed: int, epoch: int | Wide) -> Self:
-        """Returns the cipher whose walk within [0, num_records) is the permutation that seed and epoch select."""
-        left_size, right_bits, round_pairs = shape_of(num_records)
-        keys: Words = round_keys(seed, epoch, round_pairs)
-        if num_records <= NARROW_LIMIT:
-            keys = narrowed(keys)
-        return cls(left_size, left_size.bit_length(), right_bits, keys)
 
-    def only(self, which: NDArray[np.intp]) -> Self:
-        """Returns the cipher for some of the values."""
-        if self.keys.shape[2] == 1:
-            return self
-        own = (
-            self
-            if isinstance(self.left_size, int)
-            else dataclasses.replace(
-                self,
-                left_size=self.left_size[which],
-                left_bits=self.left_bits[which],
-                right_bits=self.right_bits[which],
-            )
-        )
-        return dataclasses.replace(own, keys=self.keys[:, :, which])
+def permute(
+    offsets: NDArray[np.int64],
+    sizes: int | NDArray[np.integer[Any]],
+    seeds: int | Wide,
+    epochs: int | Wide,
+    *,
+    inverse: bool = False,
+) -> NDArray[np.int64]:
+    """Returns the image of each offset under the permutation of [0, size) that its seed and epoch select.
 
-    def encipher(self, values: Wide) -> Wide:
-        """Returns the images of values.
+    Args:
+        offsets: shape (m,), each at least 0 and below its size.
+        sizes: 1 … 2**63; like seeds and epochs, one for all offsets or an array of shape (m,).
+        seeds: 0 … 2**64 - 1.
+        epochs: 0 … 2**64 - 1.
+        inverse: True for the offsets that have these images.
 
-        Where the parts are so small that all numbers which they can be are fewer than the values, what the rounds add
-        is computed for all those numbers first, once for the whole epoch, and then looked up.
-        """
-        if self.keys.shape[2] == 1 and self.left_size + (1 << self.right_bits) <= min(len(values), _MOST_TABLE_ENTRIES):
-            return self._encipher_by_tables(values)
-        left, right, drawn, scratch = self._split(values)
-        mask, shift = (1 << self.right_bits) - 1, 8 * self.keys.dtype.itemsize - self.right_bits
-        for left_key, right_key in self.keys:
-            np.add(right, left_key, out=drawn)
-            draw_below(self.left_size, self.left_bits, drawn, scratch)
-            turn_left(left, drawn, self.left_size)
-            np.add(left, right_key, out=drawn)
-            mix(drawn, scratch)
-            drawn >>= shift
-            right += drawn
-            right &= mask
-        return _joined(left.astype(np.uint64, copy=False), right, self.right_bits)
+    Returns:
+        A new array of shape (m,).
+    """
+    values = offsets.view(np.uint64)
+    landed = np.empty(len(values), dtype=np.uint64)
+    if isinstance(sizes, int) and isinstance(seeds, int) and isinstance(epochs, int):
+        cipher = _cipher(sizes, seeds, epochs)
+        for start in range(0, len(values), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            landed[chunk] = _walk(cipher, values[chunk], np.uint64(sizes), inverse=inverse)
+        return landed.view(np.int64)
+    columns = [np.broadcast_to(np.asarray(column, np.uint64), values.shape) for column in (sizes, seeds, epochs)]
+    for start in range(0, len(values), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        landed[chunk] = _permute_each(values[chunk], *(column[chunk] for column in columns), inverse=inverse)
+    return landed.view(np.int64)
 
-    def decipher(self, values: Wide) -> Wide:
-        """Returns the values that have these images: the rounds backwards."""
-        left, right, drawn, scratch = self._split(values)
-        mask, shift = (1 << self.right_bits) - 1, 8 * self.keys.dtype.itemsize - self.right_bits
-        for left_key, right_key in self.keys[::-1]:
-            np.add(left, right_key, out=drawn)
-            mix(drawn, scratch)
-            drawn >>= shift
-            right -= drawn
-            right &= mask
-            np.add(right, left_key, out=drawn)
-            draw_below(self.left_size, self.left_bits, drawn, scratch)
-            # Where left < drawn, the difference wraps around and is huge, until left_size is added.
-            left -= drawn
-            np.add(left, self.left_size, out=drawn)
-            np.minimum(left, drawn, out=left)
-        return _joined(left.astype(np.uint64, copy=False), right, self.right_bits)
 
-    def _split(self, values: Wide) -> tuple[Words, Words, Words, Words]:
-        """Returns the two parts of values, and memory for two more."""
-        left = (values >> self.right_bits).astype(self.keys.dtype, copy=False)
-        right = values.astype(self.keys.dtype)
-        right &= (1 << self.right_bits) - 1
-        return left, right, np.empty_like(left), np.empty_like(left)
-
-    def encipher_one(self, value: int) -> int:
-        """Returns the image of a single value: the same rounds as in `encipher`."""
-        is_narrow = self.keys.dtype.itemsize == 4
-        right_size = 1 << self.right_bits
-        left, right = divmod(value, right_size)
-        for left_key, right_key in _round_key_pairs(self):
+def permute_one(offset: int, size: int, seed: int, epoch: int) -> int:
+    """Returns `permute` of a single offset, computed with Python integers: about fifty times as fast as arrays."""
+    left_size, left_bits, right_bits, is_narrow, key_pairs = _scalar_cipher(size, seed, epoch)
+    landed = size
+    while landed >= size:
+        left, right = divmod(offset, 1 << right_bits)
+        for left_key, right_key in key_pairs:
             if is_narrow:
-                left += _mixed_narrow(right + left_key) * self.left_size >> 32
-                left %= self.left_size
-                right += _mixed_narrow(left + right_key) >> 32 - self.right_bits
+                left += _mix_narrow_int(right + left_key) * left_size >> 32
+                left %= left_size
+                right += _mix_narrow_int(left + right_key) >> 32 - right_bits
             else:
-                left += (_mixed_wide(right + left_key) >> self.left_bits) * self.left_size >> 64 - self.left_bits
-                left %= self.left_size
-                right += _mixed_wide(left + right_key) >> 64 - self.right_bits
-            right %= right_size
-        landed: int = left * right_size + right
-        return landed
-
-    def _encipher_by_tables(self, values: Wide) -> Wide:
-        """Returns the same as `encipher`."""
-        left, right = values >> np.uint64(self.right_bits), values & np.uint64((1 << self.right_bits) - 1)
-        drawn = np.empty_like(left)
-        for left_row, right_row in _tables(self):
-            # Nothing wraps: it is the mode in which NumPy neither checks the indices first nor copies the outcome.
-            np.take(left_row, right.view(np.int64), out=drawn, mode="wrap")
-            turn_left(left, drawn, self.left_size)
-            np.take(right_row, left.view(np.int64), out=drawn, mode="wrap")
-            right += drawn
-            right &= (1 << self.right_bits) - 1
-        return _joined(left, right, self.right_bits)
+                left += (_mix_wide_int(right + left_key) >> left_bits) * left_size >> 64 - left_bits
+                left %= left_size
+                right += _mix_wide_int(left + right_key) >> 64 - right_bits
+            right &= (1 << right_bits) - 1
+        landed = offset = (left << right_bits) + right
+    return landed
 
 
-_EPOCHS_KEPT = 4
-
-_cipher = functools.lru_cache(maxsize=_EPOCHS_KEPT)(Cipher.of)
-"""An epoch is enciphered a few thousand offsets at a time, all with the same keys and tables."""
-
-
-@functools.lru_cache(maxsize=_EPOCHS_KEPT)
-def _tables(cipher: Cipher) -> list[tuple[Wide, Wide]]:
-    """For each pair of rounds, what it adds on the left to each number on the right, and the other way round."""
-    left_table = np.arange(1 << cipher.right_bits, dtype=cipher.keys.dtype) + cipher.keys[:, 0]
-    right_table = np.arange(cipher.left_size, dtype=cipher.keys.dtype) + cipher.keys[:, 1]
-    draw_below(cipher.left_size, cipher.left_bits, left_table, np.empty_like(left_table))
-    mix(right_table, np.empty_like(right_table))
-    right_table >>= 8 * right_table.dtype.itemsize - cipher.right_bits
-    return list(zip(left_table.astype(np.uint64), right_table.astype(np.uint64), strict=True))
-
-
-@functools.lru_cache(maxsize=_EPOCHS_KEPT)
-def _round_key_pairs(cipher: Cipher) -> list[list[int]]:
-    """Returns what the rounds of a cipher for one epoch are keyed by, as Python's integers."""
-    pairs: list[list[int]] = cipher.keys[:, :, 0].tolist()
-    return pairs
+def _permute_each(offsets: Wide, sizes: Wide, seeds: Wide, epochs: Wide, *, inverse: bool) -> Wide:
+    """Returns the images of offsets that have a set, a seed and an epoch each."""
+    left_sizes, right_bits, round_pairs = _shapes_of(sizes)
+    # Sets with the same number of rounds and the same word size are enciphered together.
+    kinds = 2 * round_pairs + (sizes <= _NARROW_LIMIT)
+    landed = np.empty(len(offsets), dtype=np.uint64)
+    for kind in np.unique(kinds).tolist():
+        rows: Any = slice(None) if (kinds == kind).all() else np.flatnonzero(kinds == kind)
+        keys = _round_keys(seeds[rows], epochs[rows], kind // 2, is_narrow=bool(kind % 2))
+        left_size = left_sizes[rows]
+        shape = (left_size, _bit_lengths(left_size), right_bits[rows])
+        cipher = _Cipher._make([*(column.astype(keys.dtype) for column in shape), keys])
+        landed[rows] = _walk(cipher, offsets[rows], sizes[rows], inverse=inverse)
+    return landed
 
 
-def _mixed_wide(word: int) -> int:
-    """Returns the image of a word, modulo 2**64, under the bijection of `mix`."""
+def _walk(cipher: _Cipher, values: Wide, sizes: Any, *, inverse: bool) -> Wide:
+    """Enciphers values, and again those that land outside their sets, until none does."""
+    run = _decipher if inverse else _encipher
+    landed = run(cipher, values)
+    outside = np.flatnonzero(landed >= sizes)
+    while outside.size:
+        if cipher.keys.shape[2] != 1:
+            remaining = _Cipher._make([*(column[outside] for column in cipher[:3]), cipher.keys[:, :, outside]])
+            landed[outside] = again = run(remaining, landed[outside])
+            outside = outside[again >= sizes[outside]]
+        else:
+            landed[outside] = again = run(cipher, landed[outside])
+            outside = outside[again >= sizes]
+    return landed
+
+
+def _encipher(cipher: _Cipher, values: Wide) -> Wide:
+    left_size, left_bits, right_bits, keys = cipher
+    left, right, drawn, scratch = _split(cipher, values)
+    mask, shift = (1 << right_bits) - 1, 8 * keys.dtype.itemsize - right_bits
+    for left_key, right_key in keys:
+        np.add(right, left_key, out=drawn)
+        _draw_below(left_size, left_bits, drawn, scratch)
+        left += drawn
+        # Modulo without a division: if left < left_size, the difference wraps around and is huge.
+        np.subtract(left, left_size, out=drawn)
+        np.minimum(left, drawn, out=left)
+        np.add(left, right_key, out=drawn)
+        _mix(drawn, scratch)
+        drawn >>= shift
+        right += drawn
+        right &= mask
+    return _join(left, right, right_bits)
+
+
+def _decipher(cipher: _Cipher, values: Wide) -> Wide:
+    """Runs the rounds of `_encipher` backwards."""
+    left_size, left_bits, right_bits, keys = cipher
+    left, right, drawn, scratch = _split(cipher, values)
+    mask, shift = (1 << right_bits) - 1, 8 * keys.dtype.itemsize - right_bits
+    for left_key, right_key in keys[::-1]:
+        np.add(left, right_key, out=drawn)
+        _mix(drawn, scratch)
+        drawn >>= shift
+        right -= drawn
+        right &= mask
+        np.add(right, left_key, out=drawn)
+        _draw_below(left_size, left_bits, drawn, scratch)
+        # If left < drawn, the difference wraps around and is huge, until left_size is added.
+        left -= drawn
+        np.add(left, left_size, out=drawn)
+        np.minimum(left, drawn, out=left)
+    return _join(left, right, right_bits)
+
+
+def _split(cipher: _Cipher, values: Wide) -> tuple[Words, Words, Words, Words]:
+    """Returns the left and the right halves of values, and two scratch arrays of the same shape."""
+    left = (values >> cipher.right_bits).astype(cipher.keys.dtype, copy=False)
+    right = values.astype(cipher.keys.dtype)
+    right &= (1 << cipher.right_bits) - 1
+    return left, right, np.empty_like(left), np.empty_like(left)
+
+
+def _join(left: Words, right: Words, right_bits: Any) -> Wide:
+    joined: Wide = left.astype(np.uint64, copy=False)
+    joined <<= right_bits
+    joined |= right
+    return joined
+
+
+def _mix(words: Words, scratch: Words) -> None:
+    """Replaces each word by its image under a bijection that looks random."""
+    if words.dtype.itemsize == 8:
+        mix_words(words, scratch)
+        return
+    words ^= np.right_shift(words, 16, out=scratch)
+    words *= 0x21F0AAAD
+    words ^= np.right_shift(words, 15, out=scratch)
+    words *= 0xD35A2D97
+    words ^= np.right_shift(words, 15, out=scratch)
+
+
+def _draw_below(size: Any, size_bits: Any, words: Words, scratch: Words) -> None:
+    """Replaces each word by a pseudo-random number below size: at most 2**16 for words of 32 bits, else 2**32."""
+    _mix(words, scratch)
+    if words.dtype.itemsize == 8:
+        words >>= size_bits
+        words *= size
+        words >>= 64 - size_bits
+        return
+    # words * size >> 32, by halves of the product, which has 48 bits.
+    np.bitwise_and(words, 0xFFFF, out=scratch)
+    scratch *= size
+    scratch >>= 16
+    words >>= 16
+    words *= size
+    words += scratch
+    words >>= 16
+
+
+def _shapes_of(sizes: Wide) -> tuple[Wide, Wide, NDArray[np.int64]]:
+    """Returns the left size, the bits of the right half and the number of pairs of rounds for each size."""
+    bits = _bit_lengths(sizes - np.uint64(1)).astype(np.int64)
+    right_bits = np.maximum(np.maximum(1, (bits + 1) // 2), bits - _MAX_LEFT_BITS).astype(np.uint64)
+    left_sizes = ((sizes - np.uint64(1)) >> right_bits) + np.uint64(1)
+    return left_sizes, right_bits, np.maximum(4, 28 - 2 * bits)
+
+
+def _bit_lengths(words: Wide) -> Wide:
+    # By 32 bits at a time, which floating-point numbers hold exactly.
+    high, low = (
+        np.frexp(part.astype(np.float64))[1] for part in (words >> np.uint64(32), words & np.uint64(2**32 - 1))
+    )
+    return np.where(high > 0, high + 32, low).astype(np.uint64)
+
+
+def _round_keys(seeds: Wide, epochs: Wide, round_pairs: int, *, is_narrow: bool) -> Words:
+    """Returns random words of shape (round_pairs, 2, m).
+
+    Seed and epoch are hashed one after the other: a mere sum of the two would make epoch e of seed s the same as
+    epoch e - 1 of seed s + 1.
+    """
+    seeded = mix_words(seeds.copy())
+    rounds = np.arange(1, 2 * round_pairs + 1, dtype=np.uint64).reshape(round_pairs, 2, 1)
+    keys: Wide = mix_words(mix_words(rounds * GOLDEN_GAMMA + seeded) + epochs)
+    return (keys >> np.uint64(32)).astype(np.uint32) if is_narrow else keys
+
+
+@functools.lru_cache(maxsize=_CACHED_CIPHERS)
+def _cipher(size: int, seed: int, epoch: int) -> _Cipher:
+    left_sizes, right_bits, round_pairs = _shapes_of(np.array([size], np.uint64))
+    left_size = int(left_sizes[0])
+    seeds, epochs = np.array([seed], np.uint64), np.array([epoch], np.uint64)
+    keys = _round_keys(seeds, epochs, int(round_pairs[0]), is_narrow=size <= _NARROW_LIMIT)
+    return _Cipher(left_size, left_size.bit_length(), int(right_bits[0]), keys)
+
+
+@functools.lru_cache(maxsize=_CACHED_CIPHERS)
+def _scalar_cipher(size: int, seed: int, epoch: int) -> tuple[int, int, int, bool, list[list[int]]]:
+    """Returns the same cipher for Python integers, with the pairs of its round keys."""
+    left_size, left_bits, right_bits, keys = _cipher(size, seed, epoch)
+    return left_size, left_bits, right_bits, keys.dtype.itemsize == 4, keys[:, :, 0].tolist()
+
+
+def _mix_wide_int(word: int) -> int:
     word &= 0xFFFFFFFFFFFFFFFF
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     word = (word ^ word >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
     return word ^ word >> 31
 
 
-def _mixed_narrow(word: int) -> int:
-    """Returns the image of a word, modulo 2**32, under the bijection of `mix`."""
+def _mix_narrow_int(word: int) -> int:
     word &= 0xFFFFFFFF
     word = (word ^ word >> 16) * 0x21F0AAAD & 0xFFFFFFFF
     word = (word ^ word >> 15) * 0xD35A2D97 & 0xFFFFFFFF
     return word ^ word >> 15
-
-
-def shape_of(num_records: int) -> tuple[int, int, int]:
-    """Returns how many numbers the left part can be, of how many bits the right one is, and how many rounds, halved."""
-    bits = (num_records - 1).bit_length()
-    right_bits = max(1, (bits + 1) // 2, bits - _MOST_LEFT_BITS)
-    return ((num_records - 1) >> right_bits) + 1, right_bits, max(4, 28 - 2 * bits)
-
-
-def _joined(left: Wide, right: Words, right_bits: int) -> Wide:
-    """Returns the numbers of which these are the parts, in the memory of the left ones."""
-    left <<= right_bits
-    left |= right
-    return left

@@ -1,6 +1,6 @@
 """What the loader asks of samplers whose positions are more than records: of mixtures, and of rows."""
 
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, Self, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,10 @@ class MixedSampler(VectorisedSampler, Protocol):
     @property
     def source_lengths(self) -> tuple[int, ...]:
         """How many records the source of each component has."""
+        ...
+
+    def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
+        """Returns the same order with the rows of each global batch permuted."""
         ...
 
     def locate(self, positions: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
 from millstream.samplers.permutation import permute, permute_one
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Shuffle(IndexNode):
     def parent_positions(self, positions: Positions) -> Positions:
         """Returns where offsets land in the permutations of their epochs."""
         epochs, offsets = divided(positions, self.length)
-        landed = permute(offsets.view(np.uint64), self.length, self.seed, epochs) if offsets.size else offsets
+        landed = permute(offsets, self.length, self.seed, epochs) if offsets.size else offsets
         return joined(epochs, self.length, landed)
 
     def parent_position(self, position: int) -> int:
@@ -100,7 +100,7 @@ class WindowShuffle(IndexNode):
     @functools.cached_property
     def _own_seed(self) -> int:
         """Another one than that of a shuffle: the order within windows has nothing to do with that of an epoch."""
-        return derived(self.seed, self.window_size)
+        return derive_seed(self.seed, self.window_size)
 
     def parent_positions(self, positions: Positions) -> Positions:
         """Returns where offsets land in the permutations of their windows, numbered over all epochs."""
@@ -112,7 +112,7 @@ class WindowShuffle(IndexNode):
         last_size = self.length - (num_windows - 1) * self.window_size
         is_last = windows == num_windows - 1
         for rows, size in ((~is_last, self.window_size), (is_last, last_size)):
-            landed[rows] = permute(within[rows].view(np.uint64), size, self._own_seed, numbers[rows])
+            landed[rows] = permute(within[rows], size, self._own_seed, numbers[rows])
         return joined(epochs, self.length, windows * self.window_size + landed)
 
     def parent_position(self, position: int) -> int:

@@ -8,7 +8,7 @@ the same seed, on the path that has most of them. So an operation in between tha
 from millstream.dataset.nodes.element_nodes import MappedAtRandom
 from millstream.dataset.nodes.index_nodes import Seed, Shuffle
 from millstream.dataset.nodes.node import Node
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 
 
 def nearest_seed(node: Node) -> int | None:
@@ -22,7 +22,7 @@ def nearest_seed(node: Node) -> int | None:
     if set(others) <= {together}:
         return together
     for seed in others:
-        together = derived(together, seed)
+        together = derive_seed(together, seed)
     return together
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.samplers.rounds import derived_each
+from millstream.seed_hashing import derive_seeds
 
 
 class Origins:
@@ -135,7 +135,7 @@ class Origins:
         largest = np.iinfo(np.int64).max // limit - 1
         # In a mixture, the indices of the components take turns: the last one need not be the largest.
         if len(self) and int(self.index.max()) > largest:
-            hashes = derived_each(self.index.astype(np.uint64), numbers.astype(np.uint64)) >> np.uint64(1)
+            hashes = derive_seeds(self.index.astype(np.uint64), numbers.astype(np.uint64)) >> np.uint64(1)
             indices = np.where(self.index > largest, hashes.astype(np.int64), indices)
         table = self.table.copy()
         is_part = True if component is None else self.component == component

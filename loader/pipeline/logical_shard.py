@@ -60,7 +60,7 @@ class LogicalShard(NamedTuple):
         shard, one_to_one = pipeline.logical_shards[number], first_deciding(pipeline.operations) is None
         leading = [operation for operation in stages[0] if isinstance(operation, Batch)]
         partition = Partition(
-            block=_records_per_block(leading, stages, pipeline.share),
+            block=records_per_block(stages, pipeline.share),
             shard=shard,
             length=pipeline.order.length,
             tail_rule=_tail_rule(leading, shard),
@@ -99,9 +99,9 @@ class LogicalShard(NamedTuple):
         return delivered
 
 
-def _records_per_block(
-    leading: Sequence[Batch], stages: Sequence[Sequence[Transformation]], share: Batch | None
-) -> int:
+def records_per_block(stages: Sequence[Sequence[Transformation]], share: Batch | None) -> int:
+    """Returns the number of positions per block, given the operations of each stage."""
+    leading = [operation for operation in stages[0] if isinstance(operation, Batch)]
     if leading:
         return math.prod(batch.batch_size for batch in leading)
     # A record before a FlatMap may have more children than a batch has elements.

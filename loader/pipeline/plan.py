@@ -10,9 +10,10 @@ Nothing here knows of threads, processes or time: an executor decides who calls 
 The user's code runs in an empty context, a new one for each call of a method below (see `isolation`).
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,20 +24,23 @@ from millstream.loader.pipeline.error_log import ErrorLog
 from millstream.loader.pipeline.failing_records import without_failures
 from millstream.loader.pipeline.first_look import FirstLook
 from millstream.loader.pipeline.isolation import isolated
-from millstream.loader.pipeline.logical_shard import LogicalShard
+from millstream.loader.pipeline.logical_shard import LogicalShard, records_per_block
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.packing import most_batches
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.random_streams import seed_of
 from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart, reader_of
 from millstream.loader.pipeline.requests import Fed, Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
 from millstream.loader.pipeline.steps import annotated, run_steps
 from millstream.loader.pipeline.substitutes import KeyCycle, with_substitutes
+from millstream.randomness import OF_BATCHES
 from millstream.samplers.protocols import is_mixed
+from millstream.seed_hashing import derive_seed
 from millstream.signal_exceptions import cannot_wait, is_from_signal_handler
 from millstream.sources.source_checks import batched_read_of
-from millstream.transforms import Batch, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap
+from millstream.transforms import Batch, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 
 KEYS = "keys"
 """What finding out which records a call is about is called, where time is measured."""
@@ -70,10 +74,10 @@ class Plan:
     """
 
     def __init__(self, pipeline: Pipeline, watch: Watch = lambda _, function: function) -> None:
-        self.pipeline = pipeline
-        source = pipeline.source
         groups = split_stages(pipeline.operations)
         self.one_to_one = first_deciding(pipeline.operations) is None
+        self.pipeline = pipeline = _with_shuffled_batches(pipeline, groups)
+        source = pipeline.source
         self.batched_source = batched_read_of(source) is not None
         self.source_knows_threads = may_tell_threads_apart(source)
         self.blocks_are_batches = any(isinstance(operation, Batch) for operation in groups[0])
@@ -274,3 +278,17 @@ class Plan:
                 watched.after(number)
         run.failures = tuple(sorted(failed, key=lambda failure: failure.position))
         return run
+
+
+def _with_shuffled_batches(pipeline: Pipeline, stages: Sequence[Sequence[Transformation]]) -> Pipeline:
+    """Returns the pipeline with the rows of a mixture permuted within each global batch.
+
+    A pipeline that one logical shard reads alone, and that decides while reading, keeps the order: there is no share
+    to balance, and the rows at the end of the order are the first ones of the batch that a longer order has there.
+    """
+    order, num_shards = pipeline.order, pipeline.logical_shards[0].shard_count
+    if not is_mixed(order) or (num_shards == 1 and first_deciding(pipeline.operations) is not None):
+        return pipeline
+    size = records_per_block(stages, pipeline.share) * num_shards
+    seed = derive_seed(seed_of(order) or 0, OF_BATCHES)
+    return dataclasses.replace(pipeline, order=order.shuffled_within(size, seed))

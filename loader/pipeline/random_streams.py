@@ -8,7 +8,7 @@ from millstream.loader.pipeline.elements import Origins
 from millstream.randomness import OF_GROUPS, generators, generators_from
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import MixedSampler, is_mixed
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 
 
 def streams_of(
@@ -66,7 +66,7 @@ def seed_of(sampler: VectorisedSampler | AdaptedSampler) -> int | None:
     if not is_mixed(sampler):
         return sampler.seed
     first = seed_of(sampler.samplers[0])
-    return None if first is None else derived(first, OF_GROUPS)
+    return None if first is None else derive_seed(first, OF_GROUPS)
 
 
 def has_randomness(sampler: VectorisedSampler | AdaptedSampler) -> bool:

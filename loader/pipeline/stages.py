@@ -11,7 +11,7 @@ from millstream.loader.pipeline.random_streams import seed_of, streams_of
 from millstream.loader.pipeline.steps import Step, compile_step
 from millstream.randomness import OF_GROUPS
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 from millstream.transforms import Batch, Filter, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import Grouping, GroupingOperation
 from millstream.transforms.only_for import leaves
@@ -146,4 +146,4 @@ def _only_copies(operation: Transformation) -> bool:
 def _seeded(operation: GroupingOperation, order: VectorisedSampler | AdaptedSampler, number: int) -> GroupingOperation:
     """Returns an operation that has a seed: its own, or one derived from the pipeline's seed and its number."""
     seed = seed_of(order)
-    return operation if seed is None else operation.seeded(derived(seed, OF_GROUPS - number))
+    return operation if seed is None else operation.seeded(derive_seed(seed, OF_GROUPS - number))

@@ -32,7 +32,7 @@ from millstream import (
     ShardOptions,
 )
 from millstream.loader.threads.reader_threads import THREAD_NAME
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 from millstream.transforms import Transformation
 
 SIZES = {"a": 7, "b": 11, "c": 4}
@@ -171,9 +171,10 @@ def test_an_error_in_one_component_comes_at_its_turn_and_names_it() -> None:
 
     loader = mixed([OnlyFor("c", fails), Batch(4, batch_fn=list)])
     iterator = iter(loader)
-    position = take(mixed([]), 100).index(("c", 2))
-    before = [element for _ in range(position // 4) for element in next(iterator)]
-    assert before == take(mixed([]), position // 4 * 4)
+    keys = [loader.record_keys(step).tolist() for step in range(9)]
+    step = next(step for step in range(9) if 20 in keys[step])
+    position = 4 * step + keys[step].index(20)
+    assert [len(next(iterator)) for _ in range(step)] == [4] * step
     with pytest.raises(RuntimeError, match="two") as caught:
         next(iterator)
     (note,) = caught.value.__notes__
@@ -224,6 +225,42 @@ def test_shards_of_a_mixture_are_the_mixture(shards: int) -> None:
     resumed = iter(parts[1])
     resumed.set_state(state)
     assert next(resumed) == take(parts[1], 2)[1]
+
+
+@pytest.mark.parametrize("operations", [[Batch(2)], [Batch(1), Batch(2)], []])
+def test_rows_are_permuted_within_global_batches(operations: list[Any]) -> None:
+    """Each global batch has the mixture's rows of that step, and each of four hosts reads all components.
+
+    Without the permutation, weights 1:1 leave a host whose share is even with the same rows of the period, and hosts
+    that read one row with one component only. The rows after the last complete global batch keep their order.
+    """
+    lengths = {"a": 401, "b": 402}
+    parts = {name: IndexSampler(length, num_epochs=1, seed=7) for name, length in lengths.items()}
+    mixture = MixtureSampler(parts, [1, 1])
+    source = ConcatenatedDataSource({name: range(length) for name, length in lengths.items()})
+    loaders = [
+        DataLoader(
+            data_source=source, sampler=mixture, operations=operations, shard_options=ShardOptions(index, 4, True)
+        )
+        for index in range(4)
+    ]
+    size = 8 if operations else 4
+    num_complete = len(mixture) // size
+    keys = np.array([[loader.record_keys(step) for loader in loaders] for step in range(num_complete)])
+    flat = keys.reshape(num_complete, size)
+    unpermuted = mixture.record_keys(0, num_complete * size).reshape(-1, size)
+    assert np.sort(flat).tolist() == np.sort(unpermuted).tolist()
+    assert len(np.unique(np.argsort(flat), axis=0)) > 9
+    for host in range(4):
+        assert 0.4 < np.mean(keys[:, host] < 401) < 0.6
+    if len(mixture) % size >= 4:
+        tail = np.concatenate([loader.record_keys(num_complete) for loader in loaders])
+        assert tail.tolist() == mixture.record_keys(num_complete * size, num_complete * size + len(tail)).tolist()
+    other = MixtureSampler({**parts, "a": IndexSampler(401, num_epochs=1, seed=8)}, [1, 1])
+    another = DataLoader(data_source=source, sampler=other, operations=[Batch(8)])
+    one = DataLoader(data_source=source, sampler=mixture, operations=[Batch(8)])
+    steps = range(40)
+    assert [one.record_keys(step).tolist() for step in steps] != [another.record_keys(step).tolist() for step in steps]
 
 
 def test_a_state_is_accepted_by_every_schedule_that_agrees_before_it() -> None:
@@ -379,7 +416,7 @@ def test_load_mixes_named_sources() -> None:
     )
     sampler = MixtureSampler(
         {
-            name: IndexSampler(size, NoSharding(), True, 1, derived(9, number))
+            name: IndexSampler(size, NoSharding(), True, 1, derive_seed(9, number))
             for number, (name, size) in enumerate(SIZES.items())
         },
         [2, 3, 1],

@@ -309,7 +309,7 @@ def test_fingerprints_say_components_and_weights_and_stay_short() -> None:
     """Fingerprints list components and weights one by one; where there are many, checksums."""
     mixture = MixtureSampler({"web": IndexSampler(9), "a b": IndexSampler(5)}, {"web": 2, "a b": 1})
     assert mixture.reweighted(6, [1, 0]).fingerprint() == (
-        "MixtureSampler component_0_web=IndexSampler(num_records=9,shuffle=False,seed=None) "
+        "MixtureSampler batches=permuted component_0_web=IndexSampler(num_records=9,shuffle=False,seed=None) "
         "component_1_a_b=IndexSampler(num_records=5,shuffle=False,seed=None) source_lengths=9:5 "
         "weights_from_0=2:1 weights_from_6=1"
     )
@@ -340,7 +340,7 @@ def test_names_that_look_alike_are_words_of_their_own() -> None:
     """Names that look alike have different words: else one would stand for both."""
     mixture = MixtureSampler({"a b": IndexSampler(3), "a_b": IndexSampler(4)}, [1, 1])
     names = [word.split("=")[0] for word in mixture.fingerprint().split(" ")[1:]]
-    assert len(set(names)) == len(names) == 4
+    assert len(set(names)) == len(names) == 5
 
 
 @given(drawn=mixtures(), named=st.booleans())

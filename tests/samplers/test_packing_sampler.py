@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from millstream import PackingSampler
 from millstream.samplers import Pieces
-from millstream.samplers.permutation import permute, permute_each
 
 WORDS = st.integers(0, 2**64 - 1)
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
@@ -136,22 +135,6 @@ def test_partners_of_a_document_are_like_drawn() -> None:
     expected = 3600 / 276
     assert len(partners) == 276
     assert sum((count - expected) ** 2 / expected for count in partners.values()) < 275 + 4 * np.sqrt(2 * 275)
-
-
-@given(
-    sets=st.lists(st.tuples(st.integers(1, 60) | st.integers(1, 2**63 - 1), WORDS), min_size=1, max_size=8),
-    data=st.data(),
-)
-def test_permutations_of_many_sets_are_those_of_each(sets: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Asked together, sets of any sizes have the permutations that each has alone, and the way back leads to them."""
-    numbers = np.array([data.draw(st.integers(0, size - 1)) for size, _ in sets])
-    sizes, seeds = np.array([size for size, _ in sets]), np.array([seed for _, seed in sets], dtype=np.uint64)
-    landed = permute_each(numbers, sizes, seeds)
-    offsets = numbers.view(np.uint64)[:, np.newaxis]
-    assert landed.tolist() == [
-        permute(offset, size, seed, 0)[0] for offset, (size, seed) in zip(offsets, sets, strict=True)
-    ]
-    assert permute_each(landed, sizes, seeds, inverse=True).tolist() == numbers.tolist()
 
 
 def test_documents_of_a_shuffled_row_come_in_any_order() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millstream import Batch, FilterTransform, FlatMapTransform, MapTransform, RandomMapTransform
 from millstream.dataset import MapDataset, WindowShuffleMapDataset, ZipMapDataset
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 from support.oracle import chains as oracle
 from support.oracle.chains import Oracle
 
@@ -189,7 +189,7 @@ def shuffle(draw: st.DrawFn, chain: Chain) -> Chain:
 def window(draw: st.DrawFn, chain: Chain) -> Chain:
     """Adds a shuffle within windows."""
     size, seed = draw(st.integers(1, 7)), draw(SEEDS)
-    plain = oracle.window_shuffled(chain.oracle, size, derived(seed, size))
+    plain = oracle.window_shuffled(chain.oracle, size, derive_seed(seed, size))
     return _after(chain, WindowShuffleMapDataset(chain.dataset, window_size=size, seed=seed), plain)
 
 

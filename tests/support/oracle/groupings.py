@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from millstream.randomness import OF_GROUPS, generator
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 from millstream.transforms import (
     BestFitPack,
     BucketBatch,
@@ -30,7 +30,7 @@ Element = tuple[int, int, Any]
 
 def part_index(index: int, limit: int, number: int) -> int:
     """Returns the index of one of the parts that an element may become, of which there are fewer than a limit."""
-    return index * limit + number if index < (2**63 - 1) // limit else derived(index, number) >> 1
+    return index * limit + number if index < (2**63 - 1) // limit else derive_seed(index, number) >> 1
 
 
 def laid_out(

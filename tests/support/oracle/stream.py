@@ -9,7 +9,7 @@ import numpy as np
 
 from millstream.randomness import generator
 from millstream.samplers import IndexSampler
-from millstream.samplers.rounds import derived
+from millstream.seed_hashing import derive_seed
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation
 from millstream.transforms.grouping import GroupingOperation
@@ -50,7 +50,7 @@ def with_seeds(operations: Sequence[Transformation], sampler: IndexSampler) -> l
     number = 2**64 - 1
     for operation in operations:
         if isinstance(operation, GroupingOperation) and operation.seed is None:
-            seeded.append(operation.seeded(0 if sampler.seed is None else derived(sampler.seed, number)))
+            seeded.append(operation.seeded(0 if sampler.seed is None else derive_seed(sampler.seed, number)))
             number -= 1
         else:
             seeded.append(operation)
