@@ -1,0 +1,203 @@
+"""Streams and states of release 0.1.0, stored as files: every later release yields and resumes the same.
+
+Which batches come for given arguments is a promise, and all other tests compare the product with an oracle that uses
+the product's random numbers. These files do not change. A new case prints its value when its entry is missing.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream
+from millstream.experimental import WindowShuffleIterDataset, WindowShuffleMapDataset
+from millstream.samplers import HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, SequentialSampler
+from millstream.sharding import ShardOptions
+from millstream.transforms import (
+    Batch,
+    BestFitPack,
+    BucketBatch,
+    ConcatThenSplit,
+    Filter,
+    FirstFitPack,
+    FlatMap,
+    Pack,
+    RandomMap,
+    TokenBudgetBatch,
+    Transformation,
+    WindowShuffle,
+)
+
+STREAMS = json.loads(Path(__file__).with_name("streams.json").read_text())
+STATES = json.loads(Path(__file__).with_name("states.json").read_text())
+NUM_VALUES = 100
+"""The number of values of a stream that are stored."""
+LENGTHS = [1 + (7 * key) % 11 for key in range(40)]
+"""The lengths of the documents: all from 1 to 11, in a fixed order."""
+ROWS = {"tokens": 16}
+
+
+class Documents:
+    """Documents whose tokens are their record key."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        return {"tokens": np.full(LENGTHS[key], key, np.int32)}
+
+
+def add_draw(element: int, rng: np.random.Generator) -> int:
+    """Returns the element and a random number below 1,000 beside it."""
+    return 1000 * element + int(rng.integers(1000))
+
+
+def is_odd(element: int) -> bool:
+    """True if the element is odd."""
+    return element % 2 == 1
+
+
+def split(element: int) -> list[int]:
+    """Returns no, one or two children of an element."""
+    return [element] * (element % 3)
+
+
+def values_of(elements: Iterable[Any]) -> list[int]:
+    """Returns the first numbers in the elements of a stream."""
+    values: list[int] = []
+    for element in elements:
+        leaves = element.values() if isinstance(element, dict) else [element]
+        for leaf in leaves:
+            values += np.ravel(leaf).tolist()
+        if len(values) >= NUM_VALUES:
+            break
+    return values[:NUM_VALUES]
+
+
+def keys_of(sampler: Any, start: int = 0, count: int = NUM_VALUES) -> list[int]:
+    """Returns the record keys of a sampler from a position on."""
+    return [int(key) for key in sampler.record_keys(start, start + count)]
+
+
+def numbers(*operations: Transformation, num_records: int = 50, **options: Any) -> millstream.DataLoader:
+    """Returns a loader of shuffled numbers."""
+    sampler = IndexSampler(
+        num_records, shuffle=True, seed=11, num_epochs=2, shard_options=options.pop("shard", NO_SHARD)
+    )
+    return millstream.DataLoader(data_source=range(num_records), sampler=sampler, operations=operations, **options)
+
+
+def documents(*operations: Transformation) -> millstream.DataLoader:
+    """Returns a loader of shuffled documents."""
+    sampler = IndexSampler(len(LENGTHS), shuffle=True, seed=12, num_epochs=2)
+    return millstream.DataLoader(data_source=Documents(), sampler=sampler, operations=operations)
+
+
+def mixture(stop: str) -> MixtureSampler:
+    """Returns a mixture of two components of different sizes."""
+    components = {
+        "a": IndexSampler(30, shuffle=True, seed=1, num_epochs=1),
+        "b": IndexSampler(70, shuffle=True, seed=2, num_epochs=1),
+    }
+    return MixtureSampler(components, {"a": 0.6, "b": 0.4}, stop=stop)
+
+
+def packed_rows(**options: Any) -> list[int]:
+    """Returns the values of rows that are packed in advance."""
+    sampler = PackingSampler(LENGTHS, 16, seed=3, **options)
+    loader = millstream.DataLoader(data_source=Documents(), sampler=sampler, operations=[Pack(ROWS)])
+    return values_of(loader)
+
+
+NO_SHARD = ShardOptions(0, 1)
+SHARD = ShardOptions(1, 3)
+CASES: dict[str, Callable[[], list[int]]] = {
+    "IndexSampler of 48": lambda: keys_of(IndexSampler(48, shuffle=True, seed=7)),
+    "IndexSampler of 2": lambda: keys_of(IndexSampler(2, shuffle=True, seed=7)),
+    "IndexSampler of 10**12": lambda: keys_of(IndexSampler(10**12, shuffle=True, seed=7), 10**9),
+    "IndexSampler, a large seed": lambda: keys_of(IndexSampler(1000, shuffle=True, seed=2**63 + 5)),
+    "IndexSampler of keys": lambda: keys_of(IndexSampler(9, keys=range(20, 29), shuffle=True, seed=7)),
+    "SequentialSampler": lambda: keys_of(SequentialSampler(1000)),
+    "HierarchicalSampler": lambda: keys_of(HierarchicalSampler([5, 9, 2, 7, 7, 8, 1], window_units=3, seed=7)),
+    "MixtureSampler, first_exhausted": lambda: keys_of(mixture("first_exhausted"), count=50),
+    "MixtureSampler, second epochs": lambda: keys_of(
+        MixtureSampler([IndexSampler(4, shuffle=True, seed=1), IndexSampler(9, shuffle=True, seed=2)], [1, 2])
+    ),
+    "PackingSampler": packed_rows,
+    "PackingSampler in order": lambda: packed_rows(shuffle=False),
+    "loader": lambda: values_of(numbers(Batch(5))),
+    "shard": lambda: values_of(numbers(Batch(5), shard=SHARD)),
+    "RandomMap": lambda: values_of(numbers(RandomMap(add_draw), RandomMap(add_draw))),
+    "Filter, RandomMap": lambda: values_of(numbers(Filter(is_odd), RandomMap(add_draw), Batch(4))),
+    "FlatMap, RandomMap": lambda: values_of(numbers(FlatMap(split, max_fan_out=2), RandomMap(add_draw))),
+    "WindowShuffle": lambda: values_of(numbers(WindowShuffle(8))),
+    "WindowShuffle, seed": lambda: values_of(numbers(WindowShuffle(8, seed=5))),
+    "FirstFitPack": lambda: values_of(documents(FirstFitPack(ROWS, num_packing_bins=3, seed=4))),
+    "FirstFitPack, seed of the pipeline": lambda: values_of(documents(FirstFitPack(ROWS, num_packing_bins=3))),
+    "BestFitPack": lambda: values_of(documents(BestFitPack(ROWS, num_packing_bins=3, seed=4))),
+    "ConcatThenSplit": lambda: values_of(documents(ConcatThenSplit(ROWS))),
+    "BucketBatch": lambda: values_of(documents(BucketBatch([4, 8, 12], [4, 3, 2], "tokens", window_size=16))),
+    "TokenBudgetBatch": lambda: values_of(documents(TokenBudgetBatch(24, "tokens"))),
+    "load": lambda: values_of(
+        millstream.load({"a": range(30), "b": range(70)}, weights={"a": 3, "b": 1}, shuffle=True, seed=0)
+    ),
+    "MapDataset.shuffle": lambda: values_of(millstream.MapDataset.range(50).seed(9).shuffle()),
+    "MapDataset.shuffle, seed": lambda: values_of(millstream.MapDataset.range(50).shuffle(seed=9).repeat(2)),
+    "MapDataset.random_map": lambda: values_of(millstream.MapDataset.range(50).seed(9).random_map(add_draw)),
+    "MapDataset.mix": lambda: values_of(
+        millstream.MapDataset.mix([millstream.MapDataset.range(30), millstream.MapDataset.range(100, 160)], [1, 3])
+    ),
+    "WindowShuffleMapDataset": lambda: values_of(
+        WindowShuffleMapDataset(millstream.MapDataset.range(60), window_size=7, seed=9)
+    ),
+    "WindowShuffleIterDataset": lambda: values_of(
+        WindowShuffleIterDataset(millstream.MapDataset.range(60).to_iter_dataset(), window_size=7, seed=9)
+    ),
+    "IterDataset.random_map": lambda: values_of(
+        millstream.MapDataset.range(90).seed(9).to_iter_dataset().filter(is_odd).random_map(add_draw)
+    ),
+    "IterDataset.mix": lambda: values_of(
+        millstream.IterDataset.mix(
+            [
+                millstream.MapDataset.range(30).shuffle(seed=1).to_iter_dataset(),
+                millstream.MapDataset.range(100, 160).to_iter_dataset(),
+            ],
+            [1, 3],
+        )
+    ),
+}
+LOADERS: dict[str, Callable[[], millstream.DataLoader]] = {
+    "1:1": lambda: numbers(Batch(5)),
+    "shard": lambda: numbers(Batch(5), shard=SHARD),
+    "Filter": lambda: numbers(Filter(is_odd), Batch(5)),
+    "FlatMap": lambda: numbers(FlatMap(split, max_fan_out=2), Batch(5)),
+    "WindowShuffle": lambda: numbers(WindowShuffle(8), Batch(5)),
+    "FirstFitPack": lambda: documents(FirstFitPack(ROWS, num_packing_bins=3), Batch(2)),
+    "BucketBatch": lambda: documents(BucketBatch([4, 8, 12], [4, 3, 2], "tokens", window_size=16)),
+    "mixture": lambda: millstream.DataLoader(
+        data_source=range(100), sampler=mixture("all_exhausted"), operations=[Batch(4)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_orders_draws_and_packers_are_those_of_the_release(name: str) -> None:
+    """The first values of each stream are the stored ones."""
+    assert CASES[name]() == STREAMS.get(name)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_states_of_the_release_resume(name: str) -> None:
+    """A state that release 0.1.0 saved after three batches is accepted, and the batches after it are the same."""
+    loader = LOADERS[name]()
+    with iter(loader) as uninterrupted, iter(loader) as resumed:
+        for _ in range(3):
+            next(uninterrupted)
+        assert name in STATES, uninterrupted.get_state().decode()
+        resumed.set_state(STATES[name].encode())
+        assert resumed.step == 3
+        for _ in range(3):
+            assert values_of([next(resumed)]) == values_of([next(uninterrupted)])
