@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import re
 import shlex
@@ -11,6 +12,9 @@ from typing import Any
 
 import pytest
 
+import millstream
+from millstream.loader.threads import waiting
+from millstream.loader.workers import warm_pools
 from millstream.tools.command_line import parser
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +23,11 @@ WITH_CODE = [document for document in DOCUMENTS if "```python\n" in document.rea
 
 BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
+
+
+def default_of(parameter: str) -> Any:
+    """Returns the default of a parameter of `DataLoader`."""
+    return inspect.signature(millstream.DataLoader).parameters[parameter].default
 
 
 def short_name(document: Path) -> str:
@@ -183,3 +192,19 @@ def test_the_figures_of_the_first_pages_are_those_of_the_report() -> None:
     home = re.findall(r"(\d[\d.]*) times", (ROOT / "docs/index.md").read_text())
     assert home
     assert {f"{float(figure):.2g}" for figure in home} <= {figure for row in told for figure in row}
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence", "value", "expected"),
+    [
+        ("how-workers-work", "waited for 30 s, the log says so", waiting.STALL_WARNING_SECONDS, 30),
+        ("how-workers-work", "nobody has used them for a minute", warm_pools.IDLE_SECONDS, 60),
+        ("coming-from-pytorch", "`stall_timeout`, 600 s by default", default_of("stall_timeout"), 600),
+        ("tuning", "up to 16 threads read ahead", millstream.ReadOptions().num_threads, 16),
+        ("tuning", "500 records at most", millstream.ReadOptions().prefetch_buffer_size, 500),
+    ],
+)
+def test_default_values_are_those_of_the_documents(document: str, sentence: str, value: float, expected: float) -> None:
+    """A number that a document gives as a default is the default."""
+    assert sentence in " ".join((ROOT / "docs" / f"{document}.md").read_text().split())
+    assert value == expected

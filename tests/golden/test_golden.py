@@ -4,7 +4,10 @@ Which batches come for given arguments is a promise, and all other tests compare
 the product's random numbers. These files do not change. A new case prints its value when its entry is missing.
 """
 
+import inspect
 import json
+import operator
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 
 import millstream
+from millstream import samplers, transforms
 from millstream.experimental import WindowShuffleIterDataset, WindowShuffleMapDataset
 from millstream.samplers import HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, SequentialSampler
 from millstream.sharding import ShardOptions
@@ -24,8 +28,14 @@ from millstream.transforms import (
     Filter,
     FirstFitPack,
     FlatMap,
+    Map,
+    MapWithIndex,
+    OnlyFor,
     Pack,
+    PackAndBatchOperation,
+    PadTo,
     RandomMap,
+    Rebatch,
     TokenBudgetBatch,
     Transformation,
     WindowShuffle,
@@ -55,6 +65,11 @@ def add_draw(element: int, rng: np.random.Generator) -> int:
     return 1000 * element + int(rng.integers(1000))
 
 
+def add_index(index: int, element: int) -> int:
+    """Returns the element and its index beside it."""
+    return 1000 * element + index
+
+
 def is_odd(element: int) -> bool:
     """True if the element is odd."""
     return element % 2 == 1
@@ -65,13 +80,19 @@ def split(element: int) -> list[int]:
     return [element] * (element % 3)
 
 
+def numbers_in(element: Any) -> list[int]:
+    """Returns all numbers in an element, in order."""
+    if isinstance(element, dict | tuple):
+        leaves = element.values() if isinstance(element, dict) else element
+        return [number for leaf in leaves for number in numbers_in(leaf)]
+    return [int(number) for number in np.ravel(element)]
+
+
 def values_of(elements: Iterable[Any]) -> list[int]:
     """Returns the first numbers in the elements of a stream."""
     values: list[int] = []
     for element in elements:
-        leaves = element.values() if isinstance(element, dict) else [element]
-        for leaf in leaves:
-            values += np.ravel(leaf).tolist()
+        values += numbers_in(element)
         if len(values) >= NUM_VALUES:
             break
     return values[:NUM_VALUES]
@@ -126,10 +147,23 @@ CASES: dict[str, Callable[[], list[int]]] = {
     "MixtureSampler, second epochs": lambda: keys_of(
         MixtureSampler([IndexSampler(4, shuffle=True, seed=1), IndexSampler(9, shuffle=True, seed=2)], [1, 2])
     ),
-    "PackingSampler": packed_rows,
+    "PackingSampler, Pack": packed_rows,
     "PackingSampler in order": lambda: packed_rows(shuffle=False),
-    "loader": lambda: values_of(numbers(Batch(5))),
+    "Batch": lambda: values_of(numbers(Batch(5))),
     "shard": lambda: values_of(numbers(Batch(5), shard=SHARD)),
+    "Map, MapWithIndex": lambda: values_of(numbers(Map(operator.neg), MapWithIndex(add_index))),
+    "OnlyFor": lambda: values_of(
+        millstream.load(
+            {"a": range(30), "b": range(50)},
+            weights=[1, 1],
+            shuffle=True,
+            seed=6,
+            transformations=[OnlyFor("b", operator.neg)],
+        )
+    ),
+    "PadTo": lambda: values_of(documents(PadTo({"tokens": 11}))),
+    "PackAndBatchOperation": lambda: values_of(documents(PackAndBatchOperation(ROWS, batch_size=2))),
+    "Rebatch": lambda: values_of(numbers(Batch(5), Rebatch(7))),
     "RandomMap": lambda: values_of(numbers(RandomMap(add_draw), RandomMap(add_draw))),
     "Filter, RandomMap": lambda: values_of(numbers(Filter(is_odd), RandomMap(add_draw), Batch(4))),
     "FlatMap, RandomMap": lambda: values_of(numbers(FlatMap(split, max_fan_out=2), RandomMap(add_draw))),
@@ -183,10 +217,26 @@ LOADERS: dict[str, Callable[[], millstream.DataLoader]] = {
 }
 
 
+def is_order_or_operation(kind: type) -> bool:
+    """True if the class is an operation, or a sampler rather than a protocol of samplers."""
+    return issubclass(kind, Transformation) or (
+        hasattr(kind, "record_keys_at") and not inspect.isabstract(kind) and not getattr(kind, "_is_protocol", False)
+    )
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_orders_draws_and_packers_are_those_of_the_release(name: str) -> None:
     """The first values of each stream are the stored ones."""
     assert CASES[name]() == STREAMS.get(name)
+
+
+def test_every_public_sampler_and_operation_has_a_golden_stream() -> None:
+    """Each class that users name in `millstream.samplers` and `millstream.transforms` occurs in the name of a case."""
+    named = {name for case in CASES for name in re.findall(r"\w+", case)} | {"Transformation"}
+    public = [getattr(part, name) for part in (samplers, transforms) for name in part.__all__]
+    classes = {each.__name__ for each in public if isinstance(each, type) and is_order_or_operation(each)}
+
+    assert classes - named == set()
 
 
 @pytest.mark.parametrize("name", LOADERS)

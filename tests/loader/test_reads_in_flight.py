@@ -30,10 +30,11 @@ MAX_OUTPUTS = 3000
 class Storage:
     """Documents that hold the largest number of reads that were in flight so far, in the process that reads.
 
-    A read ends when NUM_THREADS are in flight, or after LATENCY.
+    A read ends when `limit` are in flight, or after LATENCY.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = NUM_THREADS) -> None:
+        self._limit = limit
         self._reset()
 
     def _reset(self) -> None:
@@ -41,7 +42,7 @@ class Storage:
         self._in_flight = self._peak = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
+        return type(self), (self._limit,)
 
     def __len__(self) -> int:
         return 1_000_000
@@ -55,7 +56,7 @@ class Storage:
             self._in_flight += 1
             self._peak = max(self._peak, self._in_flight)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._peak >= NUM_THREADS, LATENCY)
+            self._changed.wait_for(lambda: self._peak >= self._limit, LATENCY)
             self._in_flight -= 1
             return [{"tokens": np.full(3, self._peak, np.int32)} for _ in keys]
 
@@ -91,12 +92,12 @@ def loader_of(storage: Storage, shape: str, **settings: Any) -> millstream.DataL
     return millstream.DataLoader(data_source=storage, sampler=sampler, operations=SHAPES[shape], **settings)
 
 
-def reads_in_flight(outputs: Iterable[Any]) -> int:
+def reads_in_flight(outputs: Iterable[Any], limit: int = NUM_THREADS) -> int:
     """Returns the largest number of reads that were in flight, having read until as many as allowed were."""
     peak = 0
     for _, output in zip(range(MAX_OUTPUTS), outputs, strict=False):
         peak = max(peak, int(output["tokens"].max()))
-        if peak >= NUM_THREADS:
+        if peak >= limit:
             break
     return peak
 
@@ -109,6 +110,13 @@ def test_as_many_reads_are_in_flight_as_threads_allow(kind: type[Storage], shape
     reading = millstream.ReadOptions(num_threads=NUM_THREADS)
     with iter(loader_of(kind(), shape, worker_count=worker_count, read_options=reading)) as iterator:
         assert reads_in_flight(iterator) == NUM_THREADS
+
+
+@pytest.mark.parametrize("worker_count", [0, 1])
+def test_sixteen_reads_are_in_flight_by_default(worker_count: int) -> None:
+    """Without `read_options`, 16 threads read in each process, as the documents say."""
+    with iter(loader_of(Storage(16), "Batch", worker_count=worker_count)) as iterator:
+        assert reads_in_flight(iterator, 16) == 16
 
 
 @pytest.mark.parametrize("kind", [Storage, BatchedStorage])

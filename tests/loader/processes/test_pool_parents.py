@@ -3,6 +3,7 @@
 The rows are those of the fault matrix in test_pool_faults.py.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -17,21 +18,28 @@ import pytest
 
 from support.faults.user_faults import WAIT_SECONDS, Pipe
 from support.processes.trainers import trainer
-from support.processes.worker_pools import EXPECTED, environment, loader_of, pids_of, python, still_there
+from support.processes.worker_pools import (
+    EXPECTED,
+    assert_quickest,
+    environment,
+    loader_of,
+    pids_of,
+    python,
+    still_there,
+)
 
 
 @pytest.mark.parametrize(
-    ("then", "fault"),
+    ("sent", "then", "fault"),
     [
-        ("waits", "hang"),
-        ("waits", "hang_in_c"),
-        ("waits", "work_for_ever"),
-        ("waits", "stop"),
-        ("trains", "hang_in_c"),
-        ("trains", "do_nothing"),
+        (signal.SIGKILL, "waits", "hang"),
+        (signal.SIGTERM, "waits", "hang_in_c"),
+        (signal.SIGKILL, "waits", "work_for_ever"),
+        (signal.SIGTERM, "waits", "stop"),
+        (signal.SIGTERM, "trains", "hang_in_c"),
+        (signal.SIGKILL, "trains", "do_nothing"),
     ],
 )
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
 def test_a_trainer_killed_leaves_nothing(sent: signal.Signals, then: str, fault: str, tmp_path: Path) -> None:
     """Rows 9, 10, 27: a second later all its processes are gone, also those inside user code, and their children."""
     with trainer(tmp_path, fault, then) as (process, _, started):
@@ -40,6 +48,22 @@ def test_a_trainer_killed_leaves_nothing(sent: signal.Signals, then: str, fault:
         assert process.wait(WAIT_SECONDS) == -sent
         assert process.stderr is not None
         assert process.stderr.read() == ""
+
+
+def test_workers_are_gone_half_a_second_after_their_trainer(tmp_path: Path) -> None:
+    """Workers inside user code have half a second to end, and are killed then: the quickest attempt takes < 0.75 s."""
+    folders = itertools.count()
+
+    def seconds_until_gone() -> float:
+        folder = tmp_path / str(next(folders))
+        folder.mkdir()
+        with trainer(folder, "hang_in_c", "waits") as (process, _, started):
+            start = time.monotonic()
+            process.kill()
+            assert still_there(started, WAIT_SECONDS) == []
+            return time.monotonic() - start
+
+    assert_quickest(0.75, seconds_until_gone)
 
 
 @pytest.mark.parametrize(("then", "fault"), [("waits", "hang_in_c"), ("trains", "do_nothing")])
