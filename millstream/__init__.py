@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         TokenDataSource,
         WebDatasetDataSource,
     )
-    from millstream.tools import lengths_of
+    from millstream.tools import convert, lengths_of
     from millstream.transforms import (
         BestFitPack,
         BOSHandling,
@@ -174,6 +174,7 @@ __all__ = [
     "__version__",
     "checkpoint",
     "constants",
+    "convert",
     "decode_examples",
     "device_put",
     "encode_example",
@@ -202,7 +203,11 @@ if not TYPE_CHECKING:
             if name in __all__
         }
         | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset"), "millstream.dataset")
-        | {"install_as_grain": "millstream.grain_imports", "lengths_of": "millstream.tools"},
+        | {
+            "install_as_grain": "millstream.grain_imports",
+            "convert": "millstream.tools",
+            "lengths_of": "millstream.tools",
+        },
     )
 
     def __getattr__(name: str) -> object:

@@ -47,7 +47,6 @@ FACADE = {
 }
 
 IMPORTERS = {
-    "apache_beam": {"millstream.tools.beam_conversion"},
     "array_record": {"millstream.sources.array_record", "millstream.tools.record_writers"},
     # What is quicker or nicer where it is installed.
     "google_crc32c": {"millstream.sources.crc32c"},
@@ -67,7 +66,6 @@ IMPORTERS = {
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
 LATE_IMPORTS = {
-    "apache_beam",
     "array_record",
     "google_crc32c",
     "jax",

@@ -154,7 +154,7 @@ def test_every_extra_that_people_are_told_to_install_exists() -> None:
         for extra in several.split(",")
     }
 
-    assert named >= {"all", "ray", "beam"}
+    assert named >= {"all", "ray"}
     assert named <= extras
 
 

@@ -1,5 +1,16 @@
-"""What is done around training: lengths of documents, and the command line, which looks at files and converts them."""
+"""Tools around training: lengths of documents, conversion of files, and the command line."""
 
-from millstream.tools.lengths import lengths_of
+from typing import TYPE_CHECKING
 
-__all__ = ["lengths_of"]
+if TYPE_CHECKING:
+    from millstream.tools.conversion import convert
+    from millstream.tools.lengths import lengths_of
+else:
+    from millstream import lazy_imports
+
+    # Lazy: the command line imports this package, too, and each command needs only its own modules.
+    __getattr__, __dir__ = lazy_imports.hooks(
+        __name__, {"convert": "millstream.tools.conversion", "lengths_of": "millstream.tools.lengths"}
+    )
+
+__all__ = ["convert", "lengths_of"]

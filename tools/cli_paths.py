@@ -1,48 +1,41 @@
-"""Which files a person means on the command line, and of which format they are."""
+"""The files that the arguments of a command select, grouped by format."""
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from millstream.sources.formats import FORMATS, FileFormat, format_of_file
 from millstream.sources.storage.paths import FilePart, resolve_paths
 
-Refuse = Callable[[Exception], None]
-"""Is told of a file that cannot be used, instead of raising the error."""
+T = TypeVar("T")
+Result = TypeVar("Result")
 
-GivenFiles = dict[str, tuple[FileFormat, list[str]]]
-"""Files by the name of their format: each as a path, with the range of its records if there is one."""
+FilesByFormat = dict[str, tuple[FileFormat, list[str]]]
+"""Paths, with their record ranges, by the name of their format."""
 
 
-def given_files(paths: Sequence[str], format_name: str | None, refuse: Refuse | None = None) -> GivenFiles:
-    """Returns the files that some paths mean, in their order, those of one format together.
+def find_files(
+    paths: Sequence[str], format_name: str | None, on_error: Callable[[Exception], None] | None = None
+) -> FilesByFormat:
+    """Returns the files that the paths select, in their order.
 
     Args:
-        paths: files, patterns, and files with a range of their records, `file[10:20]`; of a Megatron dataset, either of
-            its two files, or what their names have in common.
-        format_name: the format of all of them; None where names and first bytes say it.
-        refuse: is told of each file that cannot be read or is of no known format, and of each path that is none; None
-            to raise the first such error.
+        paths: files, globs, and files with a record range, `file[10:20]`; for a Megatron dataset, either of its two
+            files, or their common prefix.
+        format_name: the format of all files; None to detect the format of each from its name or first bytes.
+        on_error: called with the error of each path or file that cannot be used; None to raise the first one.
 
     Raises:
         OSError: a file cannot be found or read.
-        DataSourceError: a file is of no format that is known.
-        ValueError: a range that ends before it starts.
+        DataSourceError: the format of a file is unknown.
+        ValueError: a range ends before it starts.
     """
     chosen = next((kind for kind in FORMATS if kind.name == format_name), None)
-    parts: list[FilePart] = []
-    for path in paths:
-        try:
-            parts += _parts(path)
-        except _REFUSED as error:
-            _refuse(error, refuse)
-    found: GivenFiles = {}
-    for part in dict.fromkeys(parts):
+    found: FilesByFormat = {}
+
+    def add(part: FilePart) -> None:
         path = part.path
-        try:
-            kind = chosen or format_of_file(path)
-        except _REFUSED as error:
-            _refuse(error, refuse)
-            continue
+        kind = chosen or format_of_file(path)
         if kind.name == "megatron":
             path = path.removesuffix(".idx").removesuffix(".bin")
         elif part.stop is not None:
@@ -50,17 +43,21 @@ def given_files(paths: Sequence[str], format_name: str | None, refuse: Refuse | 
         _, of_kind = found.setdefault(kind.name, (kind, []))
         if path not in of_kind:
             of_kind.append(path)
+
+    for path in paths:
+        for part in _attempt(_parts, path, on_error) or ():
+            _attempt(add, part, on_error)
     return found
 
 
-_REFUSED = (OSError, ValueError)
-
-
-def _refuse(error: Exception, refuse: Refuse | None) -> None:
-    """Tells of an error, or raises it if there is nobody to be told."""
-    if refuse is None:
-        raise error
-    refuse(error)
+def _attempt(action: Callable[[T], Result], argument: T, on_error: Callable[[Exception], None] | None) -> Result | None:
+    try:
+        return action(argument)
+    except (OSError, ValueError) as error:
+        if on_error is None:
+            raise
+        on_error(error)
+        return None
 
 
 def _parts(path: str) -> list[FilePart]:
@@ -70,6 +67,6 @@ def _parts(path: str) -> list[FilePart]:
     for part in parts:
         if os.path.isdir(part.path):  # noqa: PTH112
             raise IsADirectoryError(
-                f"{part.path!r} is a directory: name the files in it, such as {os.path.join(part.path, '*')!r}."  # noqa: PTH118
+                f"{part.path!r} is a directory. Pass its files, such as {os.path.join(part.path, '*')!r}."  # noqa: PTH118
             )
     return parts

@@ -1,7 +1,7 @@
-"""The command line: `millstream inspect`, `convert`, `index` and `top`, also as `python -m millstream`.
+"""The command line: `millstream inspect`, `convert`, `index` and `top`, also available as `python -m millstream`.
 
-Exit statuses: 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C, 141 where nobody reads the output
-any more. What goes wrong is a sentence on the standard error; what is not expected to is a traceback.
+The exit status is 0 on success, 1 on failure, 2 on wrong usage, 130 after Ctrl-C, and 141 after a broken pipe. An
+expected error is one sentence on stderr. A traceback is a bug.
 """
 
 import argparse
@@ -16,20 +16,20 @@ from typing import Any
 from millstream import __version__
 from millstream.errors import WorkerDiedError, WorkerError, WorkerStalledError
 from millstream.sources.formats import FORMATS
-from millstream.tools.cli_paths import given_files
+from millstream.tools.cli_paths import find_files
 
-_EXPECTED = (OSError, ValueError, ImportError, WorkerDiedError, WorkerError, WorkerStalledError)
-"""What says in a sentence what is wrong: with a file, with its content, or with what is asked for."""
+_EXPECTED_ERRORS = (OSError, ValueError, ImportError, WorkerDiedError, WorkerError, WorkerStalledError)
+"""Errors that are printed as one sentence."""
 
-_INTERRUPTED, _NOBODY_READS = 130, 141
-"""128 and the number of the signal, SIGINT and SIGPIPE, as shells have it."""
+_INTERRUPTED, _BROKEN_PIPE = 130, 141
+"""Exit statuses as in shells: 128 plus the number of SIGINT or SIGPIPE."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, and returns the exit status.
+    """Runs a command, and returns its exit status.
 
     Args:
-        arguments: what follows the name of the program; None for that of this process.
+        arguments: the arguments after the program name; None for those of this process.
 
     Raises:
         SystemExit: wrong usage, or `--help`.
@@ -43,179 +43,191 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # Python flushes once more when it ends, and would complain.
+        # Python flushes stdout again when it exits, which must succeed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _NOBODY_READS
+        return _BROKEN_PIPE
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     if sys.stdout is not None and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # Names of files may be any bytes.
-    given = parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], None] = given.run
-    with _messages_on_standard_error():
+        sys.stdout.reconfigure(errors="backslashreplace")  # File names may contain any bytes.
+    options = parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], None] = options.run
+    with _messages_on_stderr():
         try:
-            run(given)
+            run(options)
         except BrokenPipeError:
             raise
-        except _EXPECTED as error:
-            _complain(error)
+        except _EXPECTED_ERRORS as error:
+            _print_error(error)
             return 1
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns what understands the arguments of all commands."""
-    whole = argparse.ArgumentParser(
+    """Returns the argument parser of all commands."""
+    root = argparse.ArgumentParser(
         prog="millstream",
-        description="Looks at files of records, converts and indexes them; looks at running pipelines.",
+        description="Inspect, convert and index record files; monitor running trainers.",
     )
-    whole.add_argument("--version", action="version", version=f"millstream {__version__}")
-    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    inspect = _command(commands, "inspect", _inspect, "show what files hold: records, sizes, the first record")
-    index = _command(commands, "index", _index, "find where each record begins, ahead of time, and keep that")
+    root.add_argument("--version", action="version", version=f"millstream {__version__}")
+    commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    inspect = _command(commands, "inspect", _inspect, "show the format, record sizes and first record of files")
+    index = _command(commands, "index", _index, "build the record indices of files in advance")
     for command in (inspect, index):
         _add_paths(command, "paths", "PATH")
     convert = _command(
-        commands, "convert", _convert, "write records of any format to ArrayRecord or Bagz files, or unpack a file"
+        commands,
+        "convert",
+        _convert,
+        "write records of any format to ArrayRecord, Bagz or token files, or decompress a file",
     )
     _add_paths(convert, "sources", "SRC")
     convert.add_argument(
         "destination",
         metavar="DST",
-        help="a file that ends in .array_record, .bag or .bagz; any other name unpacks a SRC that is compressed",
+        help="a file ending in .array_record, .bag, .bagz or .bin (tokens); any other name decompresses SRC into it",
     )
     convert.add_argument(
-        "--shards", type=_positive, default=1, metavar="N", help="write N files, DST-00000-of-0000N and so on"
+        "--shards", type=_positive, default=1, metavar="N", help="write N files, DST-00000-of-0000N etc. (default: 1)"
     )
     convert.add_argument(
-        "--jobs", type=_positive, metavar="N", help="how many processes write files at the same time (one per core)"
+        "--jobs",
+        type=_positive,
+        metavar="N",
+        help="number of processes, each of which writes one file (default: one per core)",
     )
     convert.add_argument(
         "--encode",
         choices=["auto", "raw", "json", "example"],
         default="auto",
-        help="what records become: bytes and text as they are, JSON, tf.train.Example; auto chooses by the first one",
+        help="record encoding: raw (bytes and text unchanged), json, example (tf.train.Example), or auto (default: "
+        "selected by the first record)",
     )
     convert.add_argument(
-        "--compression", metavar="none|zstd[:LEVEL]", help="how each record is compressed (none, the fastest to read)"
+        "--map",
+        metavar="MODULE:FUNCTION",
+        dest="function",
+        help="write the results of a Python function, called with each record",
     )
     convert.add_argument(
-        "--runner", metavar="NAME", help="write with Apache Beam instead: DirectRunner, FlinkRunner, SparkRunner, ..."
+        "--feature", metavar="NAME", help="for tokens: the entry that holds them (default: the only entry)"
     )
     convert.add_argument(
-        "--runner-option",
-        action="append",
-        default=[],
-        dest="runner_options",
-        metavar="NAME=VALUE",
-        help="an option of Beam, such as flink_master=localhost:8081; may be repeated",
+        "--dtype", help="for tokens: their dtype in the file, such as uint16 (default: that of the arrays)"
+    )
+    convert.add_argument(
+        "--compression", metavar="none|zstd[:LEVEL]", help="compression of each record (default: the fastest to read)"
     )
     convert.add_argument(
         "--max-ratio",
         type=_positive,
         default=200,
         metavar="N",
-        help="unpack a file of more than 1 GiB only if it becomes at most N times as large (200)",
+        help="decompress a file to more than 1 GiB only if it grows at most N-fold (default: 200)",
     )
     convert.add_argument("--overwrite", action="store_true", help="replace existing files")
-    top = _command(commands, "top", _top, "show what the pipelines of a running trainer do, live")
+    top = _command(commands, "top", _top, "monitor the pipelines of a running trainer")
     top.add_argument(
         "pid",
         type=_positive,
         nargs="?",
         metavar="PID",
-        help="the trainer's process; not needed where there is only one",
+        help="process ID of the trainer; optional if only one can be monitored",
     )
-    top.add_argument("--list", action="store_true", help="list the processes that can be looked at")
-    top.add_argument("--once", action="store_true", help="print one look as text, which is also what goes into a pipe")
-    top.add_argument("--stacks", action="store_true", help="show the stacks of its threads and workers, too")
+    top.add_argument("--list", action="store_true", help="list the trainers that can be monitored")
+    top.add_argument(
+        "--once", action="store_true", help="print one snapshot and exit (default if stdout is not a terminal)"
+    )
+    top.add_argument("--stacks", action="store_true", help="also show the stacks of threads and workers")
     top.add_argument(
         "--interval",
         type=_seconds,
         default=1.0,
         metavar="SECONDS",
-        help="seconds between two looks, over which rates are taken (1)",
+        help="refresh interval in seconds; rates are averages over it (default: 1)",
     )
-    return whole
+    return root
 
 
 def _seconds(text: str) -> float:
     number = float(text)
     if not 0.05 <= number <= 3600:
-        raise argparse.ArgumentTypeError(f"must be from 0.05 to 3600 seconds, got {text}")
+        raise argparse.ArgumentTypeError(f"must be between 0.05 and 3600 seconds, got {text}")
     return number
 
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
     return int(text)
 
 
-def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], None], summary: str
+) -> argparse.ArgumentParser:
+    description = f"{summary[0].upper()}{summary[1:]}."
+    command: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=description)
     command.set_defaults(run=run)
     return command
 
 
-def _add_paths(command: argparse.ArgumentParser, name: str, shown: str) -> None:
+def _add_paths(command: argparse.ArgumentParser, name: str, metavar: str) -> None:
     command.add_argument(
-        name, nargs="+", metavar=shown, help="a file, a pattern in quotes, or a file with a range, 'a.tfrecord[0:100]'"
+        name, nargs="+", metavar=metavar, help="a file, a quoted glob, or a file with a record range, 'a.txt[0:100]'"
     )
     names = [kind.name for kind in FORMATS]
     command.add_argument(
-        "--format", choices=names, help="the format of all files, where their names and first bytes do not say it"
+        "--format", choices=names, help="format of all files (default: detected from their names or first bytes)"
     )
 
 
-def _inspect(given: argparse.Namespace) -> None:
-    from millstream.tools.inspection import inspected  # noqa: PLC0415  (each command loads what it needs)
+def _inspect(options: argparse.Namespace) -> None:
+    from millstream.tools.inspection import inspect_files  # noqa: PLC0415  (lazy: each command imports only its own code)
 
-    refused: list[Exception] = []
-    has_shown = False
-    for kind, paths in given_files(given.paths, given.format, refused.append).values():
+    errors: list[Exception] = []
+    has_output = False
+    for kind, paths in find_files(options.paths, options.format, errors.append).values():
         try:
-            lines = list(inspected(kind, paths))
-        except _EXPECTED as error:
-            refused.append(error)
+            lines = list(inspect_files(kind, paths))
+        except _EXPECTED_ERRORS as error:
+            errors.append(error)
             continue
-        print("\n" * has_shown + "\n".join(lines))
-        has_shown = True
-    for one in refused[:-1]:
-        _complain(one)
-    if refused:
-        raise refused[-1]
+        print("\n" * has_output + "\n".join(lines))
+        has_output = True
+    for earlier in errors[:-1]:
+        _print_error(earlier)
+    if errors:
+        raise errors[-1]
 
 
-def _index(given: argparse.Namespace) -> None:
-    from millstream.tools.indexing import indexed  # noqa: PLC0415
+def _index(options: argparse.Namespace) -> None:
+    from millstream.tools.inspection import build_index  # noqa: PLC0415
 
-    for kind, paths in given_files(given.paths, given.format).values():
-        for line in indexed(kind, paths):
-            print(line)
-
-
-def _convert(given: argparse.Namespace) -> None:
-    from millstream.tools.convert_command import converted  # noqa: PLC0415
-
-    options = {name: value for name, value in vars(given).items() if name not in {"run", "sources", "destination"}}
-    print(converted(given.sources, given.destination, **options))
+    for kind, paths in find_files(options.paths, options.format).values():
+        print(build_index(kind, paths))
 
 
-def _top(given: argparse.Namespace) -> None:
+def _convert(options: argparse.Namespace) -> None:
+    from millstream.tools.convert_command import run_convert  # noqa: PLC0415
+
+    keywords = {name: value for name, value in vars(options).items() if name not in {"run", "sources", "destination"}}
+    print(run_convert(options.sources, options.destination, **keywords))
+
+
+def _top(options: argparse.Namespace) -> None:
     from millstream.tools.top_command import listed, shown  # noqa: PLC0415
 
-    if given.list:
+    if options.list:
         for line in listed():
             print(line)
         return
-    shown(given.pid, once=given.once, stacks=given.stacks, interval=given.interval)
+    shown(options.pid, once=options.once, stacks=options.stacks, interval=options.interval)
 
 
 @contextlib.contextmanager
-def _messages_on_standard_error() -> Iterator[None]:
-    """Shows warnings, and what the library logs, as lines on the standard error."""
+def _messages_on_stderr() -> Iterator[None]:
+    """Prints warnings and the log messages of the library to stderr."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"millstream: {message}", file=sys.stderr)
@@ -233,12 +245,11 @@ def _messages_on_standard_error() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _complain(error: BaseException) -> None:
-    print(f"millstream: {_sentence(error)}", file=sys.stderr)
+def _print_error(error: BaseException) -> None:
+    print(f"millstream: {_error_text(error)}", file=sys.stderr)
 
 
-def _sentence(error: BaseException) -> str:
-    """Returns what an error says, in one sentence."""
+def _error_text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         name = f": {os.fsdecode(error.filename)!r}" if error.filename else ""
         return f"{error.strerror}{name}"

@@ -1,135 +1,212 @@
-"""One file of a conversion, the unit of its work: written, noted, compared.
+"""The files of a conversion, each with the records of a range of keys.
 
-Guarantees:
-    - A unit can be written by several processes at once, as engines do that take a slow one for dead: each has a file
-      of its own until it is whole, all of them have the same records, and the last one stays.
-    - What a unit holds is noted before its file appears under its name: a file that is there has its note.
+Unfinished files are in a hidden folder beside the destination, `.NAME.conversion`, with the plan of the conversion, the
+number of records that each file has so far, and a lock file for the processes that write.
 """
 
 import contextlib
+import dataclasses
 import fcntl
-import json
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, final
 
 import numpy as np
 
-from millstream.errors import DataSourceError
-from millstream.sources.array_record import ArrayRecordDataSource
-from millstream.sources.bagz import BagzDataSource
-from millstream.sources.storage.new_files import new_file
-from millstream.sources.storage.paths import FileIdentity
-from millstream.tools.conversion_progress import RecordCounts
-from millstream.tools.lengths_cache import store_lengths
-from millstream.tools.record_encoding import encoded
-from millstream.tools.record_sizes import sizes_mark
-from millstream.tools.record_writers import new_writer
+from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.loader.checkpoints.fingerprint import fingerprint_of
+from millstream.samplers import SequentialSampler
+from millstream.sources.source_checks import batched_read_of
+from millstream.sources.storage.private_folders import open_private
+from millstream.sources.storage.progress import Progress
+from millstream.tools.record_encoding import Encoding, encode_records
+from millstream.tools.record_writers import companion_of, compression_level, new_writer
 
-if TYPE_CHECKING:
-    from millstream.tools.conversion import Conversion
+_VERSION = 3
+"""The version of a plan."""
 
 _BLOCK_BYTES = 4 << 20
 _BLOCK_RECORDS = 1024
 _FIRST_RECORDS = 16
-"""How much is read at once: bytes and records at most, and records at first."""
+"""Limits of one read: bytes and records, and the number of records of the first read."""
+
+_POLL_SECONDS = 0.25
 
 
-class UnitContent(NamedTuple):
-    """What is in a file.
+@final
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """The records of a source, and the files that they are written to.
 
     Attributes:
-        records: how many.
-        num_bytes: how many bytes they have, before any compression.
-        checksum: a CRC-32 of their lengths and bytes, in order.
-    """
-
-    records: int = 0
-    num_bytes: int = 0
-    checksum: int = 0
-
-    def plus(self, records: Iterable[bytes]) -> "UnitContent":
-        """Returns what is there with more records after these."""
-        count, num_bytes, checksum = self
-        for record in records:
-            count, num_bytes = count + 1, num_bytes + len(record)
-            checksum = zlib.crc32(record, zlib.crc32(len(record).to_bytes(8, "little"), checksum))
-        return UnitContent(count, num_bytes, checksum)
-
-
-def write_unit(conversion: "Conversion", counts: RecordCounts, shard: int) -> None:
-    """Writes one file from its beginning, whatever is left of an earlier attempt.
+        source: the records. Absent elements of a `MapDataset` are skipped.
+        destination: the file to write, or the name from which the names of several files are formed.
+        encoding: the conversion of a record to bytes.
+        compression: as for `new_writer`.
+        num_shards: the number of files.
 
     Raises:
-        OSError: it cannot be written; DataSourceError, what goes into it cannot be read.
+        ValueError: there are more files than records, the format lacks the compression, or a file is both read and
+            written.
+    """
+
+    source: Any
+    destination: str
+    encoding: Encoding
+    compression: str | None
+    num_shards: int
+
+    def __post_init__(self) -> None:
+        compression_level(self.extension, self.compression)
+        if not 1 <= self.num_shards <= len(self.source):
+            raise ValueError(
+                f"Cannot write {len(self.source):,} records to {self.num_shards:,} files: each file needs at least one."
+            )
+        if both := set(map(os.path.realpath, self.targets)) & set(map(os.path.realpath, self._inputs())):
+            raise ValueError(f"{both.pop()!r} is both an input and an output. Choose another destination.")
+
+    @property
+    def extension(self) -> str:
+        """The extension of the files' names."""
+        return os.path.splitext(self.destination)[1]  # noqa: PTH122  (paths are strings throughout)
+
+    @property
+    def targets(self) -> list[str]:
+        """The paths of the files, in the order of their records."""
+        if self.num_shards == 1:
+            return [self.destination]
+        stem = self.destination.removesuffix(self.extension)
+        return [f"{stem}-{n:05}-of-{self.num_shards:05}{self.extension}" for n in range(self.num_shards)]
+
+    @property
+    def folder(self) -> str:
+        """The folder of unfinished files."""
+        folder, name = os.path.split(self.destination)
+        return os.path.join(folder, f".{name}.conversion")  # noqa: PTH118
+
+    @property
+    def writers(self) -> str:
+        """The file that every writing process holds a lock on."""
+        return os.path.join(self.folder, "writers")  # noqa: PTH118
+
+    def range_of(self, shard: int) -> range:
+        """Returns the keys of the records of one file."""
+        count = len(self.source)
+        return range(count * shard // self.num_shards, count * (shard + 1) // self.num_shards)
+
+    def plan(self) -> dict[str, Any]:
+        """Returns the values that must be equal to resume."""
+        own = fingerprint_of(self.source, SequentialSampler(len(self.source)), [])
+        files = [source.files.values() for source in self._sources() if hasattr(source, "files")]
+        return {
+            "version": _VERSION,
+            "source": [dict(own.words), {} if hasattr(self.source, "files") else dict(own.content)],
+            "files": [[identity.size, identity.modified] for identities in files for identity in identities],
+            "encode": dataclasses.asdict(self.encoding),
+            "compression": self.compression,
+            "shards": self.num_shards,
+        }
+
+    def _sources(self) -> Sequence[Any]:
+        return (node_of(self.source).sources or ()) if isinstance(self.source, MapDataset) else (self.source,)
+
+    def _inputs(self) -> list[str]:
+        return [path for source in self._sources() for path in getattr(source, "files", ())]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class RecordCounts:
+    """The number of source records that are written to each file so far, shared between processes.
+
+    Attributes:
+        path: a file with an int64 for each shard.
+    """
+
+    path: str
+
+    @classmethod
+    def create(cls, conversion: Conversion, todo: Sequence[int]) -> "RecordCounts":
+        """Creates the file; the shards that are not in `todo` are complete."""
+        path = os.path.join(conversion.folder, "counts")  # noqa: PTH118
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108
+        shards = range(conversion.num_shards)
+        counts = [0 if shard in todo else len(conversion.range_of(shard)) for shard in shards]
+        with os.fdopen(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(np.array(counts, np.int64).tobytes())
+        return cls(path)
+
+    def set(self, shard: int, count: int) -> None:
+        """Sets the count of a shard. Each shard has one writing process."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.pwrite(descriptor, np.int64(count).tobytes(), 8 * shard)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def shown(self, description: str, total: int) -> Iterator[None]:
+        """Shows the progress during the block."""
+        progress = Progress(description, total, "records")
+        is_over = threading.Event()
+
+        def follow() -> None:
+            shown = 0
+            while not is_over.wait(_POLL_SECONDS):
+                done = int(np.fromfile(self.path, np.int64).sum())
+                # The count of a shard falls when its process dies and another one starts over.
+                progress.advance(max(0, done - shown))
+                shown = max(shown, done)
+
+        thread = threading.Thread(target=follow, name="millstream-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+            progress.close()
+
+
+def write_shard(conversion: Conversion, counts: RecordCounts, shard: int) -> None:
+    """Writes one file from its beginning, and replaces what an earlier attempt left.
+
+    Raises:
+        OSError: it cannot be written; DataSourceError if a record cannot be read or encoded.
     """
     with open(conversion.writers, "rb") as lock:  # noqa: PTH123
         fcntl.flock(lock, fcntl.LOCK_SH)
-        attempt = f"{shard}-{os.urandom(6).hex()}{conversion.extension}"
-        unfinished = os.path.join(conversion.folder, attempt)  # noqa: PTH118
-        writer = new_writer(unfinished, conversion.extension, conversion.compression)
-        content = UnitContent()
+        unfinished = os.path.join(conversion.folder, f"{shard}{conversion.extension}")  # noqa: PTH118
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(unfinished)  # noqa: PTH108
+        writer = new_writer(unfinished, conversion.encoding, conversion.compression)
+        done, keys = 0, conversion.range_of(shard)
         try:
-            for some in _blocks(conversion, conversion.range_of(shard)):
-                writer.write(some)
-                content = content.plus(some)
-                counts.set(shard, content.records)
-            sizes = writer.finish()
-            with new_file(_note_of(conversion, shard)) as note:
-                note.write(json.dumps(content).encode())
+            for num_keys, records in _blocks(conversion, keys):
+                writer.write(records)
+                done += num_keys
+                counts.set(shard, done)
+            writer.finish()
         except BaseException:
             writer.abandon()
-            with contextlib.suppress(FileNotFoundError):  # Where it could not even be begun.
-                os.unlink(unfinished)  # noqa: PTH108
             raise
         target = conversion.targets[shard]
+        if (companion := companion_of(unfinished)) is not None:
+            os.replace(companion, f"{companion_of(target)}")  # noqa: PTH105
         os.replace(unfinished, target)  # noqa: PTH105
-        if conversion.extension == ".array_record":  # The others say it themselves.
-            store_lengths(target, sizes_mark(FileIdentity.of(target)), sizes)
 
 
-def noted_content(conversion: "Conversion", shard: int) -> UnitContent:
-    """Returns what was written into a file."""
-    with open(_note_of(conversion, shard), encoding="utf-8") as file:  # noqa: PTH123
-        return UnitContent(*json.load(file))
-
-
-def compare_unit(conversion: "Conversion", shard: int) -> None:
-    """Reads a whole file, and compares it with what was written.
-
-    Raises:
-        DataSourceError: it has something else in it. It is removed, so that it will be written again.
-    """
-    path, written = conversion.targets[shard], noted_content(conversion, shard)
-    kind = ArrayRecordDataSource if conversion.extension == ".array_record" else BagzDataSource
-    found = UnitContent()
-    try:
-        with kind(path) as source:
-            for start in range(0, len(source), _BLOCK_RECORDS):
-                found = found.plus(source.__getitems__(range(len(source))[start : start + _BLOCK_RECORDS]))
-    except OSError as error:
-        os.unlink(path)  # noqa: PTH108
-        raise DataSourceError(f"{path!r} cannot be read after it was written, and was removed: {error}") from error
-    if found != written:
-        os.unlink(path)  # noqa: PTH108
-        raise DataSourceError(
-            f"{path!r} was removed, since it has {found} instead of {written}, which was written to it. Run the same "
-            "command again."
-        )
-
-
-def _note_of(conversion: "Conversion", shard: int) -> str:
-    return os.path.join(conversion.folder, f"{shard}.json")  # noqa: PTH118
-
-
-def _blocks(conversion: "Conversion", keys: Sequence[int]) -> Iterator[list[bytes]]:
-    """Yields the records of some keys, in order, as bytes."""
-    done, step = 0, _FIRST_RECORDS
+def _blocks(conversion: Conversion, keys: range) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields blocks of a few megabytes: the number of keys, and the encoded records."""
+    source, done, step = conversion.source, 0, _FIRST_RECORDS
+    read, skips_none = batched_read_of(source), isinstance(source, MapDataset)
     while done < len(keys):
-        some = keys[done : done + step]
-        records = encoded(conversion.source.__getitems__(some), some, conversion.encoding)
-        done += len(some)
-        yield records
-        mean = max(1, int(np.mean(list(map(len, records)))))
+        block = keys[done : done + step]
+        elements = [source[key] for key in block] if read is None else read(block)
+        records = encode_records(conversion.encoding, elements, block, skips_none=skips_none)
+        done += len(block)
+        yield len(block), records
+        mean = max(1, int(np.mean(list(map(len, records))))) if records else 1
         step = max(1, min(_BLOCK_RECORDS, _BLOCK_BYTES // mean))

@@ -1,56 +1,116 @@
-"""What files hold, in some lines of text."""
+"""The commands `millstream inspect` and `millstream index`."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.sources.files.file_records import FileRecords
+from millstream.sources.files.spans import SpanRecords
 from millstream.sources.formats import FileFormat
 from millstream.sources.storage.offset_index import Placement
-from millstream.tools.record_preview import escaped, shown_record
-from millstream.tools.record_sizes import histogram, in_bytes, sizes_of
+from millstream.tools.record_preview import escaped, preview_lines
 
-_COLUMN = 10
+_LABEL_WIDTH = 10
+_SAMPLE = 256
+"""The number of records that are read to estimate sizes that no index contains."""
+
+_MAX_BARS = 12
+_BAR_WIDTH = 40
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
-def inspected(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
-    """Yields what the files of one format hold, line by line: their number, records, sizes, and the first record.
+def build_index(kind: FileFormat, paths: Sequence[str]) -> str:
+    """Builds the indices of files, stores them beside the files, and returns a summary in one line.
 
     Raises:
-        OSError: a file cannot be read; DataSourceError if it is damaged.
-        ValueError: they have no records.
+        OSError: a file cannot be read, an index cannot be written, or a file is damaged (DataSourceError).
+    """
+    with kind.open(list(paths), Placement.BESIDE) as source:
+        number = len(source.files)
+        summary = f"{kind.name}: {len(source):,} records in {number:,} file{'s'[: number > 1]}"
+        if not isinstance(source, SpanRecords):
+            return f"{summary}, which need no index"
+        if lost := source.unkept_indices:
+            raise PermissionError(
+                f"Cannot write the indices of {lost[0]!r} and {len(lost) - 1:,} other files: neither their folders nor "
+                "the cache folder are writable. Set MILLSTREAM_CACHE to a writable folder."
+            )
+        return f"{summary}, indexed"
+
+
+def inspect_files(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
+    """Yields lines about the files of one format: their number, the sizes of their records, and the first record.
+
+    Raises:
+        OSError: a file cannot be read, or is damaged (DataSourceError).
     """
     with kind.open(list(paths), Placement.NOWHERE) as source:
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         yield f"{escaped(paths[0])}{more}"
-        for name, lines in _facts(kind, source):
+        for label, lines in _sections(kind, source):
             for number, line in enumerate(lines):
-                yield f"  {name if number == 0 else '':<{_COLUMN}}{line}"
+                yield f"  {label if number == 0 else '':<{_LABEL_WIDTH}}{line}"
 
 
-def _facts(kind: FileFormat, source: Any) -> Iterator[tuple[str, list[str]]]:
+def _sections(kind: FileFormat, source: Any) -> Iterator[tuple[str, list[str]]]:
     yield "format", [f"{kind.name}, read by millstream.{kind.source}"]
     sizes = [identity.size for identity in source.files.values()]
-    yield "files", [f"{len(sizes):,}, {in_bytes(sum(sizes))}"]
+    yield "files", [f"{len(sizes):,}, {format_bytes(sum(sizes))}"]
     yield "records", [f"{len(source):,}"]
     if not len(source):
         return
     if (units := getattr(source, "unit_sizes", None)) is not None:
-        # Where records are read one by one, units are the files, which are copied as a whole where there is a cache.
-        what = f"file{'s'[: len(units) > 1]}" if isinstance(source, FileRecords) else "that are read whole"
-        yield (
-            "units",
-            [f"{len(units):,} {what}, of {int(np.median(units)):,} records (median), {int(max(units)):,} at most"],
-        )
-    if (found := sizes_of(source)) is not None:
-        record_sizes, are_all = found
-        yield "sizes", list(_described_sizes(record_sizes, are_all=are_all))
-    yield "first", list(shown_record(source[0]))
+        # Units are files if records are read one by one: a cache copies whole files.
+        unit = f"file{'s'[: len(units) > 1]}" if isinstance(source, FileRecords) else "that are read whole"
+        median, largest = int(np.median(units)), int(max(units))
+        yield "units", [f"{len(units):,} {unit}, of {median:,} records (median), at most {largest:,}"]
+    if (found := _record_sizes(source)) is not None:
+        record_sizes, is_complete = found
+        yield "sizes", [_size_summary(record_sizes, is_complete=is_complete), *histogram(record_sizes)]
+    yield "first", list(preview_lines(source[0]))
 
 
-def _described_sizes(sizes: Any, *, are_all: bool) -> Iterator[str]:
-    of_some = "" if are_all else f", of {len(sizes):,} records spread evenly"
-    points = {"least": sizes.min(), "median": np.median(sizes), "mean": sizes.mean(), "most": sizes.max()}
-    yield ", ".join(f"{name} {in_bytes(float(size))}" for name, size in points.items()) + of_some
-    yield from histogram(sizes)
+def _record_sizes(source: Any) -> tuple[NDArray[np.int64], bool] | None:
+    """Returns sizes of records in bytes, and True if these are all of them; None if records are not bytes or text.
+
+    They are those in the index if there is one, else those of evenly spaced records, which are read.
+    """
+    if isinstance(source, SpanRecords):
+        return source.span_sizes(), True
+    if not isinstance(source[0], bytes | str):
+        return None  # If records are read in units, each of the sample would be in another unit.
+    keys = np.unique(np.linspace(0, len(source) - 1, _SAMPLE, dtype=np.int64))
+    records = source.__getitems__(keys.tolist())
+    if not all(isinstance(record, bytes | str) for record in records):
+        return None
+    return np.array([len(record) for record in records], np.int64), len(keys) == len(source)
+
+
+def _size_summary(sizes: NDArray[np.int64], *, is_complete: bool) -> str:
+    sample = "" if is_complete else f", of {len(sizes):,} evenly spaced records"
+    values = {"min": sizes.min(), "median": np.median(sizes), "mean": sizes.mean(), "max": sizes.max()}
+    return ", ".join(f"{name} {format_bytes(float(size))}" for name, size in values.items()) + sample
+
+
+def histogram(sizes: NDArray[np.int64]) -> Iterator[str]:
+    """Yields a line per size class: its upper bound, a bar, and the number of records."""
+    exponents = np.ceil(np.log2(np.maximum(sizes, 1))).astype(np.int64)
+    low, high = int(exponents.min()), int(exponents.max())
+    if low == high:
+        return
+    step = -(-(high - low + 1) // _MAX_BARS)
+    counts = np.bincount((exponents - low) // step)
+    for number, count in enumerate(counts.tolist()):
+        bar = "#" * -(-_BAR_WIDTH * count // int(counts.max()))
+        limit = format_bytes(2 ** (low + (number + 1) * step - 1))
+        yield f"up to {limit:>8}  {bar:<{_BAR_WIDTH}}  {count:,}"
+
+
+def format_bytes(size: float) -> str:
+    """Returns a number of bytes with three significant digits and a unit."""
+    rounded = float(f"{size:.2e}")
+    power = int(np.log10(max(1.0, rounded)) // 3)
+    return f"{rounded / 1000**power:.3g} {_UNITS[power]}"

@@ -1,4 +1,4 @@
-"""How many tokens each record has: found in one pass, kept, and not looked for again while nothing changes."""
+"""The number of tokens of each record, counted in one pass and stored until the records or operations change."""
 
 import json
 from collections.abc import Mapping
@@ -23,17 +23,19 @@ from millstream.sources import (
 )
 from millstream.sources.files.multi_file import Files
 from millstream.sources.source_checks import check_source
+from millstream.sources.storage.offset_index import IndexKey, Placement, find_offsets, store_offsets
+from millstream.sources.storage.offsets import DamagedIndexError
+from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.progress import Progress
-from millstream.tools.lengths_cache import find_lengths, store_lengths
 from millstream.transforms import Batch, Map, Transformation
 
-_RECORDS_AT_ONCE = 256
+_BLOCK_RECORDS = 256
 
-_LAYOUT = 1
-"""The version of what a length is: to be raised when others come out."""
+_VERSION = 2
+"""The version of the counting, to be raised when it returns other lengths."""
 
 _IN_MEMORY = (list, tuple, range, np.ndarray, InMemoryDataSource, RangeDataSource)
-"""Sources of which a fingerprint looks at some records only: two that differ in others would be mistaken."""
+"""Sources whose fingerprint samples their records, and so misses changes of the others."""
 
 
 @named_arguments()
@@ -44,33 +46,33 @@ def lengths_of(
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
 ) -> NDArray[np.int64]:
-    """Returns how many tokens each record has, an int64 array of shape (records,), for a `PackingSampler`.
+    """Returns the number of tokens of each record, an int64 array of shape (records,), for a `PackingSampler`.
 
-    Every record is read once, in order, and goes through the operations; there is a progress bar if that takes long.
-    What comes out is kept, and found the next time: in `.NAME.lengths-MARK.npy` beside the first file NAME of the
-    source, or in the cache folder (`$MILLSTREAM_CACHE`, `$XDG_CACHE_HOME/millstream`) where that folder cannot be
-    written to, or where the records lie in no file. They are counted again after a change of the source, of its files
-    (their times count, too), or of the operations: their parameters and their code. Changes of functions and global
-    variables that an operation uses are not seen: then remove the file, whose path is in the log of `millstream`.
-    Records that are held in memory, or are those of a source without `fingerprint()`, are counted each time.
+    Every record is read once, in order, and goes through the operations. If that takes long, there is a progress bar.
+    The lengths are stored, and returned the next time: in `.NAME.lengths-DIGEST-index` beside the first file NAME of
+    the source, or in the cache folder (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else
+    `~/.cache/millstream`) if that folder is not writable or the source has no files. Records are counted again after a
+    change of the source, of its files (including their times), or of the operations: their parameters and their code.
+    A change of a function or global variable that an operation uses is not noticed. In that case, remove the file,
+    whose path is in the log of `millstream`. Records in memory, and those of a source without `fingerprint()`, are
+    counted each time.
 
-    Of sequences in Megatron's format, the lengths are known, and nothing is read.
+    The lengths of sequences in Megatron's format are known, and nothing is read.
 
     Args:
         data_source: the records.
-        operations: what happens to a record before `Pack`, in order: Maps and functions; by default nothing.
-        feature: which entry of the elements, which are dicts then, has the tokens; None where an element is the tokens
-            themselves. Tokens are an array, whose first axis counts, or a list. One integer is itself the number of
-            tokens, for records that say how long they are.
-        worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
+        operations: the operations before `Pack`, in order: Maps and functions; none by default.
+        feature: the entry of dict elements that holds the tokens; None if elements are the tokens themselves. Tokens
+            are an array, whose first axis counts, or a list. An integer is itself the number of tokens, for records
+            that contain their length.
+        worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
         read_options: the threads that read ahead; None for `ReadOptions()`.
 
     Raises:
-        TypeError: an operation is not a Map or a function, since what it gives is not one element for each record, or
-            depends on the position in training; an element is not tokens, such as a text that is still to be
-            tokenized.
-        ValueError: an element lacks the feature, or says that it has less than no tokens.
-        Exception: whatever an operation or the source raises, with notes that say where.
+        TypeError: an operation is not a Map or a function, so that it does not return one element per record or
+            depends on the position in training; or an element is not tokens, such as a text without a tokenizer.
+        ValueError: an element lacks the feature, or has a negative length.
+        Exception: the exception of an operation or of the source, with notes about its origin.
 
     Examples:
         >>> documents = ["a b c", "d", "e f"]
@@ -83,16 +85,17 @@ def lengths_of(
         raise TypeError(f"feature must be the name of an entry, or None, got {feature!r} of {type(feature).__name__}.")
     if not maps and feature is None and type(data_source) is MegatronDataSource:
         return data_source.sequence_lengths()
-    path, mark = _identity(data_source, maps, feature)
-    if mark is not None and (kept := find_lengths(path, mark, len(data_source))) is not None:
-        return kept
-    lengths = _counted(data_source, [*maps, _TokenCount(feature)], worker_count, read_options)
-    if mark is not None:
-        import logging  # noqa: PLC0415  (takes long to import)
+    key = _index_key(data_source, maps, feature)
+    if key is not None and (stored := _find_lengths(key, len(data_source))) is not None:
+        return stored
+    lengths = _count_tokens(data_source, [*maps, _TokenCount(feature)], worker_count, read_options)
+    if key is not None:
+        import logging  # noqa: PLC0415  (lazy: it takes long to import)
 
-        place = store_lengths(path, mark, lengths)
-        where = f"are kept in {place}" if place else "cannot be kept: no folder takes them"
-        logging.getLogger("millstream").info("millstream: the lengths of %s %s.", described(data_source), where)
+        offsets = np.cumsum(np.concatenate([[0], lengths]))
+        _, path, _ = store_offsets(key, lambda: [offsets], Placement.BESIDE)
+        result = f"are stored in {path}" if path else "cannot be stored: no folder is writable"
+        logging.getLogger("millstream").info("millstream: the lengths of %s %s.", described(data_source), result)
     return lengths
 
 
@@ -123,51 +126,50 @@ class _TokenCount(Map[Any, int]):
     def _entry(self, element: Any, feature: str) -> Any:
         if not isinstance(element, Mapping):
             raise TypeError(
-                f"lengths_of looks for the feature {feature!r} of dicts, got {type(element).__name__}: leave `feature` "
-                "out, or give the operations that make dicts."
+                f"lengths_of needs dicts with the feature {feature!r}, got {type(element).__name__}. Omit `feature`, "
+                "or pass the operations that return dicts."
             )
         if feature not in element:
             raise ValueError(
-                f"lengths_of looks for the feature {feature!r}, but an element has "
-                f"{', '.join(map(repr, element)) or 'none'}."
+                f"lengths_of needs the feature {feature!r}, but an element has "
+                f"{', '.join(map(repr, element)) or 'no features'}."
             )
         return element[feature]
 
     def _advice(self, tokens: Any) -> str:
         if isinstance(tokens, Mapping) and self.feature is None:
             return (
-                f"lengths_of counts the tokens of arrays and lists, got a dict of {', '.join(map(repr, tokens))}: say "
-                "which of them are the tokens, lengths_of(..., feature=...)."
+                f"lengths_of counts the tokens of arrays and lists, got a dict of {', '.join(map(repr, tokens))}. Pass "
+                "the entry that holds the tokens, lengths_of(..., feature=...)."
             )
         return (
-            f"lengths_of counts the tokens of arrays and lists, got {type(tokens).__name__}: give the operations that "
-            "make the tokens, those before Pack."
+            f"lengths_of counts the tokens of arrays and lists, got {type(tokens).__name__}. Pass the operations "
+            "before Pack, which return the tokens."
         )
 
 
 def _checked_maps(operations: Operations) -> list[Transformation]:
-    """Returns the operations; refuses what is not one element for each record, whatever its position."""
+    """Returns the operations, all of which must return one element per record, whatever its position."""
     checked = check_operations(operations)
     for number, operation in enumerate(checked):
         if not isinstance(operation, Map):
             raise TypeError(
-                f"lengths_of takes Maps and functions only, but operations[{number}] is {described(operation)}: the "
-                "lengths must be those of every record at whatever position. Give the operations before Pack."
+                f"lengths_of takes only Maps and functions, because the length of a record must not depend on "
+                f"its position, but operations[{number}] is {described(operation)}. Pass the operations before Pack."
             )
     return checked
 
 
-def _counted(
+def _count_tokens(
     source: DataSource[Any],
     operations: list[Transformation],
     worker_count: int | None,
     read_options: ReadOptions | None,
 ) -> NDArray[np.int64]:
-    """Returns what the operations give for each record, in order."""
     loader = DataLoader(
         data_source=source,
         sampler=SequentialSampler(len(source)),
-        operations=[*operations, Batch(_RECORDS_AT_ONCE)],
+        operations=[*operations, Batch(_BLOCK_RECORDS)],
         worker_count=worker_count,
         shard_options=NoSharding(),
         read_options=read_options,
@@ -186,26 +188,35 @@ def _counted(
     return lengths
 
 
-def _identity(
-    source: DataSource[Any], operations: list[Transformation], feature: str | None
-) -> tuple[str | None, str | None]:
-    """Returns the first file of a source, and a mark of what its lengths depend on; None where there is no such."""
-    import hashlib  # noqa: PLC0415  (OpenSSL takes long to import)
+def _index_key(source: DataSource[Any], operations: list[Transformation], feature: str | None) -> IndexKey | None:
+    """Returns the key of the stored lengths; None for a source without a complete fingerprint."""
+    import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
-    files: dict[str, tuple[int, int]] = {}
-    if not _is_told_apart(source, files):
-        return None, None
+    files: dict[str, FileIdentity] = {}
+    if not _has_complete_fingerprint(source, files):
+        return None
     own = fingerprint_of(source, SequentialSampler(len(source)), operations)
-    words = [_LAYOUT, dict(own.words), dict(own.content), own.python, feature]
-    # Where the files lie does not count, but when they were written does: a size alone may stay as it was.
-    text = json.dumps([*words, list(files.values())])
-    return next(iter(files), None), hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    text = json.dumps([len(source), dict(own.words), dict(own.content), own.python, feature])
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    first, *others = files.values() or [FileIdentity(0, 0, 0, 0)]
+    return IndexKey(next(iter(files), ""), f"lengths-{digest}", _VERSION, first, tuple(others))
 
 
-def _is_told_apart(source: Any, files: dict[str, tuple[int, int]]) -> bool:
-    """Returns whether a fingerprint knows a source from each other one; adds its files with their size and time."""
+def _find_lengths(key: IndexKey, count: int) -> NDArray[np.int64] | None:
+    offsets = find_offsets(key)
+    if offsets is None or offsets.num_records != count:
+        return None
+    try:
+        lengths = np.diff(offsets.between(0, count + 1))
+    except DamagedIndexError:
+        return None
+    return lengths if lengths.min(initial=0) >= 0 else None
+
+
+def _has_complete_fingerprint(source: Any, files: dict[str, FileIdentity]) -> bool:
+    """Returns True if any change of a source changes its fingerprint. Adds the source's files to `files`."""
     if isinstance(source, ConcatenatedDataSource):
-        return all(_is_told_apart(part, files) for part in source.parts.values())
+        return all(_has_complete_fingerprint(part, files) for part in source.parts.values())
     if isinstance(source, Files):
-        files |= {path: (identity.size, identity.modified) for path, identity in source.files.items()}
+        files |= source.files
     return callable(getattr(source, "fingerprint", None)) and not isinstance(source, _IN_MEMORY)

@@ -1,21 +1,29 @@
-"""What a record becomes when it is written to a file of bytes: itself, JSON text, or a `tf.train.Example`."""
+"""Encodings of records as bytes: unchanged, as JSON text, as a `tf.train.Example`, or as tokens."""
 
+import dataclasses
 import datetime as dt
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.transforms import encode_example
 
+AUTO = "auto"
+TOKENS = "tokens"
+
+TOKEN_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""The integer dtypes of Megatron's token files, by their codes."""
+
 
 def raw_bytes(record: Any) -> bytes:
-    """Returns bytes as they are, text in UTF-8, and the bytes of arrays, little-endian.
+    """Returns bytes unchanged, text as UTF-8, and an array as its bytes, little-endian.
 
     Raises:
-        TypeError: the record is something else.
+        TypeError: the record has another type.
     """
     if isinstance(record, bytes):
         return record
@@ -23,14 +31,14 @@ def raw_bytes(record: Any) -> bytes:
         return record.encode()
     if isinstance(record, np.ndarray) and not record.dtype.hasobject:
         return record.astype(record.dtype.newbyteorder("<"), copy=False).tobytes()
-    raise TypeError(f"it is of type {type(record).__name__}, and only bytes, str and arrays are written as they are")
+    raise TypeError(f"it is of type {type(record).__name__}, and only bytes, str and arrays are written unchanged")
 
 
 def json_text(record: Any) -> bytes:
-    """Returns a value as JSON in UTF-8, without blanks: arrays as lists, times as ISO 8601 has them.
+    """Returns a value as compact JSON in UTF-8, with arrays as lists and times in ISO 8601.
 
     Raises:
-        TypeError: it holds what JSON does not have, such as bytes.
+        TypeError: it holds a value that JSON lacks, such as bytes.
         ValueError: it holds text that is not Unicode, or itself.
     """
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_plain).encode()
@@ -38,52 +46,135 @@ def json_text(record: Any) -> bytes:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        # Times that are finer than those of `datetime` would come out as numbers.
+        # `tolist` turns times finer than microseconds into numbers.
         return (value.astype(str) if value.dtype.kind == "M" else value).tolist()
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
-    raise TypeError(f"it holds a value of type {type(value).__name__}, which JSON does not have")
+    raise TypeError(f"it holds a value of type {type(value).__name__}, which JSON lacks")
 
 
 def example_bytes(record: Any) -> bytes:
     """Returns a dict as a serialised `tf.train.Example`.
 
     Raises:
-        TypeError, ValueError: it is not a dict, or holds what an Example cannot.
+        TypeError, ValueError: it is not a dict, or holds a value that an Example cannot hold.
     """
     if not isinstance(record, Mapping):
-        raise TypeError(f"it is of type {type(record).__name__}, and an Example is made of a dict")
+        raise TypeError(f"it is of type {type(record).__name__}, and an Example is built from a dict")
     return encode_example(record)
 
 
-ENCODINGS: dict[str, Callable[[Any], bytes]] = {"raw": raw_bytes, "json": json_text, "example": example_bytes}
-"""By name, what turns a record into bytes."""
+_ENCODERS: dict[str, Callable[[Any], bytes]] = {"raw": raw_bytes, "json": json_text, "example": example_bytes}
+
+ENCODINGS = tuple(_ENCODERS)
+"""The names of the encodings of files that hold any bytes."""
 
 
-def encoding_for(record: Any) -> str:
-    """Returns the name of the encoding that suits records like this one.
+@final
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """The conversion of a record to bytes.
 
-    Bytes, text and arrays stay; dicts that hold bytes or arrays are Examples; all else is JSON.
+    Attributes:
+        name: one of `ENCODINGS`, or `TOKENS`.
+        feature: for tokens, the entry of a dict that holds them; None if a record is the tokens themselves.
+        dtype: for tokens, their dtype, one of `TOKEN_DTYPES`.
+    """
+
+    name: str
+    feature: str | None = None
+    dtype: str | None = None
+
+    def encode(self, record: Any) -> bytes:
+        """Returns a record as bytes.
+
+        Raises:
+            TypeError, ValueError: it cannot be encoded.
+        """
+        if self.name != TOKENS:
+            return _ENCODERS[self.name](record)
+        tokens = _tokens_of(record, self.feature)
+        if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and tokens.size):
+            raise TypeError(
+                f"tokens are integers in one dimension, and it has {tokens.dtype} of shape {tokens.shape}. Tokenize "
+                "the text in a Map first"
+            )
+        written: NDArray[Any] = tokens.astype(self.dtype)
+        if (written != tokens).any():
+            raise ValueError(f"token {int(tokens[written != tokens][0])} exceeds the range of {np.dtype(self.dtype)}")
+        return written.tobytes()
+
+
+def choose_encoding(record: Any) -> Encoding:
+    """Returns the encoding for records such as this one.
+
+    Bytes, text and arrays stay unchanged, dicts that hold bytes or arrays become Examples, all else becomes JSON.
     """
     if isinstance(record, bytes | str | np.ndarray):
-        return "raw"
+        return Encoding("raw")
     if isinstance(record, Mapping) and any(isinstance(value, bytes | np.ndarray) for value in record.values()):
-        return "example"
-    return "json"
+        return Encoding("example")
+    return Encoding("json")
 
 
-def encoded(records: Sequence[Any], keys: Sequence[int], encoding: str) -> list[bytes]:
-    """Returns the bytes of some records.
+def token_encoding(record: Any, feature: str | None, dtype: Any) -> Encoding:
+    """Returns the encoding of tokens such as those of this record.
+
+    Args:
+        record: the first record.
+        feature: the entry of a dict that holds the tokens; None if there is one entry, or records are the tokens.
+        dtype: the dtype of the tokens in the file; None for the dtype of the record's array.
 
     Raises:
-        DataSourceError: one of them cannot be encoded; its key is named.
+        ValueError: the feature or the dtype must be specified, or the dtype is not one of `TOKEN_DTYPES`.
     """
-    done: list[bytes] = []
-    try:
-        done.extend(map(ENCODINGS[encoding], records))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise DataSourceError(
-            f"Record {keys[len(done)]} cannot be written with --encode={encoding}: {str(error).rstrip('.')}. Choose "
-            f"another of {', '.join(ENCODINGS)}."
-        ) from error
-    return done
+    if feature is None and isinstance(record, Mapping):
+        if len(record) != 1:
+            raise ValueError(f"feature must be one of {', '.join(map(repr, record))}, the entry that holds the tokens.")
+        (feature,) = record
+    if dtype is None and isinstance(tokens := record if feature is None else record[feature], np.ndarray):
+        dtype = tokens.dtype
+    known = {np.dtype(name).name: name for name in TOKEN_DTYPES.values()}
+    if dtype is None or np.dtype(dtype).name not in known:
+        given = "None" if dtype is None else np.dtype(dtype).name
+        raise ValueError(
+            f"dtype must be the dtype of the tokens in the file, one of {', '.join(known)}, got {given}. Use uint16 "
+            "for a vocabulary of up to 65,536 tokens, else int32."
+        )
+    return Encoding(TOKENS, feature, known[np.dtype(dtype).name])
+
+
+def encode_records(
+    encoding: Encoding, records: Sequence[Any], keys: Sequence[int], *, skips_none: bool = False
+) -> list[bytes]:
+    """Returns records as bytes.
+
+    Args:
+        encoding: the encoding.
+        records: the records.
+        keys: their keys, for errors.
+        skips_none: True to skip records that are None.
+
+    Raises:
+        DataSourceError: a record cannot be encoded.
+    """
+    encoded: list[bytes] = []
+    for key, record in zip(keys, records, strict=True):
+        if record is None and skips_none:
+            continue
+        try:
+            encoded.append(encoding.encode(record))
+        except (TypeError, ValueError, RecursionError) as error:
+            remedy = "" if encoding.name == TOKENS else f" Choose another of {', '.join(ENCODINGS)}."
+            raise DataSourceError(
+                f"Cannot write record {key} with encode={encoding.name!r}: {str(error).rstrip('.')}.{remedy}"
+            ) from error
+    return encoded
+
+
+def _tokens_of(record: Any, feature: str | None) -> NDArray[Any]:
+    if feature is None:
+        return np.asarray(record)
+    if not isinstance(record, Mapping) or feature not in record:
+        raise TypeError(f"it is not a dict with an entry {feature!r}")
+    return np.asarray(record[feature])

@@ -1,4 +1,4 @@
-"""A record in a few lines of text: what it consists of, and how each part begins."""
+"""A preview of a record: a few lines with its type, its entries, and the beginning of each value."""
 
 import contextlib
 import json
@@ -12,31 +12,29 @@ from millstream.protobuf_wire import WireData, WireError, fields_of
 from millstream.transforms import VariableLengthFeature, decode_examples
 
 _MAX_ROWS = 32
-_MAX_VALUE = 60
-"""How many characters of a value are shown."""
-
-_LOOKED_AT = 200
-"""How many bytes, characters or items of a value are looked at."""
+_MAX_CHARACTERS = 60
+_MAX_ITEMS = 200
+"""The number of bytes, characters or items of a value that are formatted."""
 
 
-def shown_record(record: Any) -> Iterator[str]:
-    """Yields what a record is, and then a line for each of its parts: name, type, beginning."""
-    what, parts = _taken_apart(record)
-    yield what
-    if parts is None:
+def preview_lines(record: Any) -> Iterator[str]:
+    """Yields the type of a record, and a line per entry: its name, its type, and the beginning of its value."""
+    title, entries = _entries_of(record)
+    yield title
+    if entries is None:
         return
     rows = [
-        (escaped(str(name)), type_of(value), beginning_of(value)) for name, value in list(parts.items())[:_MAX_ROWS]
+        (escaped(str(name)), type_of(value), beginning_of(value)) for name, value in list(entries.items())[:_MAX_ROWS]
     ]
     names, types = (min(40, max((len(row[column]) for row in rows), default=0)) for column in (0, 1))
     for name, kind, beginning in rows:
         yield f"  {name:<{names}}  {kind:<{types}}  {beginning}".rstrip()
-    if len(parts) > _MAX_ROWS:
-        yield f"  … and {len(parts) - _MAX_ROWS:,} more"
+    if len(entries) > _MAX_ROWS:
+        yield f"  … and {len(entries) - _MAX_ROWS:,} more"
 
 
 def escaped(name: str) -> str:
-    """Returns a name from a file, in which what could control a terminal is written as Python writes it."""
+    """Returns a name from a file with its control characters escaped, because they could control the terminal."""
     return name if name.isprintable() else repr(name)[1:-1]
 
 
@@ -56,20 +54,20 @@ def type_of(value: Any) -> str:
 
 
 def beginning_of(value: Any) -> str:
-    """Returns how a value begins, as Python writes it, on one line."""
+    """Returns the beginning of the Python literal of a value, on one line."""
     if isinstance(value, np.ndarray):
-        text = " ".join(map(str, value.reshape(-1)[:_LOOKED_AT].tolist()))
+        text = " ".join(map(str, value.reshape(-1)[:_MAX_ITEMS].tolist()))
     elif isinstance(value, Mapping):
-        text = repr({key: value[key] for key in list(value)[:_LOOKED_AT]})
+        text = repr({key: value[key] for key in list(value)[:_MAX_ITEMS]})
     elif isinstance(value, bytes | str | list | tuple):
-        text = repr(value[:_LOOKED_AT])
+        text = repr(value[:_MAX_ITEMS])
     else:
         text = repr(value.item() if isinstance(value, np.generic) else value)
-    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
 
 
-def _taken_apart(record: Any) -> tuple[str, Mapping[Any, Any] | None]:
-    """Returns what a record is in words, and its parts by name, if it has any."""
+def _entries_of(record: Any) -> tuple[str, Mapping[Any, Any] | None]:
+    """Returns the title of a record, and its entries by name if it has any."""
     if isinstance(record, Mapping):
         return type_of(record), record
     if isinstance(record, bytes):
@@ -93,10 +91,10 @@ def _features_of(record: bytes) -> dict[str, Any] | None:
         lists = fields_of(data, values.starts, values.stops)
     except WireError:
         return None
-    is_whole = (top.number == 1).all() and (entries.number == 1).all() and (members.number <= 2).all()
+    is_example = (top.number == 1).all() and (entries.number == 1).all() and (members.number <= 2).all()
     kinds = {number: kind for kind, (number, _) in KINDS.items()}
     count = len(entries.message)
-    if not (is_whole and count == len(names.message) == len(values.message) == len(lists.message)):
+    if not (is_example and count == len(names.message) == len(values.message) == len(lists.message)):
         return None
     try:
         texts = [name.decode() for name in data.slices(names.starts, names.stops)]
@@ -105,13 +103,13 @@ def _features_of(record: bytes) -> dict[str, Any] | None:
             for name, number in zip(texts, lists.number.tolist(), strict=True)
         }
         columns = decode_examples(features).map([record])
-    except (ValueError, KeyError):  # ValueError: not text, or nothing in it.
+    except (ValueError, KeyError):  # ValueError: a name is not text, or a feature is empty.
         return None
-    return {name: _one_or_all(columns[name].values) for name in features}
+    return {name: _single_or_all(columns[name].values) for name in features}
 
 
-def _one_or_all(values: Any) -> Any:
-    """Returns the only value of an array as it is, or the array, with objects as a list."""
+def _single_or_all(values: Any) -> Any:
+    """Returns the only value of an array, or the array, with objects as a list."""
     if len(values) == 1:
         return values[0]
     return values.tolist() if values.dtype == np.object_ else values

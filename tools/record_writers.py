@@ -1,65 +1,81 @@
-"""Files of records that are written front to back: ArrayRecord and Bagz."""
+"""Writers of record files: ArrayRecord, Bagz, and Megatron's token files."""
 
 import os
+import struct
 from collections.abc import Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millstream.sources.array_record_footer import count_records
+from millstream.tools.record_encoding import TOKEN_DTYPES, TOKENS, Encoding
 
-EXTENSIONS = (".array_record", ".bag", ".bagz")
-"""What the names of files that can be written end in."""
+RECORD_EXTENSIONS = (".array_record", ".bag", ".bagz")
+"""The extensions of files whose records are any bytes."""
+
+BIN_EXTENSION = ".bin"
+
+EXTENSIONS = (*RECORD_EXTENSIONS, BIN_EXTENSION)
+"""The extensions of the files that can be written."""
 
 _DEFAULT_LEVEL = 3
-"""Of zstd, as everywhere."""
+"""The default level of zstd itself."""
+
+_MEGATRON = struct.Struct("<9sQBQQ")
 
 
 class RecordWriter(Protocol):
     """A file that records are appended to."""
 
     def write(self, records: Sequence[bytes]) -> None:
-        """Appends some records.
+        """Appends records.
 
         Raises:
             OSError: they cannot be written.
         """
 
-    def finish(self) -> NDArray[np.int64]:
-        """Ends the file, and returns how many bytes each record had. It is on disk then.
+    def finish(self) -> None:
+        """Completes the file, and syncs it to disk.
 
         Raises:
             OSError: it cannot be written.
         """
 
     def abandon(self) -> None:
-        """Closes a file that was not finished."""
+        """Closes an incomplete file."""
 
 
-def new_writer(path: str, extension: str, compression: str | None) -> RecordWriter:
-    """Returns a writer.
+def new_writer(path: str, encoding: Encoding, compression: str | None) -> RecordWriter:
+    """Creates a file, and returns its writer.
 
     Args:
-        path: the file, which is made or begun anew.
-        extension: the format, one of EXTENSIONS.
-        compression: "none" or "zstd", with or without a level, "zstd:1"; None for what the format is read most quickly
-            with. Each record is compressed on its own, so that it can be read on its own.
+        path: the path of the file, with one of EXTENSIONS.
+        encoding: the encoding of the records.
+        compression: "none" or "zstd", optionally with a level, "zstd:1"; None for the fastest to read. Each record is
+            compressed separately, so that records can be read separately.
 
     Raises:
-        OSError: it cannot be written to.
-        ValueError: a compression that is not known, or that the format lacks.
-        ImportError: a Bagz file that is compressed, and no `zstandard`.
+        OSError: it cannot be created.
+        ValueError: the compression is unknown, or the format lacks it.
+        ImportError: a compressed Bagz file needs `zstandard`.
     """
+    extension = os.path.splitext(path)[1]  # noqa: PTH122  (paths are strings throughout)
     level = compression_level(extension, compression)
+    if encoding.name == TOKENS:
+        return _TokenFile(path, str(encoding.dtype))
     return _ArrayRecordFile(path, level) if extension == ".array_record" else _BagzFile(path, level)
 
 
+def companion_of(path: str) -> str | None:
+    """Returns the path of the second file of a token file, its index; None for other formats."""
+    return path.removesuffix(BIN_EXTENSION) + ".idx" if path.endswith(BIN_EXTENSION) else None
+
+
 def compression_level(extension: str, compression: str | None) -> int | None:
-    """Returns the level of zstd for a format, or None where nothing is compressed.
+    """Returns the level of zstd for a format, or None for no compression.
 
     Raises:
-        ValueError: as `new_writer`.
+        ValueError: as for `new_writer`.
     """
     if compression is None:
         compression = "zstd" if extension == ".bagz" else "none"
@@ -68,87 +84,120 @@ def compression_level(extension: str, compression: str | None) -> int | None:
         raise ValueError(f"compression must be none, zstd, or zstd with a level, such as zstd:1, got {compression}.")
     if name == "zstd" and level and not 1 <= int(level) <= 22:
         raise ValueError(f"The level of zstd must be between 1 and 22, got {level}.")
-    if (extension, name) in {(".bag", "zstd"), (".bagz", "none")}:
-        raise ValueError(
-            f"Records of {extension} files are {'never' if name == 'zstd' else 'always'} compressed: write a "
-            f"{'.bagz' if name == 'zstd' else '.bag'} file, or leave out the compression."
-        )
+    if name == "zstd" and extension in {".bag", BIN_EXTENSION}:
+        raise ValueError(f"Records of {extension} files are never compressed. Use another format, or no compression.")
+    if name == "none" and extension == ".bagz":
+        raise ValueError("Records of .bagz files are always compressed. Write a .bag file, or omit the compression.")
     return (int(level) if level else _DEFAULT_LEVEL) if name == "zstd" else None
 
 
 @final
 class _ArrayRecordFile:
-    """An ArrayRecord file with one record per group: each is read on its own, and has a checksum."""
+    """An ArrayRecord file with one record per group: each is read separately, and has a checksum."""
 
     def __init__(self, path: str, level: int | None) -> None:
         from array_record.python.array_record_module import ArrayRecordWriter  # noqa: PLC0415
 
         self._path = path
-        self._sizes: list[int] = []
+        self._count = 0
         options = "uncompressed" if level is None else f"zstd:{level}"
         self._writer: Any = ArrayRecordWriter(path, f"group_size:1,{options}")
 
     def write(self, records: Sequence[bytes]) -> None:
-        """Appends some records."""
+        """Appends records."""
         try:
             for record in records:
                 self._writer.write(record)
         except RuntimeError as error:
             raise self._error(error) from error
-        self._sizes += map(len, records)
+        self._count += len(records)
 
-    def finish(self) -> NDArray[np.int64]:
-        """Ends the file, and looks whether the records are in it."""
+    def finish(self) -> None:
+        """Completes the file, and checks its number of records, because the writer does not report a full disk."""
         try:
             self._writer.close()
         except RuntimeError as error:
             raise self._error(error) from error
-        if (count := count_records(self._path)) != len(self._sizes):
-            raise OSError(f"{self._path!r} has {count} records after {len(self._sizes)} were written to it.")
+        if (count := count_records(self._path)) != self._count:
+            raise OSError(f"{self._path!r} has {count} records after {self._count} were written to it.")
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        return np.array(self._sizes, np.int64)
 
     def abandon(self) -> None:
-        """Ends the file somehow."""
+        """Closes the file."""
         if self._writer.is_open():
             try:
                 self._writer.close()
             except RuntimeError:
-                return  # It is thrown away.
+                return  # The file is discarded.
 
     def _error(self, error: RuntimeError) -> OSError:
-        return OSError(f"{self._path!r} cannot be written: {error}.")
+        return OSError(f"Cannot write {self._path!r}: {error}.")
 
 
 @final
 class _BagzFile:
-    """Records laid end to end, and then, as uint64, where each ends. With a level, each is a frame of zstd."""
+    """Concatenated records, followed by the end of each as uint64. With a level, each record is a frame of zstd."""
 
     def __init__(self, path: str, level: int | None) -> None:
         self._compress = None if level is None else _compressor(level)
         self._file = open(path, "wb")  # noqa: SIM115, PTH123  (closed by `finish` or `abandon`)
         self._sizes: list[int] = []
-        self._stored: list[int] = []
 
     def write(self, records: Sequence[bytes]) -> None:
-        """Appends some records."""
-        self._sizes += map(len, records)
+        """Appends records."""
         if self._compress is not None:
             records = [self._compress(record) if record else record for record in records]
-        self._stored += map(len, records)
+        self._sizes += map(len, records)
         self._file.write(b"".join(records))
 
-    def finish(self) -> NDArray[np.int64]:
-        """Ends the file."""
+    def finish(self) -> None:
+        """Completes the file."""
         with self._file:
-            self._file.write(np.cumsum(self._stored, dtype="<u8").tobytes())
+            self._file.write(np.cumsum(self._sizes, dtype="<u8").tobytes())
             self._file.flush()
             os.fsync(self._file.fileno())
-        return np.array(self._sizes, np.int64)
+
+    def abandon(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+@final
+class _TokenFile:
+    """Concatenated tokens, and Megatron's index with the length of each record (see `sources/megatron.py`)."""
+
+    def __init__(self, path: str, dtype: str) -> None:
+        self._index_path = f"{companion_of(path)}"
+        self._dtype = dtype
+        self._file = open(path, "wb")  # noqa: SIM115, PTH123  (closed by `finish` or `abandon`)
+        self._sizes: list[int] = []
+
+    def write(self, records: Sequence[bytes]) -> None:
+        """Appends records."""
+        self._sizes += map(len, records)
+        self._file.write(b"".join(records))
+
+    def finish(self) -> None:
+        """Completes both files."""
+        sizes, count = np.array(self._sizes, np.int64), len(self._sizes)
+        lengths = sizes // np.dtype(self._dtype).itemsize
+        if lengths.max(initial=0) > np.iinfo(np.int32).max:
+            raise OSError("Cannot write a record of more than 2,147,483,647 tokens: Megatron's index has 32 bits.")
+        (code,) = (code for code, dtype in TOKEN_DTYPES.items() if dtype == self._dtype)
+        with open(self._index_path, "wb") as index:  # noqa: PTH123
+            index.write(_MEGATRON.pack(b"MMIDIDX\x00\x00", 1, code, count, count + 1))
+            index.write(lengths.astype("<i4").tobytes())
+            index.write((np.cumsum(sizes) - sizes).astype("<i8").tobytes())
+            index.write(np.arange(count + 1, dtype="<i8").tobytes())
+            index.flush()
+            os.fsync(index.fileno())
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def abandon(self) -> None:
         """Closes the file."""
@@ -159,5 +208,5 @@ def _compressor(level: int) -> Any:
     try:
         import zstandard  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("Writing .bagz files needs `zstandard`: pip install 'millstream[bagz]'.") from error
+        raise ImportError("Cannot write .bagz files without zstandard: pip install 'millstream[bagz]'.") from error
     return zstandard.ZstdCompressor(level=level).compress

@@ -1,8 +1,7 @@
-"""Files that are compressed as a whole, unpacked once, so that their records can be found at random.
+"""Decompression of whole files, because a compressed file has no random access.
 
-The decompressors of the standard library are called directly, not `bz2.open` and `lzma.open`, nor `zstandard.open`: the
-first two ignore a member that is damaged at its start, and with it the rest of the file, the third a file that was cut
-short.
+This module calls the decompressors of the standard library directly. `bz2.open` and `lzma.open` ignore a member that is
+damaged at its start and everything after it, and `zstandard.open` ignores that a file was truncated.
 """
 
 import dataclasses
@@ -16,42 +15,42 @@ from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.progress import Progress
 
 MAX_RATIO = 200
-"""How many times the size of a compressed file its content may have, unless the caller allows more."""
+"""The default limit of the ratio of the decompressed to the compressed size."""
 
 _ALWAYS_BYTES = 1 << 30
-"""A content of up to this size is never refused."""
+"""Decompressed size that is always allowed."""
 
 _BLOCK_BYTES = 1 << 17
-"""How much is read from the file, and how much comes out of it, at a time."""
+"""Bytes per read from the file, and per write."""
 
 _ZSTD_BLOCK_BYTES = 1 << 8
-"""How much is read of zstd, whose content comes out whole: four bytes may be 128 KB of it, so this may be 8 MB."""
+"""Bytes per read of zstd, whose output is not limited: four bytes decompress to up to 128 KB, and these to 8 MB."""
 
-_USUAL_WINDOW, _LARGEST_WINDOW = 1 << 27, 1 << 31
-"""Of zstd: how much memory a frame may always ask for, as of `zstd` itself, and how much at most (`zstd --long=31`)."""
+_ALLOWED_WINDOW, _MAX_WINDOW = 1 << 27, 1 << 31
+"""Memory that a zstd frame may always use, the default of `zstd`, and the upper limit, `zstd --long=31`."""
 
 
 def unpack(path: str, destination: str, max_ratio: int = MAX_RATIO) -> int:
-    """Writes the content of a compressed file, and returns its size in bytes.
+    """Decompresses a file, and returns the size of the content in bytes.
 
-    The format is found by the first bytes: gzip, bzip2, xz, zstd or zlib, with any number of members or frames. Their
-    checksums are compared. The file appears under its name whole, in place of what is there. Some megabytes of memory
-    are enough, and for zstd the window that the file asks for.
+    The first bytes tell the format: gzip, bzip2, xz, zstd or zlib, with any number of members or frames. Checksums are
+    verified. The new file replaces the destination when it is complete. Memory use is a few megabytes, plus the window
+    that a zstd file requires.
 
     Args:
         path: the compressed file.
         destination: the file to write.
-        max_ratio: the largest size of the content, as a multiple of that of the compressed file. A content of up to
-            1 GiB is never refused.
+        max_ratio: the limit of the content's size, as a multiple of the size of the compressed file. Content of up to
+            1 GiB is always allowed.
 
     Raises:
         OSError: a file cannot be read or written.
-        DataSourceError: it is not compressed, is damaged, was cut short, or has a larger content.
-        ImportError: zstd, and `zstandard` is not installed.
+        DataSourceError: it is not compressed, is damaged or truncated, or its content exceeds the limit.
+        ImportError: it is compressed by zstd, and `zstandard` is not installed.
     """
     size, written = os.path.getsize(path), 0  # noqa: PTH202  (paths are strings throughout)
     limit = max(_ALWAYS_BYTES, max_ratio * size)
-    progress = Progress(f"Unpacking {path!r}", size)
+    progress = Progress(f"Decompressing {path!r}", size)
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             members = _members(path, file.read(HEAD_BYTES), max_ratio * size)
@@ -61,8 +60,9 @@ def unpack(path: str, destination: str, max_ratio: int = MAX_RATIO) -> int:
                     written += target.write(content)
                     if written > limit:
                         raise DataSourceError(
-                            f"{path!r} unpacks to more than {limit:,} bytes, {max_ratio} times its own size: it may be "
-                            f"a decompression bomb. If it can be trusted, raise the limit: --max-ratio={10 * max_ratio}"
+                            f"Cannot decompress {path!r}: its content exceeds {limit:,} bytes, {max_ratio} times its "
+                            "own size, and may be a decompression bomb. If you trust it, pass a higher limit, "
+                            f"--max-ratio={10 * max_ratio}."
                         )
     finally:
         progress.close()
@@ -76,10 +76,10 @@ class _Members:
 
     Attributes:
         path: the file, for errors.
-        make: makes the decompressor of a member.
-        errors: the class of the errors that it raises.
-        block_bytes: how much it is given at a time.
-        limits: the second argument of its `decompress`: how much may come out at a time.
+        make: creates the decompressor of a member.
+        errors: the class of its errors.
+        block_bytes: the number of bytes passed to it per call.
+        limits: the second argument of its `decompress`, the limit of its output per call.
     """
 
     path: str
@@ -89,27 +89,25 @@ class _Members:
     limits: tuple[int, ...] = (_BLOCK_BYTES,)
 
     def contents(self, file: BinaryIO, progress: Progress) -> Iterator[bytes]:
-        """Yields the content of all members, in parts.
+        """Yields the content of all members, in chunks.
 
         Raises:
-            DataSourceError: one is damaged or does not end.
+            DataSourceError: a member is damaged or truncated.
         """
         decompressor, is_within, is_first = self.make(), False, True
         while block := file.read(self.block_bytes):
             progress.advance(len(block))
-            # Zeros fill up the last block of a tape, and xz files.
+            # Zeros after a member are padding, of tapes and xz files.
             while block and (is_within or is_first or block.strip(b"\x00")):
                 yield from self._content(decompressor, block)
                 is_within, is_first, block = not decompressor.eof, False, b""
                 if decompressor.eof:
                     block, decompressor = decompressor.unused_data, self.make()
         if is_within:
-            raise DataSourceError(
-                f"{self.path!r} was cut short: it ends before its compressed data do. Restore the file."
-            )
+            raise DataSourceError(f"Cannot decompress {self.path!r}: it was truncated. Restore the file.")
 
     def _content(self, decompressor: Any, block: bytes) -> Iterator[bytes]:
-        """Yields all that comes out of a block, in parts."""
+        """Yields the content of a block, in chunks."""
         is_full = True
         while is_full and not decompressor.eof:
             try:
@@ -117,25 +115,27 @@ class _Members:
             except self.errors as error:
                 if "too much memory" in str(error):
                     raise DataSourceError(
-                        f"{self.path!r} needs more memory to unpack than a file of its size should. If it can be "
-                        "trusted, raise the limit, --max-ratio."
+                        f"Cannot decompress {self.path!r}: it needs more memory than a file of its size should. If you "
+                        "trust it, pass a higher limit, --max-ratio."
                     ) from error
-                raise DataSourceError(f"{self.path!r} is damaged: {error}. Restore the file.") from error
+                raise DataSourceError(
+                    f"Cannot decompress {self.path!r}: it is damaged: {error}. Restore the file."
+                ) from error
             yield content
             is_full = len(content) in self.limits
-            block = getattr(decompressor, "unconsumed_tail", b"")  # Those of zlib keep none themselves.
+            block = getattr(decompressor, "unconsumed_tail", b"")  # zlib does not buffer its input.
 
 
 def _members(path: str, start: bytes, plausible_bytes: int) -> _Members:
-    """Returns the members of a file that begins so, and whose content may have so many bytes."""
+    """Returns the members of a file with these first bytes and a plausible content size."""
     compression = compression_of(start)
     if compression == "zstd":
         zstandard = _zstandard()
-        window = min(max(_USUAL_WINDOW, plausible_bytes), _LARGEST_WINDOW)
-        made = zstandard.ZstdDecompressor(max_window_size=window)
-        return _Members(path, made.decompressobj, zstandard.ZstdError, _ZSTD_BLOCK_BYTES, ())
+        window = min(max(_ALLOWED_WINDOW, plausible_bytes), _MAX_WINDOW)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=window)
+        return _Members(path, decompressor.decompressobj, zstandard.ZstdError, _ZSTD_BLOCK_BYTES, ())
     if compression == "xz":
-        import lzma  # noqa: PLC0415  (each of these for its format only)
+        import lzma  # noqa: PLC0415  (lazy: each only for its format)
 
         return _Members(path, lzma.LZMADecompressor, lzma.LZMAError)
     if compression == "bzip2":
@@ -145,14 +145,14 @@ def _members(path: str, start: bytes, plausible_bytes: int) -> _Members:
     if compression == "gzip" or is_zlib(start):
         import zlib  # noqa: PLC0415
 
-        # 32 more than the largest window: the header, of gzip or zlib, is looked at.
+        # 32 plus the window size accepts the headers of both gzip and zlib.
         return _Members(path, lambda: zlib.decompressobj(32 + zlib.MAX_WBITS), zlib.error)
-    raise DataSourceError(f"{path!r} is not compressed by gzip, bzip2, xz, zstd or zlib: there is nothing to unpack.")
+    raise DataSourceError(f"Cannot decompress {path!r}: it is not compressed by gzip, bzip2, xz, zstd or zlib.")
 
 
 def _zstandard() -> Any:
     try:
         import zstandard  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("Unpacking zstd needs `zstandard`: pip install 'millstream[bagz]'.") from error
+        raise ImportError("Cannot decompress zstd without zstandard: pip install 'millstream[bagz]'.") from error
     return zstandard

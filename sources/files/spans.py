@@ -29,8 +29,8 @@ from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.offset_index import (
     IndexKey,
     find_offsets,
-    forget_offsets,
     placement,
+    remove_offsets,
     store_offsets,
 )
 from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, Offsets
@@ -180,7 +180,7 @@ class SpanRecords(FileRecords[RecordT]):
             try:
                 return self._held.held(path, found)
             except DamagedIndexError:
-                forget_offsets(key)
+                remove_offsets(key)
         return self._indexed(key)
 
     def _rebuilt(self, path: str, error: DamagedIndexError) -> Offsets:
@@ -190,7 +190,7 @@ class SpanRecords(FileRecords[RecordT]):
         logging.getLogger("millstream").warning("The index of %r is rebuilt: %s.", path, str(error))
         key = self._index_key(path, self._identities[path])
         self._forget_held(path)
-        forget_offsets(key)
+        remove_offsets(key)
         return self._indexed(key)
 
     def _indexed(self, key: IndexKey) -> Offsets:

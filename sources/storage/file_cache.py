@@ -27,8 +27,8 @@ from typing import final
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.storage.byte_files import RemoteFile
+from millstream.sources.storage.cache_folder import cache_folder, cached_name
 from millstream.sources.storage.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
-from millstream.sources.storage.offset_index import cache_folder, object_name
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.private_folders import is_private, make_private_folder, open_private
 
@@ -112,7 +112,7 @@ class FileCache:
             ) from error
 
     def _place(self, url: str, version: bytes) -> str:
-        return os.path.join(self.folder, object_name(url, version))  # noqa: PTH118
+        return os.path.join(self.folder, cached_name(url, version))  # noqa: PTH118
 
     def _begin(self, place: str, size: int) -> int | None:
         """Returns a new part, open and locked, or None if there is no room yet, or another process makes it."""

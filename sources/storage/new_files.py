@@ -1,4 +1,4 @@
-"""Files that appear under their names whole, or not at all."""
+"""Files that appear under their names only when they are complete."""
 
 import contextlib
 import functools
@@ -9,28 +9,28 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def new_file(path: str, *, mode: int | None = None, is_synced: bool = True) -> Iterator[BinaryIO]:
-    """Gives a file to write to, which is at `path` once the block ends.
+    """Opens a new file for writing, which is renamed to `path` at the end of the block.
 
-    Until then it has another name in the same folder, which begins with a dot. If the block raises, it is removed.
+    Until then it has a temporary name in the same folder, which begins with a dot. If the block raises, it is removed.
 
     Args:
-        path: its name.
-        mode: its permissions; None for those of any new file.
-        is_synced: True if it must be whole after a power failure.
+        path: the final path.
+        mode: the permissions; None for the default ones.
+        is_synced: True if the file must survive a power failure.
 
     Raises:
-        OSError: the folder takes no new file.
+        OSError: the file cannot be created or written.
     """
     folder, name = os.path.split(path)
     with contextlib.suppress(FileNotFoundError):
-        os.lstat(path)  # A name that is too long is an error now.
+        os.lstat(path)  # Raises immediately if the name is too long.
     temporary = os.path.join(folder, f".{name.lstrip('.')[:100]}.{os.urandom(6).hex()}.part")  # noqa: PTH118
     file = open(temporary, "x+b", opener=functools.partial(os.open, mode=0o666))  # noqa: SIM115
     try:
         with file:
             if mode is not None:
                 with contextlib.suppress(OSError):  # Not all file systems have permissions.
-                    os.fchmod(file.fileno(), mode)  # The process's mask could make it unreadable.
+                    os.fchmod(file.fileno(), mode)  # The umask could make it unreadable.
             yield file
             file.flush()
             if is_synced:

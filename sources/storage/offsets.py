@@ -1,9 +1,9 @@
-"""The offsets of a file's records: in memory, or read from an index file whose checksums are compared.
+"""The offsets of a file's records, in memory or read from an index file.
 
 Guarantees:
     - Any number of threads may read an index.
-    - Of an index file, no offset is used before the checksum of its block was compared. It is read by `pread`, never
-      mapped.
+    - No offset of an index file is used before the checksum of its block was verified. The file is read by `pread`,
+      never mapped.
 """
 
 import os
@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 HEADER_BYTES = 64
-"""The bytes of an index file before its offsets."""
+"""Bytes of an index file before its offsets."""
 
 BLOCK = 4096
-"""The number of offsets under one checksum: to check it takes 10 µs, also where a shuffled run meets each block new."""
+"""Offsets per checksum. Verifying a block takes 10 µs, so a shuffled read whose every block is new stays fast."""
 
 
 class DamagedIndexError(Exception):
-    """An index file is not what its checksums say."""
+    """An index file does not match its checksums."""
 
 
 class Offsets(Protocol):
-    """The index of a file, open. Any number of threads may read it."""
+    """The index of a file. Any number of threads may read it."""
 
     @property
     def num_records(self) -> int:
@@ -34,7 +34,7 @@ class Offsets(Protocol):
         ...
 
     def spans(self, rows: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the offsets at which some records begin and end, in bytes; raises DamagedIndexError."""
+        """Returns the start and end offsets of the given records, in bytes; raises DamagedIndexError."""
         ...
 
     def between(self, start: int, stop: int, /) -> NDArray[np.int64]:
@@ -59,10 +59,10 @@ class HeldOffsets:
         return len(self._offsets) - 1
 
     def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the offsets at which some records begin and end, in bytes."""
+        """Returns the start and end offsets of the given records, in bytes."""
         try:
             return self._offsets[rows], self._offsets[rows + 1]
-        except IndexError:  # Another state of the file has fewer records.
+        except IndexError:  # It is the index of another state of the file.
             raise DamagedIndexError("it has too few records") from None
 
     def between(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -72,10 +72,10 @@ class HeldOffsets:
 
 @final
 class StoredOffsets:
-    """An index in a file, read by `pread`. A block is checked when it is first used.
+    """An index in a file, read by `pread`. A block is verified when it is first used.
 
     Args:
-        descriptor: the file, open. It is closed with this.
+        descriptor: the open file, whose ownership this object takes.
         count: the number of offsets.
     """
 
@@ -93,18 +93,18 @@ class StoredOffsets:
 
     @property
     def num_bytes(self) -> int:
-        """The memory that it takes to hold it, in bytes."""
+        """The memory that `held` would take, in bytes."""
         return 8 * self._count
 
     def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the offsets at which some records begin and end, in bytes; raises DamagedIndexError."""
+        """Returns the start and end offsets of the given records, in bytes; raises DamagedIndexError."""
         if rows.max(initial=-1) >= self.num_records:
             raise DamagedIndexError("it has too few records")
         for block in np.union1d(rows // BLOCK, (rows + 1) // BLOCK).tolist():
             if not self._is_checked[block]:
                 self._read_block(block)
-        places = (rows * 8 + HEADER_BYTES).tolist()
-        pairs = np.frombuffer(b"".join([self._read(place, 16) for place in places]), "<i8").reshape(-1, 2)
+        positions = (rows * 8 + HEADER_BYTES).tolist()
+        pairs = np.frombuffer(b"".join([self._read(position, 16) for position in positions]), "<i8").reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
     def between(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -115,7 +115,7 @@ class StoredOffsets:
         return offsets.astype(np.int64, copy=False)
 
     def held(self) -> HeldOffsets:
-        """Returns the same in memory; raises DamagedIndexError."""
+        """Returns the index in memory; raises DamagedIndexError."""
         return HeldOffsets(self.between(0, self._count))
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class StoredOffsets:
         self._finalizer()
 
     def _read_block(self, block: int) -> bytes:
-        """Returns a block of offsets, after comparing its checksum."""
+        """Returns a block of offsets, and verifies its checksum."""
         start = HEADER_BYTES + 8 * BLOCK * block
         content = self._read(start, 8 * min(BLOCK, self._count - BLOCK * block))
         stored = self._read(HEADER_BYTES + 8 * self._count + 4 * block, 4)
@@ -132,16 +132,16 @@ class StoredOffsets:
         self._is_checked[block] = 1
         return content
 
-    def _read(self, place: int, length: int) -> bytes:
+    def _read(self, position: int, length: int) -> bytes:
         try:
-            content = os.pread(self._descriptor, length, place)
+            content = os.pread(self._descriptor, length, position)
         except OSError as error:
             raise DamagedIndexError(f"it cannot be read: {error.strerror}") from error
         if len(content) != length:
-            raise DamagedIndexError("it was cut short")
+            raise DamagedIndexError("it was truncated")
         return content
 
 
 def num_blocks(count: int) -> int:
-    """Returns the number of blocks, and of checksums, of this many offsets."""
+    """Returns the number of blocks, and of checksums, of n offsets."""
     return -(-count // BLOCK)

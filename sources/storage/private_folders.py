@@ -1,7 +1,7 @@
-"""Folders and files that only this user can have written, so that their content can be trusted.
+"""Checks that other users cannot have written a file or folder.
 
-A folder that another user can write to may hold links that lead anywhere, and files with any content. So the folder is
-checked once, and each file when it is opened.
+A folder that another user can write to may contain links to any file, and files with any content. Therefore folders are
+checked once, and files when they are opened.
 """
 
 import contextlib
@@ -10,15 +10,15 @@ import os
 import stat
 
 _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""No link is followed, and opening a pipe does not wait for its other end."""
+"""Flags that follow no link, and do not wait for the other end of a pipe."""
 
 
 def make_private_folder(folder: str) -> None:
-    """Makes a folder with mode 0700, and all missing ones above it, and checks the folder.
+    """Creates a folder and its missing parents with mode 0700, and checks the folder.
 
     Raises:
         PermissionError: as `check_private`.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     missing = []
     path = folder
@@ -26,7 +26,7 @@ def make_private_folder(folder: str) -> None:
         missing.append(path)
         path = os.path.dirname(path)  # noqa: PTH120  (paths are strings throughout)
     for path in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # Another process has made it meanwhile.
+        with contextlib.suppress(FileExistsError):  # Another process has created it meanwhile.
             os.mkdir(path, 0o700)  # noqa: PTH102
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -39,12 +39,12 @@ def check_private(descriptor: int, folder: str, remedy: str) -> None:
     """Checks that an open folder belongs to this user, and that no other user may write to it.
 
     Args:
-        descriptor: the folder, open.
+        descriptor: the open folder.
         folder: its path, for the error.
         remedy: the last sentence of the error, without its full stop.
 
     Raises:
-        PermissionError: it is another user's, or others may write to it.
+        PermissionError: it belongs to another user, or other users may write to it.
     """
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid():
@@ -53,12 +53,31 @@ def check_private(descriptor: int, folder: str, remedy: str) -> None:
         raise PermissionError(errno.EPERM, f"Other users may write to the folder. {remedy}", folder)
 
 
+def open_trusted(path: str, owner: int) -> int:
+    """Returns the descriptor of a regular file that this user, root or the given owner wrote.
+
+    Args:
+        path: the file. No link is followed, and no pipe is waited for.
+        owner: the owner of the data that the file was made from.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOCTTY | _OPEN_FLAGS)
+    status = os.fstat(descriptor)
+    is_trusted = status.st_uid in (os.geteuid(), 0, owner) and not status.st_mode & stat.S_IWOTH
+    if stat.S_ISREG(status.st_mode) and is_trusted:
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(0, "it is not a regular file, or another user could have written it", path)
+
+
 def open_private(path: str, flags: int, mode: int = 0o600) -> int:
-    """Returns the descriptor of a regular file that belongs to this user and has no other name.
+    """Returns the descriptor of a regular file that belongs to this user and has a single name.
 
     Args:
         path: the file.
-        flags: as of `os.open`.
+        flags: as for `os.open`.
         mode: the permissions of a new file.
 
     Raises:
@@ -69,7 +88,7 @@ def open_private(path: str, flags: int, mode: int = 0o600) -> int:
     try:
         descriptor = os.open(path, flags | _OPEN_FLAGS, mode)
     except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENXIO, errno.EMLINK}:  # A link; a socket; a link on FreeBSD.
+        if error.errno in {errno.ELOOP, errno.ENXIO, errno.EMLINK}:  # A link, a socket, a link on FreeBSD.
             raise _foreign(path) from None
         raise
     if is_private(os.fstat(descriptor)):
@@ -86,6 +105,6 @@ def is_private(status: os.stat_result) -> bool:
 def _foreign(path: str) -> PermissionError:
     return PermissionError(
         errno.EPERM,
-        "This must be a regular file of this user with a single name, and is something else. Remove it",
+        "This must be a regular file of this user with a single name. Remove it",
         path,
     )

@@ -78,10 +78,10 @@ def test_inspect_shows_units(data: Path) -> None:
     """Those that are read whole to read one record, or the files. Rows have no sizes: none is read to find them."""
     printed, _ = run("inspect", "a.parquet", folder=data)
 
-    assert "  units     4 that are read whole, of 30 records (median), 30 at most\n" in printed
+    assert "  units     4 that are read whole, of 30 records (median), at most 30\n" in printed
     assert "  sizes" not in printed
     printed, _ = run("inspect", "a.txt", folder=data)
-    assert "  units     1 file, of 100 records (median), 100 at most\n" in printed
+    assert "  units     1 file, of 100 records (median), at most 100\n" in printed
 
 
 @pytest.mark.parametrize("name", sorted(NAMES.keys() - {"a.bag", "a.bagz", "a.csv", "a_document", "a_document.bin"}))
@@ -136,7 +136,7 @@ def test_inspect_draws_the_sizes_of_records(tmp_path: Path) -> None:
     printed, _ = run("inspect", "a.txt", folder=tmp_path)
     bars = [line for line in printed.splitlines() if "up to" in line]
 
-    assert "least 10 B, median 100 B" in printed
+    assert "min 10 B, median 100 B" in printed
     assert sum(int(line.split()[-1]) for line in bars) == 58
     assert max(bars, key=lambda line: line.count("#")).split()[-1] == "50"
 
@@ -168,7 +168,7 @@ def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
     environment = os.environ | {"MILLSTREAM_CACHE": str(tmp_path / "file" / "cache")}
     _, reported = run("index", path, folder=tmp_path, status=1, env=environment)
 
-    assert "cannot be kept" in reported
+    assert "Cannot write the indices of" in reported
     assert "MILLSTREAM_CACHE" in reported
 
 
@@ -177,7 +177,7 @@ def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
     [
         (["inspect", "absent.txt"], "millstream: No such file or directory: '{folder}/absent.txt'"),
         (["inspect", "*.nothing"], "millstream: No data file matches the pattern: '{folder}/*.nothing'"),
-        (["inspect", "."], "millstream: '{folder}/.' is a directory: name the files in it, such as '{folder}/./*'."),
+        (["inspect", "."], "millstream: '{folder}/.' is a directory. Pass its files, such as '{folder}/./*'."),
         (["inspect", "zeros"], "millstream: The format of '{folder}/zeros' is not known by its name or its first"),
         (["inspect", "zeros", "--format=tfrecord"], "millstream: '{folder}/zeros' is not a TFRecord file"),
         (["inspect", "a.txt[3:2]"], "millstream: A range of records must have 0 <= start"),
@@ -198,10 +198,10 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("inspect", "Show what files hold"),
-        ("index", "Find where each record begins"),
-        ("convert", "Write records of any format to ArrayRecord or Bagz files"),
-        ("top", "Show what the pipelines of a running trainer do"),
+        ("inspect", "Show the format, record sizes and first record of files"),
+        ("index", "Build the record indices of files in advance"),
+        ("convert", "Write records of any format to ArrayRecord, Bagz or token files"),
+        ("top", "Monitor the pipelines of a running trainer"),
     ],
 )
 def test_help_says_what_a_command_does(command: str, words: str, tmp_path: Path) -> None:
@@ -340,4 +340,4 @@ def test_a_file_without_records_is_inspected_and_not_converted(tmp_path: Path) -
     printed, _ = run("inspect", "empty.txt", folder=tmp_path)
     assert re.search(r"records +0$", printed, re.MULTILINE)
     _, reported = run("convert", "empty.txt", "empty.bag", folder=tmp_path, status=1)
-    assert "millstream: SRC must have at least one record to convert, got none in " in reported
+    assert "millstream: SRC must have at least one record, got none in " in reported

@@ -18,6 +18,7 @@ import millstream
 from millstream import (
     ArrayRecordDataSource,
     BagzDataSource,
+    DataSourceError,
     FixedLengthFeature,
     VariableLengthFeature,
     decode_examples,
@@ -67,19 +68,15 @@ def test_without_shards_it_is_the_file_that_was_named(tmp_path: Path) -> None:
 
 
 def test_array_records_are_best_for_random_access(tmp_path: Path) -> None:
-    """One record per group, uncompressed unless asked; their sizes are kept, so that `inspect` reads none."""
+    """One record per group, uncompressed unless requested."""
     write_tfrecord(tmp_path / "a.tfrecord", [b"x" * 10_000] * 100)
     run("convert", "a.tfrecord", "plain.array_record", folder=tmp_path)
     run("convert", "a.tfrecord", "small.array_record", "--compression=zstd:1", folder=tmp_path)
     for name in ("plain", "small"):
         assert records_in(tmp_path / f"{name}.array_record") == [b"x" * 10_000] * 100
-        (kept,) = tmp_path.glob(f".{name}.array_record.lengths-*.npy")
-        assert np.load(kept).tolist() == [10_000] * 100
-    printed, _ = run("inspect", "plain.array_record", folder=tmp_path)
 
     assert (tmp_path / "plain.array_record").stat().st_size > 300_000
     assert (tmp_path / "small.array_record").stat().st_size < 200_000
-    assert "sizes     least 10 kB, median 10 kB, mean 10 kB, most 10 kB\n" in printed
 
 
 def test_json_lines_stay_as_they_are_written(tmp_path: Path) -> None:
@@ -149,7 +146,7 @@ def test_tokens_stay_tokens(tmp_path: Path) -> None:
 
     assert records_in(tmp_path / "a.bag") == [np.arange(number, dtype="<u2").tobytes() for number in range(5)]
     _, reported = run("convert", "a", "b.bag", "--encode=example", folder=tmp_path, status=1)
-    assert "Record 0 cannot be written with --encode=example: it is of type ndarray" in reported
+    assert "Cannot write record 0 with encode='example': it is of type ndarray" in reported
     assert "Choose another of raw, json, example." in reported
 
 
@@ -160,6 +157,82 @@ def test_values_become_examples_where_that_is_asked_for(tmp_path: Path) -> None:
     columns = decode_examples({"x": FixedLengthFeature((2,), np.int64)}).map(records_in(tmp_path / "a.bag"))
 
     assert columns["x"].tolist() == [[n, 2 * n] for n in range(4)]
+
+
+def test_tokens_are_written_once_and_read_by_both_sources(tmp_path: Path) -> None:
+    """A function's tokens become flat files with their lengths, readable by both sources; None is skipped."""
+    (tmp_path / "a.txt").write_text("".join(f"{'x ' * (number % 5)}\n" for number in range(100)))
+    (tmp_path / "tokenizer.py").write_text(
+        "import numpy as np\n"
+        "def tokenize(line):\n"
+        "    words = line.split()\n"
+        "    return {'tokens': np.arange(len(words), dtype=np.int64)} if words else None\n"
+    )
+    options = ("--map=tokenizer:tokenize", "--dtype=uint16", "--shards=2", "--jobs=2")
+    run("convert", "a.txt", "t.bin", *options, folder=tmp_path)
+
+    with millstream.MegatronDataSource(str(tmp_path / "t-*.bin")) as source:
+        assert millstream.lengths_of(source).tolist() == [number % 5 for number in range(100) if number % 5]
+        assert [tokens.tolist() for tokens in every_record(source)] == [
+            list(range(number % 5)) for number in range(100) if number % 5
+        ]
+    with millstream.TokenDataSource(str(tmp_path / "t-*.bin"), window=10) as windows:
+        assert windows.dtype == np.uint16
+        assert len(windows) == 20
+        assert windows[0]["tokens"].tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3]
+    run("convert", "a.txt", "t.bin", *options, "--overwrite", folder=tmp_path)
+    assert [name for name in visible(tmp_path) if name != "__pycache__"] == [
+        "a.txt",
+        *(f"t-0000{number}-of-00002.{extension}" for number in range(2) for extension in ("bin", "idx")),
+        "tokenizer.py",
+    ]
+
+
+def test_chains_are_converted_as_their_elements_come(tmp_path: Path) -> None:
+    """In order, in worker processes, with lambdas; a chain with another function does not continue the files."""
+    chain = millstream.MapDataset.source(list(range(100))).shuffle(seed=1)
+    double = chain.map(lambda number: {"x": np.arange(number)})
+    paths = millstream.convert(double, tmp_path / "a.array_record", num_shards=3, worker_count=2)
+    records = decode_examples({"x": VariableLengthFeature(np.int64)}).map(records_in(*map(Path, paths)))
+
+    assert records["x"].lengths.tolist() == list(chain)
+    assert len(paths) == 3
+    with pytest.raises(FileExistsError, match=r"overwrite=True"):
+        millstream.convert(double, tmp_path / "a.array_record", num_shards=3)
+
+
+@pytest.mark.parametrize(
+    ("elements", "name", "options", "words"),
+    [
+        ([[1, 2]], "a.bin", {}, "dtype must be the dtype of the tokens in the file, one of uint8.* got None"),
+        ([[70_000]], "a.bin", {"dtype": "uint16"}, "Cannot write record 0 .* token 70000 exceeds the range of uint16"),
+        ([np.array([-1])], "a.bin", {"dtype": "uint8"}, "token -1 exceeds the range"),
+        (["text"], "a.bin", {"dtype": "uint16"}, "Tokenize the text in a Map first"),
+        ([{"a": [1], "b": [2]}], "a.bin", {"dtype": "uint16"}, "feature must be one of 'a', 'b'"),
+        ([{"a": [1]}], "a.bin", {"dtype": "uint16", "feature": "b"}, "it is not a dict with an entry 'b'"),
+        ([np.zeros(1)], "a.bin", {}, "got float64"),
+        ([b""], "a.bag", {"dtype": "uint16"}, "feature and dtype are for tokens"),
+        ([b""], "a.bag", {"encode": "xml"}, "encode must be one of auto, raw, json, example, got 'xml'"),
+        ([b""], "a.npy", {}, "destination must end in .array_record"),
+        ([b""], "a.bag", {"num_shards": 0}, "num_shards must be"),
+        ([[1]], "a.bin", {"dtype": "uint8", "compression": "zstd"}, "Records of .bin files are never compressed"),
+    ],
+)
+def test_elements_that_cannot_be_written_are_an_error(
+    elements: list[Any], name: str, options: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Before anything is written, with the remedy."""
+    with pytest.raises((ValueError, DataSourceError, KeyError, TypeError), match=words):
+        millstream.convert(elements, tmp_path / name, worker_count=0, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "absent:tokenize", "json:absent", "json:__doc__"])
+def test_a_function_that_does_not_exist_is_named(name: str, tmp_path: Path) -> None:
+    """No traceback of an import."""
+    (tmp_path / "a.txt").write_text("a\n")
+    _, reported = run("convert", "a.txt", "a.bin", f"--map={name}", folder=tmp_path, status=1)
+    assert "--map must be MODULE:FUNCTION" in reported
 
 
 @pytest.fixture
@@ -206,13 +279,10 @@ def test_another_conversion_is_not_mixed_with_it(killed: tuple[list[Any], dict[s
     """Other options and changed files are refused until all is begun anew on purpose."""
     command, finished = killed
     _, reported = run(*command, "--encode=json", folder=tmp_path, status=1)
-    assert (
-        "was begun with a different encode: raw, here json. Resume it with the same encode, or pass --overwrite"
-        in reported
-    )
+    assert "has a different encode: {'name': 'raw', 'feature': None, 'dtype': None}, here {'name': 'json'" in reported
     (tmp_path / "a.txt").write_text("one\n" * 60)
     _, reported = run(*command, folder=tmp_path, status=1)
-    assert "was begun with a different source" in reported
+    assert "has a different source" in reported
     assert {path.name: path.stat().st_ino for path in shards_of(tmp_path)} == finished
     run(*command, "--overwrite", folder=tmp_path)
     assert records_in(*shards_of(tmp_path)) == [b"one"] * 60
@@ -240,33 +310,20 @@ def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
     assert len(records_in(*shards_of(tmp_path))) == 300_000
 
 
-def test_what_is_kept_of_a_file_goes_with_it(tmp_path: Path) -> None:
-    """The sizes of records that a replaced file had are of no use to anybody."""
-    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
-    kept = []
-    for size in (1000, 500):
-        run("convert", f"a.tfrecord[0:{size}]", "b.array_record", "--overwrite", folder=tmp_path)
-        kept.append(list(tmp_path.glob(".b.array_record.lengths-*.npy")))
-        printed, _ = run("inspect", "b.array_record", folder=tmp_path)
-        assert f"{size:,}" in printed
-    assert [len(places) for places in kept] == [1, 1]
-    assert kept[0] != kept[1]
-
-
 def test_files_that_are_there_are_not_replaced_by_accident(tmp_path: Path) -> None:
     """Nor is a source ever written over."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
     (tmp_path / "b.bag").write_text("mine")
     _, reported = run("convert", "a.tfrecord", "b.bag", folder=tmp_path, status=1)
-    assert "exists already. Pass --overwrite" in reported
+    assert "exists. Pass --overwrite" in reported
     assert (tmp_path / "b.bag").read_text() == "mine"
     _, reported = run("convert", "a.tfrecord", "b.bag", "--overwrite", "--encode=example", folder=tmp_path, status=1)
-    assert "Record 0 cannot be written" in reported
+    assert "Cannot write record 0" in reported
     assert (tmp_path / "b.bag").read_text() == "mine"
     run("convert", "a.tfrecord", "b.bag", "--overwrite", folder=tmp_path)
     assert records_in(tmp_path / "b.bag") == RECORDS
     _, reported = run("convert", "b.bag", "./b.bag", "--overwrite", folder=tmp_path, status=1)
-    assert "would be written to while it is read" in reported
+    assert "is both an input and an output" in reported
     assert records_in(tmp_path / "b.bag") == RECORDS
     assert not list(tmp_path.glob(".*.conversion"))
 
@@ -292,15 +349,15 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["a.txt", "b.bag", "--shards=3"], "The 2 records cannot be written to 3 files"),
-        (["a.txt", "b.bag", "--compression=zstd"], "Records of .bag files are never compressed: write a .bagz file"),
-        (["a.txt", "b.bagz", "--compression=none"], "Records of .bagz files are always compressed: write a .bag file"),
+        (["a.txt", "b.bag", "--shards=3"], "Cannot write 2 records to 3 files"),
+        (["a.txt", "b.bag", "--compression=zstd"], "Records of .bag files are never compressed. Use another format"),
+        (["a.txt", "b.bagz", "--compression=none"], "Records of .bagz files are always compressed. Write a .bag file"),
         (["a.txt", "b.array_record", "--compression=lz4"], "compression must be none, zstd, or zstd with a level"),
         (["a.txt", "b.array_record", "--compression=zstd:23"], "between 1 and 22, got 23"),
-        (["a.txt", "a.csv", "b.bag"], "several formats, text, csv, whose records are not alike"),
-        (["a.txt", "b.parquet"], "DST must end in .array_record, .bag or .bagz to write records"),
+        (["a.txt", "a.csv", "b.bag"], "Cannot convert files of several formats, text, csv, together"),
+        (["a.txt", "b.parquet"], "DST must end in .array_record, .bag, .bagz or .bin to write records"),
         (["absent.txt", "b.bag"], "No such file or directory: "),
-        (["a.txt", "a.csv", "b.txt"], "to unpack, there must be a single SRC, got 2"),
+        (["a.txt", "a.csv", "b.txt"], "To decompress, pass a single SRC, got 2"),
     ],
 )
 def test_what_cannot_be_converted_is_a_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:

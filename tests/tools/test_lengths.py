@@ -52,7 +52,7 @@ def notes(tmp_path: Path) -> Path:
 
 def kept_in(folder: Path) -> list[Path]:
     """Returns the files of lengths in a folder."""
-    return sorted(folder.glob("*.lengths-*.npy"))
+    return sorted(folder.glob("*.lengths-*-index"))
 
 
 @pytest.mark.parametrize("worker_count", [0, 2])
@@ -77,7 +77,8 @@ def test_lengths_are_kept_beside_the_data_and_found_again(texts: Path, notes: Pa
     (kept,) = kept_in(texts.parent)
 
     assert len(notes.read_text()) == len(TEXTS)
-    assert np.load(kept).tolist() == WORDS
+    assert millstream.lengths_of(TextLineDataSource(texts), [Split(notes)]).tolist() == WORDS
+    assert len(notes.read_text()) == len(TEXTS)
     assert kept.stat().st_mode == texts.stat().st_mode
     assert sorted(path.name for path in texts.parent.iterdir()) == sorted([kept.name, "a.txt"])
 
@@ -120,7 +121,7 @@ def test_a_changed_file_is_counted_again(texts: Path, notes: Path, change: str) 
 
 
 def test_every_truncation_of_the_file_is_counted_again(texts: Path) -> None:
-    """And each file that is something else."""
+    """And each one that was damaged."""
     with TextLineDataSource(texts) as source:
         millstream.lengths_of(source, [str.split])
         (kept,) = kept_in(texts.parent)
@@ -128,9 +129,8 @@ def test_every_truncation_of_the_file_is_counted_again(texts: Path) -> None:
         for length in [*range(0, len(whole), 997), len(whole) - 1]:
             kept.write_bytes(whole[:length])
             assert millstream.lengths_of(source, [str.split]).tolist() == WORDS
-        for other in (np.zeros(3, np.int64), np.zeros(600), np.full(600, -1), np.zeros((600, 1), np.int64)):
-            np.save(kept, other)
-            assert millstream.lengths_of(source, [str.split]).tolist() == WORDS
+        kept.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        assert millstream.lengths_of(source, [str.split]).tolist() == WORDS
     assert kept.read_bytes() == whole
 
 
@@ -192,33 +192,31 @@ class Held:
         return str(self._texts[key])
 
 
-def put_archive(place: Path) -> None:
-    """Puts an archive of arrays at a path."""
-    with place.open("wb") as file:
-        np.savez(file, a=np.arange(3))
+def put_link(path: Path, content: bytes) -> None:
+    """Puts a link to valid lengths at a path."""
+    path.with_suffix(".valid").write_bytes(content)
+    path.symlink_to(path.with_suffix(".valid"))
 
 
-def put_link(place: Path) -> None:
-    """Puts a link to other lengths at a path."""
-    np.save(place.with_name("other.npy"), np.zeros(len(TEXTS), np.int64))
-    place.symlink_to(place.with_name("other.npy"))
+def put_foreign(path: Path, content: bytes) -> None:
+    """Puts valid lengths that another user could have written at a path."""
+    path.write_bytes(content)
+    path.chmod(0o666)
 
 
-def put_foreign(place: Path) -> None:
-    """Puts lengths that another user could have written at a path."""
-    np.save(place, np.zeros(len(TEXTS), np.int64))
-    place.chmod(0o666)
-
-
-@pytest.mark.parametrize("put", [os.mkfifo, Path.mkdir, put_archive, put_link, put_foreign])
-def test_other_things_at_the_name_of_lengths_are_not_used(texts: Path, put: Callable[[Path], None]) -> None:
-    """A pipe, a folder, an archive, a link, a file that anyone may write to: no hang, and no wrong length."""
+@pytest.mark.parametrize("put", [lambda path, _: os.mkfifo(path), lambda path, _: path.mkdir(), put_link, put_foreign])
+def test_other_files_in_place_of_lengths_are_not_used(
+    texts: Path, notes: Path, put: Callable[[Path, bytes], None]
+) -> None:
+    """A pipe, a folder, a link, and a file that every user may write to: the records are counted again."""
     with TextLineDataSource(texts) as source:
-        millstream.lengths_of(source, [str.split])
+        millstream.lengths_of(source, [Split(notes)])
         (kept,) = kept_in(texts.parent)
+        content = kept.read_bytes()
         kept.unlink()
-        put(kept)
-        assert millstream.lengths_of(source, [str.split]).tolist() == WORDS
+        put(kept, content)
+        assert millstream.lengths_of(source, [Split(notes)]).tolist() == WORDS
+    assert len(notes.read_text()) == 2 * len(TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -308,12 +306,12 @@ def test_lengths_fit_a_packing_sampler(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("records", "maps", "feature", "error", "words"),
     [
-        (["a"], [], None, TypeError, "got str: give the operations that make the tokens"),
-        ([b"a"], [], None, TypeError, "got bytes: give the operations"),
+        (["a"], [], None, TypeError, "got str. Pass the operations before Pack"),
+        ([b"a"], [], None, TypeError, "got bytes. Pass the operations"),
         ([1.5], [], None, TypeError, "got float"),
         ([True], [], None, TypeError, "got bool"),
-        ([{"a": [1], "b": 2}], [], None, TypeError, r"got a dict of 'a', 'b': say which .* feature=\.\.\."),
-        ([[1]], [], "a", TypeError, "feature 'a' of dicts, got list"),
+        ([{"a": [1], "b": 2}], [], None, TypeError, r"got a dict of 'a', 'b'. Pass the entry .* feature=\.\.\."),
+        ([[1]], [], "a", TypeError, "needs dicts with the feature 'a', got list"),
         ([{"b": [1]}], [], "a", ValueError, "feature 'a', but an element has 'b'"),
         ([-1], [], None, ValueError, "cannot have -1 tokens"),
         ([[1]], [millstream.Batch(2)], None, TypeError, r"operations\[0\] is Batch.*before Pack"),

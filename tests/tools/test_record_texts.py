@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.tools.record_encoding import encoded, encoding_for
-from millstream.tools.record_preview import shown_record
-from millstream.tools.record_sizes import histogram, in_bytes
+from millstream.tools.inspection import format_bytes, histogram
+from millstream.tools.record_encoding import Encoding, choose_encoding, encode_records
+from millstream.tools.record_preview import preview_lines
 from millstream.tools.record_writers import compression_level
 from support.files.example_messages import example_message
 
@@ -26,7 +26,7 @@ JSON = st.recursive(
 @given(st.lists(JSON, min_size=1, max_size=5))
 def test_json_is_read_as_what_it_was(records: list[Any]) -> None:
     """Every JSON value, on one line of UTF-8."""
-    texts = encoded(records, range(len(records)), "json")
+    texts = encode_records(Encoding("json"), records, range(len(records)))
 
     assert [json.loads(text.decode()) for text in texts] == records
     assert all(b"\n" not in text for text in texts)
@@ -42,7 +42,7 @@ def test_values_of_numpy_and_times_are_json() -> None:
         "time": np.datetime64("2026-01-02T03:04:05.000000006"),
         "times": np.array(["2026-01-02"], "M8[D]"),
     }
-    (text,) = encoded([record], [0], "json")
+    (text,) = encode_records(Encoding("json"), [record], [0])
     assert json.loads(text) == {
         "array": [[0, 1], [2, 3]],
         "number": 0.5,
@@ -68,28 +68,29 @@ def test_values_of_numpy_and_times_are_json() -> None:
 )
 def test_the_first_record_chooses_an_encoding_that_it_has(record: Any, encoding: str) -> None:
     """And that it can be written with."""
-    assert encoding_for(record) == encoding
-    assert len(encoded([record], [0], encoding)) == 1
+    assert choose_encoding(record) == Encoding(encoding)
+    assert len(encode_records(Encoding(encoding), [record], [0])) == 1
 
 
 def test_halves_of_characters_are_an_error() -> None:
     """They have no UTF-8."""
-    with pytest.raises(DataSourceError, match=r"Record 1 cannot be written with --encode=json: .*surrogates"):
-        encoded(["a", "\ud800"], [0, 1], "json")
+    with pytest.raises(DataSourceError, match=r"Cannot write record 1 with encode='json': .*surrogates"):
+        encode_records(Encoding("json"), ["a", "\ud800"], [0, 1])
 
 
 @pytest.mark.parametrize("encoding", ["raw", "json", "example"])
 def test_the_record_that_cannot_be_written_is_named(encoding: str) -> None:
     """By its key, with what is wrong."""
     good: Any = {"raw": b"", "json": 1, "example": {}}[encoding]
-    with pytest.raises(DataSourceError, match=rf"Record 12 cannot be written with --encode={encoding}: .*object"):
-        encoded([good, good, {"a": object()} if encoding == "example" else object()], [10, 11, 12], encoding)
+    bad: Any = {"a": object()} if encoding == "example" else object()
+    with pytest.raises(DataSourceError, match=rf"Cannot write record 12 with encode='{encoding}': .*object"):
+        encode_records(Encoding(encoding), [good, good, bad], [10, 11, 12])
 
 
 def test_raw_arrays_are_little_endian() -> None:
     """Whatever order their bytes have, and wherever they lie in memory."""
     array = np.arange(12, dtype=">u2").reshape(3, 4)
-    assert encoded([array.T], [0], "raw") == [array.T.astype("<u2").tobytes()]
+    assert encode_records(Encoding("raw"), [array.T], [0]) == [array.T.astype("<u2").tobytes()]
 
 
 @given(st.lists(st.integers(0, 2**45), min_size=1, max_size=200))
@@ -120,7 +121,7 @@ def test_histograms_count_every_record_once(sizes: list[int]) -> None:
 )
 def test_bytes_in_words(size: int, text: str) -> None:
     """Three digits, in powers of a thousand."""
-    assert in_bytes(size) == text
+    assert format_bytes(size) == text
 
 
 @given(
@@ -132,7 +133,7 @@ def test_bytes_in_words(size: int, text: str) -> None:
 )
 def test_records_are_shown_in_bounded_space(record: Any) -> None:
     """Whatever they hold: lines without line ends, and not many of them."""
-    lines = list(shown_record(record))
+    lines = list(preview_lines(record))
 
     assert 1 <= len(lines) <= 34
     assert all(len(line.splitlines()) <= 1 for line in map(ascii, lines))
@@ -142,9 +143,9 @@ def test_records_are_shown_in_bounded_space(record: Any) -> None:
 def test_any_bytes_can_be_shown(record: bytes) -> None:
     """Those that are nearly an Example, too."""
     whole = example_message({"a": ("int64", [1, 300]), "b": ("bytes", [b"x"])})
-    assert "a tf.train.Example" in next(shown_record(whole))
+    assert "a tf.train.Example" in next(preview_lines(whole))
     for cut in (record, whole[: len(record)], record + whole, whole + record):
-        assert list(shown_record(cut))
+        assert list(preview_lines(cut))
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,10 @@ def test_every_truncation_and_damage_is_an_error(ending: str, tmp_path: Path) ->
     whole = COMPRESS[ending](b"some text " * 20 + bytes(range(256)))
     for length in range(20, len(whole), 7):
         packed.write_bytes(whole[:length])
-        with pytest.raises(DataSourceError, match="packed' was cut short"):
+        with pytest.raises(DataSourceError, match="packed': it was truncated"):
             unpack(str(packed), str(tmp_path / "plain"))
     packed.write_bytes(whole + b"what follows is something else")
-    with pytest.raises(DataSourceError, match="packed' is damaged"):
+    with pytest.raises(DataSourceError, match="packed': it is damaged"):
         unpack(str(packed), str(tmp_path / "plain"))
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
 
@@ -78,7 +78,7 @@ def test_bombs_are_errors_unless_the_limit_is_raised(
     packed = b"".join(compressor.compress(bytes(8 << 20)) for _ in range(8)) + compressor.flush()
     (tmp_path / "packed").write_bytes(packed)
     monkeypatch.setattr(unpacking, "_ALWAYS_BYTES", 1 << 20)
-    with pytest.raises(DataSourceError, match=r"it may be a decompression bomb.*raise the limit: --max-ratio="):
+    with pytest.raises(DataSourceError, match=r"may be a decompression bomb.*pass a higher limit, --max-ratio="):
         unpack(str(tmp_path / "packed"), str(tmp_path / "plain"))
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
     tracemalloc.start()
@@ -117,7 +117,7 @@ def test_the_command_in_the_error_of_a_source_works(name: str, plain: str, tmp_p
     assert command[:3] == ["python", "-m", "millstream"]
     printed, _ = run(*command[3:], folder=tmp_path)
 
-    assert printed == f"{tmp_path / plain}: 8 B, unpacked\n"
+    assert printed == f"{tmp_path / plain}: 8 B, decompressed\n"
     with TextLineDataSource(tmp_path / plain) as source:
         assert every_record(source) == ["one", "two"]
 
@@ -140,7 +140,7 @@ def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"new"))
     (tmp_path / "a.txt").write_text("old")
     _, reported = run("convert", "a.txt.gz", "a.txt", folder=tmp_path, status=1)
-    assert "exists already" in reported
+    assert "exists. Pass --overwrite" in reported
     _, reported = run("convert", "a.txt", "b.txt", "--overwrite", folder=tmp_path, status=1)
     assert "'a.txt' is not compressed" in reported
     assert (tmp_path / "a.txt").read_text() == "old"

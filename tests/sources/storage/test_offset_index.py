@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from millstream.sources import BagzDataSource, MegatronDataSource, TextLineDataS
 from millstream.sources.files import held_indices
 from millstream.sources.storage import offset_index
 from millstream.sources.storage import offsets as offsets_module
+from millstream.sources.storage.cache_folder import cache_folder
 from millstream.sources.storage.offset_index import (
     IndexKey,
     Placement,
@@ -100,7 +102,7 @@ def test_an_index_beside_the_data_is_used(path: Path) -> None:
 
     assert index.stat() == before
     assert before.st_mode & 0o777 == 0o644
-    assert not Path(offset_index.cache_folder()).exists()
+    assert not Path(cache_folder()).exists()
 
 
 @pytest.mark.parametrize("keep", KEEPERS)
@@ -229,12 +231,12 @@ def test_a_full_disk_leaves_the_index_in_memory(path: Path) -> None:
     assert warning.startswith("WARNING Cannot keep the index of ")
     assert "File too large" in warning
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["a.txt", "b.txt"]
-    assert list(Path(offset_index.cache_folder()).iterdir()) == []
+    assert list(Path(cache_folder()).iterdir()) == []
 
 
 def test_a_folder_that_takes_no_file_is_skipped_for_the_next(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A cache that is a file: the index is beside the data, and the log says so once."""
-    Path(offset_index.cache_folder()).write_text("")
+    Path(cache_folder()).write_text("")
     with caplog.at_level(logging.INFO, "millstream"):
         assert read_lines(path) == LINES
     made, failed = caplog.records
@@ -339,7 +341,7 @@ def test_an_index_damaged_while_it_is_open_is_rebuilt(
         assert source.span_sizes()[15_000] == len("line 15000\n")
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         f"The index of {str(path)!r} is rebuilt: {reason}."
-        for reason in [{"cut short": "it was cut short", "changed": "the checksum of its block 3 is wrong"}[damage]]
+        for reason in [{"cut short": "it was truncated", "changed": "the checksum of its block 3 is wrong"}[damage]]
     ]
 
 
@@ -403,3 +405,22 @@ def test_a_changed_offset_is_found_when_its_block_is_first_used(path: Path, monk
         damaged = whole.copy()
         damaged[bit // 8] ^= 1 << bit % 8
         assert offsets_of(damaged) is None
+
+
+def test_unused_indices_leave_the_cache(path: Path) -> None:
+    """An index of the cache that was not used for 90 days goes when another is written; a use counts as such."""
+    index, old = index_in_cache(path), time.time() - 91 * 86_400
+    other = index.with_name("other.0123456789abcdef.lines-index")
+    kept = index.with_name("thesis.txt")
+    for file in (index, other, kept):
+        file.write_bytes(index.read_bytes())
+        os.utime(file, (old, old))
+    assert read_lines(path) == LINES
+    assert time.time() - index.stat().st_mtime < 86_400
+    program = f"import millstream\nmillstream.TextLineDataSource({str(path.with_name('new.txt'))!r})"
+    path.with_name("new.txt").write_text("".join(f"{number}\n" for number in range(2000)))
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+    assert index.exists()
+    assert kept.exists()
+    assert not other.exists()

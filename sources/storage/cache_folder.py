@@ -1,0 +1,71 @@
+"""The user's cache folder: `$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`.
+
+It holds index files, and by default the copies of a `FileCache` in the subfolder `files`. Index files that were
+not used for 90 days are removed when a process writes its first index there.
+"""
+
+import contextlib
+import functools
+import os
+import stat
+import time
+
+from millstream.sources.storage.urls import is_url, without_query
+
+UNUSED_DAYS = 90
+"""The number of days after which an unused index file is removed."""
+
+_DAY_SECONDS = 86_400.0
+_MAX_NAME = 60
+"""Limit of the part of a cached file's name that is taken from the original name."""
+
+
+def cache_folder() -> str:
+    """Returns the absolute path of the user's cache folder."""
+    if own := os.environ.get("MILLSTREAM_CACHE"):
+        return os.path.abspath(own)  # noqa: PTH100  (paths are strings throughout)
+    # The XDG Base Directory Specification says to ignore a relative path.
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # noqa: PTH117
+        base = os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118
+    return os.path.join(base, "millstream")  # noqa: PTH118
+
+
+def cached_name(path: str, version: bytes = b"") -> str:
+    """Returns the name in the cache for a file, or for one version of an object: readable, and unique by a digest."""
+    import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
+
+    plain = without_query(path) if is_url(path) else path
+    digest = hashlib.blake2b(os.fsencode(plain) + version, digest_size=8).hexdigest()
+    return f"{plain.rpartition('/')[2][:_MAX_NAME] or 'records'}.{digest}"
+
+
+def mark_used(descriptor: int) -> None:
+    """Sets the modification time of an open index file, its time of last use, unless that is less than a day ago."""
+    with contextlib.suppress(OSError):  # It may belong to another user.
+        if time.time() - os.fstat(descriptor).st_mtime > _DAY_SECONDS:
+            os.utime(descriptor)
+
+
+def prepare_cache_folder() -> None:
+    """Creates the cache folder, and once per process removes index files that were not used for `UNUSED_DAYS`.
+
+    Raises:
+        OSError: the folder cannot be created.
+    """
+    folder = cache_folder()
+    os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
+    _remove_unused(folder)
+
+
+@functools.cache
+def _remove_unused(folder: str) -> None:
+    limit = time.time() - UNUSED_DAYS * _DAY_SECONDS
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            # `.part` files are left by processes that were killed.
+            if entry.name.endswith(("-index", ".part")):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode) and status.st_mtime < limit:
+                        os.unlink(entry.path)  # noqa: PTH108
