@@ -25,7 +25,7 @@ soak: $(VENV)/.installed ## Random pipelines, faults and resumes for an hour: MI
 	PYTHONPATH=tests $(BIN)/python -P -m soak $(if $(SEED),--seed=$(SEED),--minutes=$(MINUTES))
 
 kills: $(VENV)/.installed ## Kill a thousand workers while they work.
-	MILLSTREAM_SOAK_KILLS=1000 $(BIN)/pytest tests/loader/processes/test_pool_soak.py
+	PYTHONPATH=tests $(BIN)/python -P -m soak --kills=1000
 
 # From inside .venv, mypy sees the installed package, and not the root folder that happens to have its name. pyright runs
 # where it is: pip install 'millstream[pyright]'.

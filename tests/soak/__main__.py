@@ -1,6 +1,7 @@
 """Hours of random pipelines, random faults and random resumes, each compared with the oracle: `make soak`.
 
     PYTHONPATH=tests python -P -m soak --minutes=60      an hour; a line a minute
+    PYTHONPATH=tests python -P -m soak --kills=1000      until a thousand workers were killed
     PYTHONPATH=tests python -P -m soak --seed=123        the trial of a seed until it fails, ten times at most
 
 A trial is a stream (`courses`) that one trainer after the other reads (`life`), each in a process of its own,
@@ -30,7 +31,7 @@ import pyarrow.parquet as pq
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from soak.courses import Course
-from soak.faults import CLOCK
+from soak.faults import CLOCK, KilledWorkers
 from support.files.record_files import write_tfrecord
 from support.processes.worker_pools import environment, still_there
 from support.stores.object_server import Request, serving
@@ -51,10 +52,12 @@ class Soak:
     Args:
         limit: how many seconds a life may take.
         broken: what is broken on purpose, to see that it is found: `stream`, `leak`, `memory` or `hang`.
+        fault: the name of the only fault, for lives with workers; by default all kinds occur.
     """
 
-    def __init__(self, limit: float, broken: str) -> None:
+    def __init__(self, limit: float, broken: str, fault: str = "") -> None:
         self._limit = limit
+        self._fault = fault
         self._broken = broken
         self.seen: collections.Counter[str] = collections.Counter()
         self.most: collections.Counter[str] = collections.Counter()
@@ -89,7 +92,10 @@ class Soak:
             for life in range(num_lives):
                 is_last = life == num_lives - 1
                 orders = {"seed": seed, "life": life, "folder": str(disk), "url": server.url, "is_last": is_last}
-                self._live({**orders, "broken": self._broken}, environment(folder) | self._surroundings(disk))
+                self._live(
+                    {**orders, "broken": self._broken, "fault": self._fault},
+                    environment(folder) | self._surroundings(disk),
+                )
         self.seen["trials"] += 1
 
     def _surroundings(self, disk: Path) -> dict[str, str]:
@@ -220,13 +226,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, help="run this trial alone, until it fails")
     parser.add_argument("--first-seed", type=int, help="where to begin; by default anywhere")
+    parser.add_argument("--kills", type=int, help="kill this many workers, instead of running for some minutes")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds that a life may take")
     parser.add_argument(
         "--broken", choices=["stream", "leak", "memory", "hang"], default="", help="to see that it is found"
     )
     given = parser.parse_args()
     with_own_mounts()
-    soak = Soak(given.limit, given.broken)
+    soak = Soak(given.limit, given.broken, KilledWorkers.name if given.kills else "")
     if given.seed is not None:
         has_failed = any(failed(soak, given.seed) for _ in range(_REPEATS))
         say(soak.line())
@@ -235,7 +242,7 @@ def main() -> int:
     seed, failures, minute = given.first_seed if given.first_seed is not None else random.randrange(10**9), 0, 1
     say(f"from seed {seed} on")
     minutes = -1.0
-    while minutes < given.minutes:
+    while soak.seen[KilledWorkers.name] < given.kills if given.kills else minutes < given.minutes:
         failures += failed(soak, seed)
         seed += 1
         minutes = (time.monotonic() - start) / 60

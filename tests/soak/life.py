@@ -50,6 +50,7 @@ class Orders:
     url: str
     is_last: bool
     broken: str
+    fault: str = ""
 
 
 class Spoil(Map):
@@ -118,7 +119,7 @@ class Life:
         """Reads some batches with one loader, and says whether the stream is over."""
         index, count = self._shard()
         stream = self._stream(index, count)  # Before anything goes wrong: a loader may have to read it.
-        workers = self.chance.choice([0, 1, 2, 2, 3])
+        workers = self.chance.choice([1, 2, 3] if self.orders.fault else [0, 1, 2, 2, 3])
         fault = self.chance.choice(self._faults(workers))(self.chance, self.folder)
         self.seen["legs"] += 1
         self.fault = fault.name
@@ -146,6 +147,8 @@ class Life:
     def _faults(self, workers: int) -> list[type[Fault]]:
         """Returns what can go wrong."""
         faults = [kind for kind in FAULTS if workers or not kind.needs_workers]
+        if self.orders.fault:
+            return [kind for kind in faults if kind.name == self.orders.fault]
         # A store needs descriptors for its connections, and more of them than there may be.
         return [kind for kind in faults if kind is not FewDescriptors or self.course.place != "store"]
 
