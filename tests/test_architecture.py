@@ -356,100 +356,21 @@ def test_third_parties_are_declared() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "word"),
     [
-        ("millstream.errors", "import millstream.loader.pipeline.plan", "core imports loader"),
         ("millstream.errors", "from millstream import sources", "core imports sources"),
         ("millstream.samplers.index", "def f():\n    from millstream.transforms import Map", "samplers imports transf"),
-        (
-            "millstream.sources.memory",
-            "from millstream.loader.pipeline.partition import Partition",
-            "sources imports loader",
-        ),
-        ("millstream.loader.pipeline.plan", "import time", "the pipeline imports time"),
-        (
-            "millstream.loader.pipeline.plan",
-            "def f():\n    from threading import Lock",
-            "the pipeline imports threading",
-        ),
+        ("millstream.loader.pipeline.plan", "def f():\n    from threading import Lock", "pipeline imports threading"),
         ("millstream.loader.pipeline.plan", "import millstream.loader.threads.options", "pipeline imports threads"),
-        ("millstream.loader.pipeline.plan", "from millstream.loader import iterator", "pipeline imports millstream"),
-        ("millstream.loader.threads.options", "import millstream.loader.processes.pool", "threads imports processes"),
-        ("millstream.loader.transport.arena", "from millstream.loader.threads import options", "transport imports thr"),
         ("millstream.sources.storage.paths", "import millstream.sources.files.spans", "storage imports files"),
-        ("millstream.dataset.nodes.node", "import millstream.dataset.iter_dataset", "nodes imports millstream.dataset"),
-        ("millstream.sources.tables.arrow_memory", "import millstream.sources.parquet", "tables imports millstream.so"),
-        ("millstream.loader.pipeline.plan", "import millstream", "façade"),
         ("millstream.loader.pipeline.plan", "from millstream.checkpoint import CheckpointSave", "façade"),
         ("millstream.loader.pipeline.plan", "from .partition import Partition", "relative"),
         ("millstream.loader.pipeline.plan", "import importlib\nimportlib.import_module('loader.partition')", "bare"),
-        (
-            "millstream.loader.pipeline.plan",
-            "class A:\n    def f(self):\n        return [__import__('samplers')]",
-            "bare",
-        ),
         ("millstream.loader.pipeline.plan", "if True:\n    import orbax.checkpoint as ocp", "imports orbax"),
-        ("millstream.loader.pipeline.plan", "async def f():\n    import jax.numpy", "imports jax"),
-        ("millstream.loader.pipeline.plan", "import torch", "imports torch"),
         ("millstream.samplers.base", "import cloudpickle", "imports cloudpickle"),
-        ("millstream.loader.load", "from millstream.tools.lengths import lengths_of", "loader imports tools"),
-        ("millstream.loader.load", "from millstream.dataset import MapDataset", "loader imports dataset"),
-        ("millstream.dataset.nodes.node", "import millstream.tools.lengths", "dataset imports tools"),
         ("millstream.sharding", "import jax", "not when it is needed"),
-        ("millstream.samplers.base", "import absl.flags", "imports absl"),
-        ("millstream.samplers.base", "import typing_extensions", "imports typing_extensions"),
     ],
 )
 def test_forbidden_imports_are_found(module: str, source: str, word: str) -> None:
-    """The reader of imports sees each kind of forbidden import, wherever it stands."""
+    """Each kind of forbidden import is found, wherever it is written."""
     (violation,) = import_violations(module, source)
 
     assert word in violation
-
-
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("millstream.__init__", "from millstream import samplers\nfrom millstream.loader import load"),
-        ("millstream.checkpoint", "from millstream.loader.checkpoints.orbax_handler import CheckpointSave"),
-        (
-            "millstream.loader.pipeline.plan",
-            "from millstream.sources import DataSource\nimport math\nimport numpy.typing",
-        ),
-        ("millstream.samplers.index", "from millstream.samplers.base import Sampler\nimport millstream.errors"),
-        ("millstream.sources.files.scan", "import millstream.sources.base\nimport millstream.sources.storage.paths"),
-        ("millstream.dataset.nodes.node", "from millstream.loader import DataLoader\nimport millstream.samplers.index"),
-        (
-            "millstream.tools.lengths",
-            "import millstream.sources.files.multi_file\nfrom millstream.loader import DataLoader",
-        ),
-        ("millstream.sharding", "def f():\n    import jax"),
-        ("millstream.sharding", "if TYPE_CHECKING:\n    import jax"),
-        ("millstream.loader.checkpoints.orbax_handler", "import orbax.checkpoint as ocp"),
-    ],
-)
-def test_allowed_imports_pass(module: str, source: str) -> None:
-    """The reader of imports does not cry wolf."""
-    assert import_violations(module, source) == []
-
-
-@pytest.mark.parametrize(
-    ("module", "source", "word"),
-    [
-        ("millstream.loader.pipeline.plan", "x = 1", "no docstring"),
-        ("millstream.loader.plan_utils", '"""Doc."""', "vague"),
-        ("millstream.loader.common", '"""Doc."""', "vague"),
-        ("millstream.loader.pipeline.plan", '"""Doc."""\n' + "x = 1\n" * 340, "341 lines"),
-        ("millstream.loader.checkpoints.description", '"""Doc."""', "no longer long"),
-    ],
-)
-def test_bad_shapes_are_found(module: str, source: str, word: str) -> None:
-    """A module without a docstring, with a vague name or with too many lines is found."""
-    (violation,) = shape_violations(module, source)
-
-    assert word in violation
-
-
-def test_bare_imports_of_scripts_are_found() -> None:
-    """A test or example that imports a part by its folder's name is found; the package's own name is fine."""
-    source = "import loader.plan\nfrom samplers import x\nfrom . import y\nfrom millstream.loader import load\n"
-
-    assert bare_imports(source) == ["loader.plan", "samplers.x", "y"]

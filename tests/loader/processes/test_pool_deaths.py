@@ -1,7 +1,4 @@
-"""Worker processes that die: the stream continues unchanged, or an error names the records that kill.
-
-The rows are those of the fault matrix in test_pool_faults.py.
-"""
+"""Worker processes that die: the stream continues unchanged, or an error names the records that kill."""
 
 import contextlib
 import logging
@@ -60,7 +57,7 @@ def warnings_in(log: pytest.LogCaptureFixture) -> list[str]:
 def test_a_death_changes_nothing(
     fault: Callable[[], None], threads: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rows 4 to 6: the worker is replaced, the stream is the same, and one warning says which process and why."""
+    """The worker is replaced, the stream is the same, and one warning says which process and why."""
     loader = loader_of(At(BAD, fault, once=tmp_path / "once"), read_options=millstream.ReadOptions(threads))
     with at_most(2.0):
         assert batches(loader) == EXPECTED
@@ -71,7 +68,7 @@ def test_a_death_changes_nothing(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_record_that_kills_is_named(fault: Callable[[], None]) -> None:
-    """Rows 4 to 6: a batch that kills twice is an error at its turn, with records and cause; all others come."""
+    """A batch that kills twice is an error at its turn, with records and cause; all others come."""
     with iter(loader_of(At(BAD, fault), worker_buffer_size=3)) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         with pytest.raises(WorkerDiedError) as caught, at_most(2.0):
@@ -88,7 +85,7 @@ def test_a_record_that_kills_is_named(fault: Callable[[], None]) -> None:
 
 
 def test_a_crash_shows_where_it_happened() -> None:
-    """Row 6: the error of a segmentation fault has the Python stack of the worker at that moment."""
+    """The error of a segmentation fault has the Python stack of the worker at that moment."""
     with iter(loader_of(At(EXPECTED[0][0], user_faults.crash))) as iterator, pytest.raises(WorkerDiedError) as caught:
         next(iterator)
 
@@ -97,7 +94,7 @@ def test_a_crash_shows_where_it_happened() -> None:
 
 
 def test_only_the_call_in_work_is_blamed(tmp_path: Path) -> None:
-    """Row 4: calls that wait in the queue of a worker that dies are not blamed, however often it happens."""
+    """Calls that wait in the queue of a worker that dies are not blamed, however often it happens."""
     deadly = [At(EXPECTED[step][0], user_faults.be_killed, once=tmp_path / str(step)) for step in range(6)]
     loader = loader_of(*deadly, worker_count=1, worker_buffer_size=8)
 
@@ -106,7 +103,7 @@ def test_only_the_call_in_work_is_blamed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_worker_killed_within_user_code(times: int, tmp_path: Path) -> None:
-    """Rows 4 and 27: a call interrupted by `kill -9` is made again, unless killed again; children die as well."""
+    """A call interrupted by `kill -9` is made again, unless killed again; children die as well."""
     once = tmp_path / "once" if times == 1 else None
     with user_faults.Pipe(tmp_path / "there") as there:
         killed: list[list[int]] = []
@@ -128,7 +125,7 @@ def test_a_worker_killed_within_user_code(times: int, tmp_path: Path) -> None:
 
 
 def test_idle_workers_killed_all_at_once_are_replaced() -> None:
-    """Row 4: what workers made before they were killed is delivered; new workers make the rest."""
+    """What workers made before they were killed is delivered; new workers make the rest."""
     with iter(loader_of(worker_count=3)) as iterator:
         assert next(iterator).tolist() == EXPECTED[0]
         pids = pids_of(iterator)
@@ -139,7 +136,7 @@ def test_idle_workers_killed_all_at_once_are_replaced() -> None:
 
 
 def test_workers_killed_at_every_step_blame_nobody() -> None:
-    """Row 4: a call that a dead worker had not begun is not blamed, however often that happens to it."""
+    """A call that a dead worker had not begun is not blamed, however often that happens to it."""
     with iter(loader_of(worker_count=3, worker_buffer_size=2)) as iterator:
         for step, expected in enumerate(EXPECTED):
             assert next(iterator).tolist() == expected
@@ -150,7 +147,7 @@ def test_workers_killed_at_every_step_blame_nobody() -> None:
 
 
 def test_the_fork_server_killed_is_nobodys_fault(caplog: pytest.LogCaptureFixture) -> None:
-    """Row 4: all processes are started again, as often as it happens, and no record is blamed."""
+    """All processes are started again, as often as it happens, and no record is blamed."""
     with iter(loader_of()) as iterator:
         for step in range(6):
             assert next(iterator).tolist() == EXPECTED[step]
@@ -163,14 +160,14 @@ def test_the_fork_server_killed_is_nobodys_fault(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_fork_server_that_dies_each_time_is_an_error() -> None:
-    """Row 4: where it is killed before anything is made, again and again, the pool is not restarted forever."""
+    """Where it is killed before anything is made, again and again, the pool is not restarted forever."""
     iterator = iter(loader_of(At(EXPECTED[0][0], user_faults.end_parent), worker_count=1))
     with pytest.raises(WorkerDiedError, match="The fork server died 2 times"), at_most(4.0):
         next(iterator)
 
 
 def test_a_stopped_fork_server_delays_only_replacements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 8: workers carry on while the fork server is stopped; one that dies then is an error in time."""
+    """Workers carry on while the fork server is stopped; one that dies then is an error in time."""
     monkeypatch.setattr(pool, "EXIT_SECONDS", 0.01)
     monkeypatch.setattr(pool, "CLOSE_SECONDS", 0.4)
     iterator = iter(loader_of(worker_count=1))
@@ -188,7 +185,7 @@ def test_a_stopped_fork_server_delays_only_replacements(monkeypatch: pytest.Monk
 
 
 def test_the_fork_server_takes_the_children_of_its_workers_with_it(tmp_path: Path) -> None:
-    """Row 27: what workers have started dies too when the fork server is killed, or stopped and then closed."""
+    """What workers have started dies too when the fork server is killed, or stopped and then closed."""
     for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):
         with user_faults.Pipe(tmp_path / f"there{number}") as there:
             start = ReportThen(there.path, action=os.getpid, children=2)
@@ -203,7 +200,7 @@ def test_the_fork_server_takes_the_children_of_its_workers_with_it(tmp_path: Pat
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_worker_that_runs_out_of_memory(times: int, tmp_path: Path) -> None:
-    """Row 7: a worker killed for lack of memory is replaced; the second time, the error says how much it had."""
+    """A worker killed for lack of memory is replaced; the second time, the error says how much it had."""
     once = tmp_path / "once" if times == 1 else None
     with memory_limit(96 << 20) as limit, iter(loader_of(At(BAD, user_faults.eat_memory, once))) as iterator:
         iterator.start_prefetch()

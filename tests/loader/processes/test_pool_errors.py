@@ -1,7 +1,4 @@
-"""Errors in worker processes: each arrives at its turn, says where it comes from, and loses nothing.
-
-The rows are those of the fault matrix in test_pool_faults.py.
-"""
+"""Errors in worker processes: each arrives at its turn, says where it comes from, and loses nothing."""
 
 import functools
 import itertools
@@ -48,7 +45,7 @@ def error_at_its_turn(loader: millstream.DataLoader, kind: type[BaseException]) 
 @pytest.mark.parametrize("threads", [0, 16])
 @pytest.mark.parametrize("source", [range(SIZE), millstream.RangeDataSource(0, SIZE)], ids=["single", "batched"])
 def test_an_exception_arrives_at_its_turn(source: Any, threads: int) -> None:
-    """Row 1: after the batches before it, again at each try, with type, operation, record key and traceback."""
+    """After the batches before it, again at each try, with type, operation, record key and traceback."""
     loader = loader_of(
         At(BAD, Raise(KeyError, ("key", 7))), data_source=source, read_options=millstream.ReadOptions(threads)
     )
@@ -62,7 +59,7 @@ def test_an_exception_arrives_at_its_turn(source: Any, threads: int) -> None:
 
 
 def test_an_error_waits_for_batches_that_take_longer(tmp_path: Path) -> None:
-    """Row 1: a batch that is made while another worker has failed already is delivered before the error."""
+    """A batch that is made while another worker has failed already is delivered before the error."""
     with user_faults.Pipe(tmp_path / "failed") as failed:
         operations = [
             At(EXPECTED[0][0], user_faults.WaitAt(failed.path)),
@@ -84,7 +81,7 @@ def local_class() -> type[Exception]:
 
 
 def test_an_exception_that_cannot_be_pickled_arrives_in_words() -> None:
-    """Row 2: as a WorkerError with type, text, notes and traceback."""
+    """As a WorkerError with type, text, notes and traceback."""
     error = error_at_its_turn(loader_of(At(BAD, Raise(user_faults.HoldsLockError, ("text",)))), WorkerError)
 
     assert str(error) == "support.faults.user_faults.HoldsLockError: text"
@@ -98,7 +95,7 @@ def test_an_exception_that_cannot_be_pickled_arrives_in_words() -> None:
     ids=["needs two", "cannot be shown"],
 )
 def test_an_unusual_exception_keeps_its_type(kind: type[Exception], arguments: tuple[Any, ...]) -> None:
-    """Row 2: one whose constructor does not take its `args`, or whose `__str__` fails, arrives like any other."""
+    """One whose constructor does not take its `args`, or whose `__str__` fails, arrives like any other."""
     error = error_at_its_turn(loader_of(At(BAD, Raise(kind, arguments))), kind)
 
     assert type(error) is kind
@@ -108,7 +105,7 @@ def test_an_unusual_exception_keeps_its_type(kind: type[Exception], arguments: t
 
 @pytest.mark.parametrize("attribute", ["args", "__notes__", "__dict__"])
 def test_an_exception_that_lies_keeps_its_type(attribute: str) -> None:
-    """Row 2: one whose attributes raise, so that its notes can be neither read nor added to, kills no worker."""
+    """One whose attributes raise, so that its notes can be neither read nor added to, kills no worker."""
     kind = type("LyingError", (Exception,), {attribute: property(lambda _: 1 / 0)})
     error = error_at_its_turn(loader_of(At(BAD, Raise(kind, ("text",)))), kind)
 
@@ -117,7 +114,7 @@ def test_an_exception_that_lies_keeps_its_type(attribute: str) -> None:
 
 
 def test_an_exception_of_a_local_class_keeps_its_type() -> None:
-    """Row 2: a class that only exists within a function comes back as that very class, attributes too."""
+    """A class that only exists within a function comes back as that very class, attributes too."""
     hidden = local_class()
 
     def fail() -> None:
@@ -137,7 +134,7 @@ def lock_adder() -> Callable[[int], Any]:
 
 
 def test_an_element_that_cannot_be_pickled_is_named() -> None:
-    """Row 3: the elements before it are delivered; the error names leaf, type and record; the next one can be had."""
+    """The elements before it are delivered; the error names leaf, type and record; the next one can be had."""
     order = [number for batch in EXPECTED for number in batch]
     place = order.index(BAD)
     with iter(loader_of(operations=[lock_adder()])) as iterator:
@@ -151,7 +148,7 @@ def test_an_element_that_cannot_be_pickled_is_named() -> None:
 
 
 def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
-    """Row 3: where a key's `__repr__` fails, so that the leaf's path cannot be shown, its owner is named."""
+    """Where a key's `__repr__` fails, so that the leaf's path cannot be shown, its owner is named."""
     shy = type("Shy", (), {"__repr__": lambda _: str(1 / 0)})
     loader = loader_of(operations=[lambda number: {shy(): number}, lambda shown: {**shown, "lock": threading.Lock()}])
     with iter(loader) as iterator, pytest.raises(TypeError) as caught:
@@ -161,7 +158,7 @@ def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
 
 
 def test_a_batch_that_cannot_be_pickled_is_named() -> None:
-    """Row 3: what a `batch_fn` has made and cannot be pickled is named as well."""
+    """What a `batch_fn` has made and cannot be pickled is named as well."""
     add_lock = lock_adder()
     batch = millstream.Batch(BATCH, batch_fn=lambda numbers: list(map(add_lock, numbers)))
     error = error_of_a_batch(loader_of(operations=[batch]), TypeError)
@@ -180,7 +177,7 @@ def error_of_a_batch(loader: millstream.DataLoader, kind: type[BaseException]) -
 
 
 def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> None:
-    """Row 3: an element that only the consumer's process cannot unpickle is the error that it raises there."""
+    """An element that only the consumer's process cannot unpickle is the error that it raises there."""
     home = os.getpid()
 
     def leave_home(numbers: Sequence[Any]) -> Any:
@@ -193,7 +190,7 @@ def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> N
 
 
 def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> None:
-    """Row 3: without a Batch many elements share a message; only the one that cannot be unpickled is an error."""
+    """Without a Batch many elements share a message; only the one that cannot be unpickled is an error."""
     home, order = os.getpid(), [number for batch in EXPECTED for number in batch]
     bad = order[STEP * BATCH]
     iterator = iter(loader_of(operations=[lambda number: user_faults.NeedsHome(home) if number == bad else number]))
@@ -207,7 +204,7 @@ def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> No
 
 @pytest.mark.parametrize("buffer_size", [1, 4])
 def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn(buffer_size: int) -> None:
-    """Row 3: where a Batch regroups, the batches before are delivered, and the error names the records."""
+    """Where a Batch regroups, the batches before are delivered, and the error names the records."""
     home, numbers = os.getpid(), [number for batch in EXPECTED for number in batch]
     bad = numbers[STEP * BATCH + 2]
 
@@ -252,7 +249,7 @@ class FailsThenKills(millstream.MapTransform):
 
 
 def test_a_death_after_an_error_does_not_replace_it(tmp_path: Path) -> None:
-    """Row 1: calls after an error are forgotten: if their workers die, the error still comes, and at its turn."""
+    """Calls after an error are forgotten: if their workers die, the error still comes, and at its turn."""
     bad, size = 3000, 20_000
     with Pipe(tmp_path / "may fail") as may_fail, Pipe(tmp_path / "may kill") as may_kill:
         loader = millstream.DataLoader(
@@ -285,7 +282,7 @@ def calls_after(call: Call, key: int) -> bool:
 
 
 def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
-    """Row 3 and 5: pickling is part of making: the error names the records and the exit status."""
+    """Pickling is part of making: the error names the records and the exit status."""
 
     def deadly(numbers: Sequence[Any]) -> Any:
         return user_faults.ExitsWhenPickled() if BAD in numbers else numbers
@@ -297,7 +294,7 @@ def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
 
 
 def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
-    """Row 3: which part, which attribute, and what to do about it."""
+    """Which part, which attribute, and what to do about it."""
     with pytest.raises(TypeError, match=r"operations\[1\], Locked \(attribute lock\) cannot be sent to worker proc"):
         next(iter(loader_of(abs, user_faults.Locked())))
     source = user_faults.Numbers(SIZE)
@@ -307,7 +304,7 @@ def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
 
 
 def test_a_function_that_cannot_be_pickled_is_named_with_its_variable() -> None:
-    """Row 3: and the error's advice works: the same object made on first use does no harm."""
+    """And the error's advice works: the same object made on first use does no harm."""
     lock = threading.Lock()
 
     def guarded(number: int) -> int:
@@ -321,7 +318,7 @@ def test_a_function_that_cannot_be_pickled_is_named_with_its_variable() -> None:
 
 
 def test_a_pipeline_that_cannot_be_unpickled_is_an_error() -> None:
-    """Row 3: its own exception, with a note that it was raised in a worker process that unpickled the pipeline."""
+    """Its own exception, with a note that it was raised in a worker process that unpickled the pipeline."""
     source = user_faults.Numbers(SIZE, on_arrival=Raise(ConnectionError, ("no network",)))
     with iter(loader_of(data_source=source)) as iterator:
         for _ in range(2):
@@ -344,7 +341,7 @@ def no_stderr(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 )
 @pytest.mark.usefixtures("no_stderr")
 def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_path: Path) -> None:
-    """Rows 4 to 6: a pipeline that kills every process that unpickles it is soon an error: forking ends."""
+    """A pipeline that kills every process that unpickles it is soon an error: forking ends."""
     births = tmp_path / "births"
 
     def be_born() -> None:
@@ -359,7 +356,7 @@ def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_p
 
 
 def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: Path) -> None:
-    """Rows 4 to 6: the stream continues while they are replaced, but not forever."""
+    """The stream continues while they are replaced, but not forever."""
     births = tmp_path / "births"
 
     def be_born() -> None:

@@ -1,7 +1,4 @@
-"""The life of a pool: a warm one serves again, a closed or forgotten one ends, whatever still refers to it.
-
-The rows are those of the fault matrix in test_pool_faults.py.
-"""
+"""The life of a pool: a warm one serves again, a closed or forgotten one ends, whatever still refers to it."""
 
 import concurrent.futures
 import contextlib
@@ -153,7 +150,7 @@ def test_closing_ends_the_workers(taken: int) -> None:
 
 
 def test_an_iterator_that_is_forgotten_ends_its_workers() -> None:
-    """Row 28: it ends with its loader, and without the garbage collector: they are part of no cycle."""
+    """It ends with its loader, and without the garbage collector: they are part of no cycle."""
     loader = loader_of()
     iterator = iter(loader)
     next(iterator)
@@ -276,7 +273,7 @@ def test_threads_that_take_a_warm_pool_at_once_get_different_ones() -> None:
 
 
 def test_an_interrupt_at_the_beginning_of_closing() -> None:
-    """Row 11: wherever Ctrl-C interrupts `close`, the next call finishes it: no process or descriptor is left."""
+    """Wherever Ctrl-C interrupts `close`, the next call finishes it: no process or descriptor is left."""
     armed = False
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -306,7 +303,7 @@ def test_an_interrupt_at_the_beginning_of_closing() -> None:
 
 
 def test_an_interrupt_within_the_library_that_waits_for_a_process() -> None:
-    """Row 11: wherever in `subprocess` Ctrl-C comes while a loader is closed, the next call ends and reaps it all."""
+    """Wherever in `subprocess` Ctrl-C comes while a loader is closed, the next call ends and reaps it all."""
     lines_left = 0
 
     def interrupt(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
@@ -341,7 +338,7 @@ def test_an_interrupt_within_the_library_that_waits_for_a_process() -> None:
 
 
 def test_a_loader_that_is_forgotten_ends_its_idle_workers() -> None:
-    """Row 28: warm workers do not outlive the loader that keeps them warm."""
+    """Warm workers do not outlive the loader that keeps them warm."""
     loader = loader_of()
     list(loader)
     (idle,) = idle_pools(loader)
@@ -353,7 +350,7 @@ def test_a_loader_that_is_forgotten_ends_its_idle_workers() -> None:
 
 @pytest.mark.parametrize("fault", [Raise(KeyError), user_faults.be_killed], ids=["raises", "dies"])
 def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[], None]) -> None:
-    """Row 28: an exception holds the frames that it went through, and the iterator in them; once dropped, all ends."""
+    """An exception holds the frames that it went through, and the iterator in them; once dropped, all ends."""
 
     def fail(loader: millstream.DataLoader) -> BaseException:
         with pytest.raises((KeyError, RuntimeError)) as caught:
@@ -368,7 +365,7 @@ def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[]
 
 
 def test_an_iterator_in_a_cycle_is_collected() -> None:
-    """Row 28: the garbage collector may end a pool from anywhere."""
+    """The garbage collector may end a pool from anywhere."""
     iterator = iter(loader_of())
     next(iterator)
     processes = processes_of(iterator)
@@ -382,7 +379,7 @@ def test_an_iterator_in_a_cycle_is_collected() -> None:
 
 
 def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
-    """Row 11: Ctrl-C in `next` is a KeyboardInterrupt at once; no process stays, and a later `next` resumes."""
+    """Ctrl-C in `next` is a KeyboardInterrupt at once; no process stays, and a later `next` resumes."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with Pipe(tmp_path / "there") as there:
@@ -406,7 +403,7 @@ def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_while_closing() -> None:
-    """Row 11: another Ctrl-C while `close` waits for processes that do not end kills them at once."""
+    """Another Ctrl-C while `close` waits for processes that do not end kills them at once."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         iterator = iter(loader_of())
@@ -431,7 +428,7 @@ def test_an_interrupt_while_closing() -> None:
 
 
 def test_closing_from_another_thread(tmp_path: Path) -> None:
-    """Row 26: a `next` that waits in one thread raises as soon as another thread has closed the iterator."""
+    """A `next` that waits in one thread raises as soon as another thread has closed the iterator."""
     with Pipe(tmp_path / "there") as there:
         iterator = iter(loader_of(At(BAD, ReportThen(there.path, user_faults.hang_in_c))))
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
@@ -446,7 +443,7 @@ def test_closing_from_another_thread(tmp_path: Path) -> None:
 
 
 def test_closing_from_another_thread_while_a_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 26: what is being set up for the new worker goes as well, and the error is that of a closed iterator."""
+    """What is being set up for the new worker goes as well, and the error is that of a closed iterator."""
     iterator = iter(loader_of())
     next(iterator)
     processes = processes_of(iterator)
@@ -477,7 +474,7 @@ def test_processes_have_names_and_ignore_interrupts() -> None:
 
 
 def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> None:
-    """Row 27: what an operation has started and not waited for dies with the worker, even one that leaves by itself."""
+    """What an operation has started and not waited for dies with the worker, even one that leaves by itself."""
     with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, ReportThen(there.path, os.getpid, 3)))) as iterator:
         assert [batch.tolist() for batch in iterator] == EXPECTED
         processes = there.take_numbers()
@@ -491,7 +488,7 @@ def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> No
 def test_a_forked_process_does_not_answer_for_its_worker(
     then: Callable[[], None], threads: int, tmp_path: Path
 ) -> None:
-    """Row 27: a process that an operation has forked ends when the operation returns or raises there, unnoticed."""
+    """A process that an operation has forked ends when the operation returns or raises there, unnoticed."""
     with Pipe(tmp_path / "forked") as forked:
         operation = At(BAD, ForkThen(forked.path, then))
         with iter(loader_of(operation, read_options=millstream.ReadOptions(threads))) as iterator:
@@ -503,7 +500,7 @@ def test_a_forked_process_does_not_answer_for_its_worker(
 
 
 def test_the_channel_is_not_inherited_by_children_of_user_code(tmp_path: Path) -> None:
-    """Row 27: a program that a worker has started has none of its descriptors, even where it may inherit all."""
+    """A program that a worker has started has none of its descriptors, even where it may inherit all."""
     with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, user_faults.ListInherited(there.path)))) as iterator:
         assert [batch.tolist() for batch in iterator] == EXPECTED
         inherited = there.take()

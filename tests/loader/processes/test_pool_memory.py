@@ -1,7 +1,4 @@
-"""Shared memory and descriptors of the pool: scarce ones are not used up, and what is kept is never rewritten.
-
-The rows are those of the fault matrix in test_pool_faults.py.
-"""
+"""Shared memory and descriptors of the pool: scarce ones are not used up, and what is kept is never rewritten."""
 
 import ctypes
 import gc
@@ -63,7 +60,7 @@ def small_shared_memory() -> list[str]:
 
 
 def test_dev_shm_is_not_used() -> None:
-    """Row 12: with a /dev/shm that is full, nothing changes: no name is ever made there, however large the batches."""
+    """With a /dev/shm that is full, nothing changes: no name is ever made there, however large the batches."""
     code = """
 import os
 import numpy as np
@@ -87,7 +84,7 @@ print(os.statvfs("/dev/shm").f_bfree)
 
 @pytest.mark.parametrize("budget", [1 << 30, 12 << 20, 1 << 12], ids=["room for all", "room for some", "no room"])
 def test_batches_that_are_kept_are_never_rewritten(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 14: all of them can be kept, for any time: once the arenas are full, batches are copies, and nobody waits."""
+    """All of them can be kept, for any time: once the arenas are full, batches are copies, and nobody waits."""
     monkeypatch.setattr(pool, "memory_budget", lambda: budget)
     expected = expected_numbers()
     with iter(big_loader()) as iterator:
@@ -101,7 +98,7 @@ def test_batches_that_are_kept_are_never_rewritten(budget: int, monkeypatch: pyt
 
 
 def test_batches_outlive_whatever_made_them() -> None:
-    """Rows 4 and 14: those of a worker that was killed, of an iterator that was closed, of a loader that is gone."""
+    """Those of a worker that was killed, of an iterator that was closed, of a loader that is gone."""
     expected = expected_numbers()
     iterator = iter(big_loader())
     kept = [next(iterator) for _ in range(8)]
@@ -117,7 +114,7 @@ def test_batches_outlive_whatever_made_them() -> None:
 
 
 def test_memory_of_batches_that_are_gone_serves_again() -> None:
-    """Row 14: a consumer that lets go of its batches gets new ones at the same few addresses, not at ever new ones."""
+    """A consumer that lets go of its batches gets new ones at the same few addresses, not at ever new ones."""
     places, files = set(), set()
     with iter(big_loader()) as iterator:
         for batch in iterator:
@@ -129,7 +126,7 @@ def test_memory_of_batches_that_are_gone_serves_again() -> None:
 
 
 def test_batches_can_be_written_to() -> None:
-    """Row 15: a batch is the consumer's own: what is written to it stays in it, and is in no other."""
+    """A batch is the consumer's own: what is written to it stays in it, and is in no other."""
     expected = expected_numbers()
     kept = []
     for batch, numbers in zip(big_loader(), expected, strict=True):
@@ -142,7 +139,7 @@ def test_batches_can_be_written_to() -> None:
 
 @pytest.mark.third_party
 def test_batches_that_jax_keeps_are_never_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 15: JAX takes an array of an arena without a copy; its memory is not reused while JAX has it."""
+    """JAX takes an array of an arena without a copy; its memory is not reused while JAX has it."""
     import jax
 
     monkeypatch.setattr(pool, "memory_budget", lambda: 64 << 20)
@@ -159,7 +156,7 @@ def test_batches_that_jax_keeps_are_never_rewritten(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_limit_of_a_control_group_is_the_memory_that_there_is() -> None:
-    """Row 7: arenas do not count on memory that the container, or the job, of this process does not have."""
+    """Arenas do not count on memory that the container, or the job, of this process does not have."""
     code = """
 import sys
 from millstream.loader.threads.memory_budget import memory_available
@@ -179,7 +176,7 @@ print(before, memory_available())
 
 
 def test_a_limit_of_address_space_is_kept() -> None:
-    """Row 7: under `ulimit -v`, as batch systems set it, arenas are no larger than may be mapped, and all is well."""
+    """Under `ulimit -v`, as batch systems set it, arenas are no larger than may be mapped, and all is well."""
     code = """
 import resource
 from pathlib import Path
@@ -199,7 +196,7 @@ assert worker_pools.batches(worker_pools.loader_of()) == worker_pools.EXPECTED
 
 
 def test_descriptors_grow_with_workers_only() -> None:
-    """Row 13: three for each worker and two for all, however many batches are kept; replaced workers cost nothing."""
+    """Three for each worker and two for all, however many batches are kept; replaced workers cost nothing."""
 
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (the names are wanted)
@@ -225,7 +222,7 @@ def test_descriptors_grow_with_workers_only() -> None:
 
 
 def test_every_lack_of_descriptors_is_told_and_overcome() -> None:
-    """Row 13: whichever open file is one too many, the error says what to do, leaks none, and the next try works."""
+    """Whichever open file is one too many, the error says what to do, leaks none, and the next try works."""
     code = """
 import errno, os, resource
 import millstream.loader.processes.pool_executor
@@ -263,7 +260,7 @@ print(errors)
 
 
 def test_closing_works_without_descriptors() -> None:
-    """Row 13: even after the fork server was killed, when the processes that it left must be found and cannot be."""
+    """Even after the fork server was killed, when the processes that it left must be found and cannot be."""
     code = """
 import os, resource, signal
 from support.processes import worker_pools
@@ -286,7 +283,7 @@ assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_lack_of_descriptors_for_a_new_worker_is_told() -> None:
-    """Row 13: the error says so when a dead worker cannot be replaced; with more descriptors the stream resumes."""
+    """The error says so when a dead worker cannot be replaced; with more descriptors the stream resumes."""
     code = """
 import os, resource, signal
 from support.processes import worker_pools

@@ -1,7 +1,4 @@
-"""The process that owns the workers: however it starts, forks or ends, they work and do not outlive it.
-
-The rows are those of the fault matrix in test_pool_faults.py.
-"""
+"""The process that owns the workers: however it starts, forks or ends, they work and do not outlive it."""
 
 import itertools
 import json
@@ -41,7 +38,7 @@ from support.processes.worker_pools import (
     ],
 )
 def test_a_trainer_killed_leaves_nothing(sent: signal.Signals, then: str, fault: str, tmp_path: Path) -> None:
-    """Rows 9, 10, 27: a second later all its processes are gone, also those inside user code, and their children."""
+    """A second later all its processes are gone, also those inside user code, and their children."""
     with trainer(tmp_path, fault, then) as (process, _, started):
         os.kill(process.pid, sent)
         assert still_there(started, 1.0) == []
@@ -68,7 +65,7 @@ def test_workers_are_gone_half_a_second_after_their_trainer(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("then", "fault"), [("waits", "hang_in_c"), ("trains", "do_nothing")])
 def test_an_interrupted_trainer_leaves_nothing(then: str, fault: str, tmp_path: Path) -> None:
-    """Row 11: Ctrl-C ends it within a second with one traceback, its own, and the workers end silently."""
+    """Ctrl-C ends it within a second with one traceback, its own, and the workers end silently."""
     with trainer(tmp_path, fault, then) as (process, _, started):
         os.killpg(process.pid, signal.SIGINT)
         assert still_there([process.pid, *started], 1.0) == []
@@ -80,7 +77,7 @@ def test_an_interrupted_trainer_leaves_nothing(then: str, fault: str, tmp_path: 
 
 
 def test_a_forked_process_does_not_keep_the_workers_of_a_dead_trainer(tmp_path: Path) -> None:
-    """Row 9: the workers end, even though a forked process has a copy of everything the trainer had open."""
+    """The workers end, even though a forked process has a copy of everything the trainer had open."""
     with trainer(tmp_path, "hang_in_c", "has forked") as (process, ready, started):
         (child,) = ready.take_numbers()
         try:
@@ -91,7 +88,7 @@ def test_a_forked_process_does_not_keep_the_workers_of_a_dead_trainer(tmp_path: 
 
 
 def test_a_trainer_killed_while_its_workers_start(tmp_path: Path) -> None:
-    """Row 9: workers that are still being started when the trainer dies end, too."""
+    """Workers that are still being started when the trainer dies end, too."""
     code = """
 import os, sys
 from pathlib import Path
@@ -113,7 +110,7 @@ user_faults.hang()
 
 
 def test_the_end_of_the_interpreter_ends_the_workers() -> None:
-    """Rows 11 and 28: a script that just ends, with iterators open or hanging, ends at once and prints nothing."""
+    """A script that just ends, with iterators open or hanging, ends at once and prints nothing."""
     code = """
 from support.faults import user_faults
 from support.processes import worker_pools
@@ -129,7 +126,7 @@ list(other)
 
 
 def test_a_trainer_that_is_process_1_gets_no_zombies(tmp_path: Path) -> None:
-    """Row 26: workers killed in user code are reaped by the fork server, not left to a trainer that adopts orphans."""
+    """Workers killed in user code are reaped by the fork server, not left to a trainer that adopts orphans."""
     code = """
 import ctypes, sys
 from pathlib import Path
@@ -151,7 +148,7 @@ print(psutil.Process().children())
 
 
 def test_a_trainer_that_is_suspended_with_its_workers_sees_no_stall(tmp_path: Path) -> None:
-    """Row 8: a job that is suspended for longer than `stall_timeout` continues as if nothing had happened."""
+    """A job that is suspended for longer than `stall_timeout` continues as if nothing had happened."""
     code = """
 import sys
 from pathlib import Path
@@ -222,14 +219,14 @@ print("done")
 
 
 def test_a_forked_process_has_workers_of_its_own() -> None:
-    """Row 16: it cannot use, close or disturb those of its parent; its own iterators work, from any state."""
+    """It cannot use, close or disturb those of its parent; its own iterators work, from any state."""
     # From 3.12 on Python warns of a fork beside threads, of which an idle pool has one.
     done = python("-W", "ignore:This process:DeprecationWarning", "-c", FORKS)
     assert (done.stderr, done.stdout) == ("", "done\n")
 
 
 def test_closing_does_not_wait_for_a_forked_process() -> None:
-    """Row 26: workers are told to end even if another process has a copy of the parent's end of their channels."""
+    """Workers are told to end even if another process has a copy of the parent's end of their channels."""
     code = """
 import os, signal
 from support.faults import user_faults
@@ -253,7 +250,7 @@ worker_pools.assert_quickest(0.4, close_one)
 
 
 def test_a_loader_outlives_the_thread_that_started_it() -> None:
-    """Row 16: workers belong to the process: they outlive the thread that started them."""
+    """Workers belong to the process: they outlive the thread that started them."""
     loader = loader_of()
     begun = []
 
@@ -273,7 +270,7 @@ def test_a_loader_outlives_the_thread_that_started_it() -> None:
 
 
 def test_jax_in_the_parent_is_not_disturbed() -> None:
-    """Row 16: with JAX running and warnings as errors nothing is printed, and no worker has JAX."""
+    """With JAX running and warnings as errors nothing is printed, and no worker has JAX."""
     code = """
 import sys, warnings
 import jax, jax.numpy as jnp
@@ -326,7 +323,7 @@ def expected_line() -> str:
 
 
 def test_a_script_needs_no_main_guard(expected_line: str, tmp_path: Path) -> None:
-    """Row 17: classes, functions and lambdas of a script work, wherever it is run; nothing of its folder interferes."""
+    """Classes, functions and lambdas of a script work, wherever it is run; nothing of its folder interferes."""
     script = tmp_path / "script" / "train.py"
     script.parent.mkdir()
     script.write_text("import pathlib, sys\nsys.path.append(pathlib.Path('x'))\n" + PROGRAM.replace("COUNT", "2"))
@@ -342,7 +339,7 @@ def test_a_script_needs_no_main_guard(expected_line: str, tmp_path: Path) -> Non
     ids=["standard input", "interactive", "console"],
 )
 def test_standard_input_is_a_program(arguments: tuple[str, ...], expected_line: str) -> None:
-    """Row 17: so do those that were typed in, or piped in, and have no file at all."""
+    """So do those that were typed in, or piped in, and have no file at all."""
     done = python(*arguments, input=PROGRAM.replace("COUNT", "2"))
 
     assert result_of(done.stdout) == expected_line
@@ -350,14 +347,14 @@ def test_standard_input_is_a_program(arguments: tuple[str, ...], expected_line: 
 
 
 def test_a_command_is_a_program(expected_line: str) -> None:
-    """Row 17: and those of `python -c`."""
+    """And those of `python -c`."""
     done = python("-c", PROGRAM.replace("COUNT", "2"))
 
     assert (result_of(done.stdout), done.stderr) == (expected_line, "")
 
 
 def test_a_notebook_is_a_program(expected_line: str) -> None:
-    """Row 17: and those of a cell; a second cell continues, and a kernel that is killed takes the workers with it."""
+    """And those of a cell; a second cell continues, and a kernel that is killed takes the workers with it."""
     second = "print('again', len(list(loader)), [worker.pid for worker in loader._execution.pools.idle[0].workers])"
     code = f"""
 from jupyter_client.manager import start_new_kernel

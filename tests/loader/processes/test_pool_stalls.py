@@ -1,7 +1,4 @@
-"""Worker processes that make no progress, and ones that will not end: every wait has a bound.
-
-The rows are those of the fault matrix in test_pool_faults.py.
-"""
+"""Worker processes that make no progress, and ones that will not end: every wait has a bound."""
 
 import logging
 import os
@@ -65,7 +62,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Row 8: log and error say which process, in which state, with which records; the error has its stack."""
+    """Log and error say which process, in which state, with which records; the error has its stack."""
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01 if fault is user_faults.stop else user_faults.WAIT_SECONDS)
     monkeypatch.setattr(crash_log, "STEADY_LOOKS", 8)
     reading = millstream.ReadOptions(threads)
@@ -106,7 +103,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
 def test_a_stall_that_ends_is_a_warning_only(
     limit: float, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Row 8: a worker that is stopped and continued in time loses nothing; the log says how long there is."""
+    """A worker that is stopped and continued in time loses nothing; the log says how long there is."""
     logged: queue.SimpleQueue[str] = queue.SimpleQueue()
     monkeypatch.setattr(caplog.handler, "emit", lambda record: logged.put(record.getMessage()))
     with (
@@ -134,7 +131,7 @@ def test_a_stall_that_ends_is_a_warning_only(
 
 
 def test_a_stalled_start_is_an_error() -> None:
-    """Row 8: a source that hangs when it is unpickled, which no call is to blame for."""
+    """A source that hangs when it is unpickled, which no call is to blame for."""
     loader = loader_of(data_source=Numbers(SIZE, on_arrival=user_faults.hang), stall_timeout=STALL_SECONDS)
     with iter(loader) as iterator, pytest.raises(WorkerStalledError, match="it is still starting"), at_most(2.0):
         next(iterator)
@@ -144,7 +141,7 @@ def test_a_stalled_start_is_an_error() -> None:
 def test_a_wait_without_end_can_be_asked_for(
     stall_timeout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Row 8: a timeout that is longer than the system can wait at once is no trouble."""
+    """A timeout that is longer than the system can wait at once is no trouble."""
     monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.01)
     logged: queue.SimpleQueue[str] = queue.SimpleQueue()
     monkeypatch.setattr(caplog.handler, "emit", lambda record: logged.put(record.getMessage()))
@@ -164,7 +161,7 @@ def test_a_wait_without_end_can_be_asked_for(
 def test_a_consumer_that_was_away_sees_no_stall(
     arena_bytes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Row 8: workers that have long finished, or wait to be heard, are not stalled when the consumer comes back."""
+    """Workers that have long finished, or wait to be heard, are not stalled when the consumer comes back."""
     monkeypatch.setattr(pool, "memory_budget", lambda: arena_bytes)
     actual = []
     with iter(loader_of(lambda number: np.full(1 << 15, number), stall_timeout=1000.0)) as iterator:
@@ -182,7 +179,7 @@ def test_a_consumer_that_was_away_sees_no_stall(
 )
 @pytest.mark.parametrize("threads", [0, 16])
 def test_closing_does_not_wait_for_user_code(fault: Callable[[], None], threads: int, tmp_path: Path) -> None:
-    """Rows 26 and 27: with a worker that will not end, `close` takes at most 2 s; its children are gone as well."""
+    """With a worker that will not end, `close` takes at most 2 s; its children are gone as well."""
     with Pipe(tmp_path / "there") as there:
         operation = At(BAD, ReportThen(there.path, fault, children=2))
         iterator = iter(loader_of(operation, read_options=millstream.ReadOptions(threads)))
@@ -201,7 +198,7 @@ def test_closing_does_not_wait_for_user_code(fault: Callable[[], None], threads:
     "fault", [user_faults.hang, user_faults.hang_in_c, user_faults.be_killed, user_faults.leave_with_status]
 )
 def test_closing_does_not_wait_for_the_source(fault: Callable[[], None], tmp_path: Path) -> None:
-    """Row 26: each worker closes its copy of the source when it ends; one that hangs or dies there delays nothing."""
+    """Each worker closes its copy of the source when it ends; one that hangs or dies there delays nothing."""
     with Pipe(tmp_path / "there") as there:
         source = Numbers(SIZE, on_close=ReportThen(there.path, fault))
         iterator = iter(loader_of(data_source=source))
@@ -214,7 +211,7 @@ def test_closing_does_not_wait_for_the_source(fault: Callable[[], None], tmp_pat
 
 
 def test_threads_of_user_code_do_not_keep_a_worker() -> None:
-    """Row 26: a thread that an operation has started, and that never ends, does not keep its worker from ending."""
+    """A thread that an operation has started, and that never ends, does not keep its worker from ending."""
 
     def close_one() -> float:
         iterator = iter(loader_of(At(EXPECTED[0][0], user_faults.start_thread)))
@@ -225,7 +222,7 @@ def test_threads_of_user_code_do_not_keep_a_worker() -> None:
 
 
 def test_closing_while_workers_start() -> None:
-    """Row 26: a pool may be closed before its workers have started."""
+    """A pool may be closed before its workers have started."""
     for source in (Numbers(SIZE), Numbers(SIZE, on_arrival=user_faults.hang)):
         iterator = iter(loader_of(data_source=source))
         iterator.start_prefetch()

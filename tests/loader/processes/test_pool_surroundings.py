@@ -162,7 +162,7 @@ def test_shared_memory_of_the_user_survives_the_workers() -> None:
 
 @pytest.mark.parametrize("fault", ["session", "daemon"])
 def test_children_of_user_code_in_sessions_of_their_own(fault: str, tmp_path: Path) -> None:
-    """Row 27: neither a session of its own nor the loss of its parent saves a process that a worker has started."""
+    """Neither a session of its own nor the loss of its parent saves a process that a worker has started."""
     code = {
         "session": "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()}\\n'); time.sleep(1000)",
         "daemon": """import os, sys, time
