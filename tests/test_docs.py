@@ -1,5 +1,6 @@
 """The documents tell the truth: their code runs, prints what they show, and what they name exists."""
 
+import builtins
 import contextlib
 import dataclasses
 import inspect
@@ -208,3 +209,17 @@ def test_default_values_are_those_of_the_documents(document: str, sentence: str,
     """A number that a document gives as a default is the default."""
     assert sentence in " ".join((ROOT / "docs" / f"{document}.md").read_text().split())
     assert value == expected
+
+
+def test_every_call_of_the_page_of_tasks_exists() -> None:
+    """Each class, function and method that the page names in code is public, and each error is one of the library."""
+    modules = [millstream, *(getattr(millstream, part) for part in ("loader", "samplers", "sources", "transforms"))]
+    classes = [millstream.DataLoader, millstream.DataLoaderIterator, millstream.ShardOptions, millstream.MixtureSampler]
+    public = {name for module in [*modules, *classes] for name in dir(module) if not name.startswith("_")}
+    page = (ROOT / "docs/tasks.md").read_text()
+    called = {name for code in re.findall(r"`([^`]+)`", page) for name in re.findall(r"(\w+)\(", code)}
+
+    assert len(called) > 30
+    assert called - public - set(dir(builtins)) - {"CheckpointSave", "CheckpointRestore", "random_map"} == set()
+    errors = set(re.findall(r"^\| `(\w+Error)", page, re.MULTILINE))
+    assert errors - {error for error in dir(millstream) if error.endswith("Error")} == {"TypeError", "ValueError"}

@@ -15,8 +15,8 @@ DRAWN = ["a-loader.svg", "preview-of-images.svg", "preview-of-rows.svg", "speed.
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """What draws them."""
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    spec = importlib.util.spec_from_file_location("draw_pictures", ROOT / "docs/draw_pictures.py")
+    monkeypatch.syspath_prepend(ROOT / "docs/programs")
+    spec = importlib.util.spec_from_file_location("draw_pictures", ROOT / "docs/programs/draw_pictures.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

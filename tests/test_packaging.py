@@ -1,6 +1,8 @@
 """The folders at the root are one package: setup.cfg maps all of them, and the tests import what it installs."""
 
 import configparser
+import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -43,9 +45,24 @@ def test_processes_of_tests_import_the_installed_package(program: str) -> None:
     assert Path(millstream.__file__).parent != ROOT / "millstream"
 
 
-def test_pyproject_and_the_package_have_the_same_version() -> None:
-    """The version in pyproject.toml is `millstream.__version__`."""
+def test_the_version_is_written_once_in_each_place() -> None:
+    """pyproject.toml, CITATION.cff, the changelog and the package agree on the version."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == millstream.__version__
+    assert f"\nversion: {millstream.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{millstream.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_workflow_runs_the_gate_on_every_supported_python() -> None:
+    """The versions of the classifiers are those of the workflow, which runs files and targets that exist."""
+    workflow = (ROOT / ".github/workflows/checks.yml").read_text()
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    versions = [entry.rpartition(" ")[2] for entry in classifiers if re.search(r"Python :: 3\.", entry)]
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    assert f"python: {json.dumps(versions)}" in workflow
+    assert "run: .ci/run\n" in workflow
+    assert {target for line in re.findall(r"run: make (.*)", workflow) for target in line.split()} <= targets
+    assert [path for path in re.findall(r"tests/[\w/.]+", workflow) if not (ROOT / path).exists()] == []
 
 
 def test_types_are_shipped() -> None:

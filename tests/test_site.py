@@ -1,5 +1,6 @@
 """The documentation as a site."""
 
+import html
 import importlib
 import inspect
 import os
@@ -8,6 +9,7 @@ import re
 import subprocess
 import sys
 import types
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +160,54 @@ def test_the_site_asks_nobody_else_for_anything(site: Path) -> None:
     """No fonts, scripts or styles from elsewhere: it can be read, and searched, without a network."""
     loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]*)")
     assert [found for page in site.rglob("*.html") for found in loaded.findall(page.read_text())] == []
+
+
+def pages_shown(site: Path) -> list[Path]:
+    """Returns the pages of documents: all but the reference and the examples, whose code is that of the repository."""
+    return [page for page in site.rglob("*.html") if page.parent.name not in ("reference", "examples")]
+
+
+def test_code_fits_beside_the_text(site: Path) -> None:
+    """Lines of Python on pages of documents have at most 88 characters: a window of 1,280 pixels shows all of each."""
+    code = re.compile(r'<div class="language-python highlight">.*?</div>', re.DOTALL)
+    lines = [
+        line
+        for page in pages_shown(site)
+        for block in code.findall(page.read_text())
+        for line in html.unescape(re.sub(r"<[^>]*>", "", block)).splitlines()
+    ]
+
+    assert len(lines) > 1000
+    assert [line for line in lines if len(line) > 88] == []
+
+
+def test_every_picture_is_there_and_is_described(site: Path) -> None:
+    """Each picture of a page is a file of the site, or in the page itself, and has a text that replaces it."""
+    pictures = [
+        (page, picture) for page in site.rglob("*.html") for picture in re.findall(r"<img[^>]*>", page.read_text())
+    ]
+
+    assert pictures
+    for page, picture in pictures:
+        source = re.search(r'src="([^"]*)"', picture)
+        assert source is not None
+        assert source[1].startswith("data:") or (page.parent / source[1]).exists(), source[1]
+        assert re.search(r'alt="[^"]+"', picture), picture
+
+
+def test_drawings_fit_into_a_page(site: Path) -> None:
+    """Drawings are at most as wide as the text beside both sidebars of a page."""
+    drawings = list(site.rglob("pictures/*.svg"))
+
+    assert drawings
+    for drawing in drawings:
+        assert float(ET.parse(drawing).getroot().attrib["viewBox"].split()[2]) <= 760, drawing.name
+
+
+def test_llms_txt_names_every_page_of_the_documents(site: Path) -> None:
+    """It is a part of the site, and its links are the pages written in docs/, all of them."""
+    links = set(re.findall(r"\]\(([^)]*)\)", (site / "llms.txt").read_text()))
+    documents = {page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for page in ROOT.glob("docs/**/*.md")}
+
+    assert documents - {"index.html"} <= links
+    assert [link for link in links if not (site / link).exists()] == []

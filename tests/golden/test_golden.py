@@ -1,4 +1,4 @@
-"""Streams and states of release 0.1.0, stored as files: every later release yields and resumes the same.
+"""Streams and states of release 0.2.0, stored as files: every later release yields and resumes the same.
 
 Which batches come for given arguments is a promise, and all other tests compare the product with an oracle that uses
 the product's random numbers. These files do not change. A new case prints its value when its entry is missing.
@@ -241,7 +241,7 @@ def test_every_public_sampler_and_operation_has_a_golden_stream() -> None:
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_states_of_the_release_resume(name: str) -> None:
-    """A state that release 0.1.0 saved after three batches is accepted, and the batches after it are the same."""
+    """A state that release 0.2.0 saved after three batches is accepted, and the batches after it are the same."""
     loader = LOADERS[name]()
     with iter(loader) as uninterrupted, iter(loader) as resumed:
         for _ in range(3):

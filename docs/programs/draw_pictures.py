@@ -1,4 +1,4 @@
-"""Draws pictures of the documents again: `.venv/bin/python docs/draw_pictures.py`, from the root.
+"""Draws pictures of the documents again: `.venv/bin/python docs/programs/draw_pictures.py`, from the root.
 
 Most are what the library itself shows in a notebook, put into SVG files, which have the colours of the reader's theme,
 light or dark. The pipelines are those of the tutorials, so a picture shows what a reader gets. What workers do is drawn
@@ -21,7 +21,7 @@ from typing import Any
 import drawn_chart
 import drawn_workers
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WIDTH = 760
 MARGIN = 8
@@ -85,9 +85,9 @@ def names_in(tutorial: str, until: str) -> dict[str, Any]:
 def previews() -> Iterator[tuple[str, str]]:
     """Yields the names and contents of what the tutorials show of their batches."""
     picture = names_in("images.md", "make_loader().preview")["make_loader"]().preview(1)._repr_html_()
-    yield "preview-of-images.svg", as_svg(picture, 600, "The images and labels of a batch", width=200)
+    yield ("preview-of-images.svg", as_svg(picture, 600, "The images and labels of a batch", width=200))
     picture = names_in("text.md", "preview.save")["preview"]._repr_html_()
-    yield "preview-of-rows.svg", as_svg(picture, 500, "Rows of documents, each document in its own colour")
+    yield ("preview-of-rows.svg", as_svg(picture, 500, "Rows of documents, each document in its own colour"))
 
 
 def loader() -> tuple[str, str]:

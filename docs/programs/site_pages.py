@@ -1,7 +1,7 @@
-"""The pages of the site that are made from files elsewhere, for mkdocs: a hook that `mkdocs.yml` names.
+"""Pages of the site that are made from files outside of docs/: a hook for mkdocs, named in `mkdocs.yml`.
 
 Every document is written once, where readers of the repository look for it. Here it gets its page, and links between
-documents become links between pages. The reference is made of the docstrings of all public names, part by part.
+documents become links between pages. The reference is built from the docstrings of all public names, a page per group.
 """
 
 import functools
@@ -20,7 +20,7 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))  # A hook is not in a package.
 import drawn_graphs  # noqa: E402
 
@@ -33,35 +33,35 @@ DOCUMENTS = {
     "benchmarks/results/latest.md": "benchmarks.md",
     "benchmarks/results/apart/full.md": "benchmarks-apart.md",
 }
-"""Which page shows which document of the repository; those in docs/ have the page of their own name."""
+"""The page of each document outside of docs/."""
 
 PICTURES = ["benchmarks/results/latest.png"]
-"""What documents show; each lies beside its page, under its own name."""
+"""Pictures in documents. Each is copied to the folder of its page."""
 
 FILES = ["LICENSE"]
-"""What documents link to that is not a page."""
+"""Files that documents link to and that are not pages."""
 
 PARTS = {
-    "loader": "Everything that runs a pipeline, and what it gives.",
-    "dataset": "A pipeline said as a chain. `millstream.experimental` has the names that Grain has there.",
-    "samplers": "Which record comes at which position.",
-    "sources": "Where records come from.",
-    "transforms": "What happens to elements: operations.",
-    "sharding": "Which part of every global batch a process reads.",
+    "loader": "Loaders, iterators and diagnostics.",
+    "dataset": "Pipelines as method chains. `millstream.experimental` has the names that Grain has there.",
+    "samplers": "The order of the records.",
+    "sources": "Records with random access, one class per format.",
+    "transforms": "Operations on elements.",
+    "sharding": "The rows of every global batch that a process reads.",
     "checkpoint": "Positions in Orbax checkpoints.",
     "tools": "Functions for the work around training.",
-    "errors": "What goes wrong, as exceptions.",
+    "errors": "Exceptions.",
     "grain_imports": "Grain's import names, for programs that import it.",
 }
-"""The parts of the reference, each with what it is about."""
+"""The groups of the reference, each with its subject."""
 
-GIVEN = "The examples begin with `import millstream` and `import numpy as np`, and find small files in their folder."
-"""What stands on each page of the reference."""
+GIVEN = "Examples assume `import millstream`, `import numpy as np`, and a few small files."
+"""The note at the top of each page of the reference."""
 
 OF_BASES = {"profile", "summary", "metrics", "trace", "preview", "report", "serve_top", "start_prefetch", "close"}
 OF_BASES |= {"state_dict", "load_state_dict"}
 OF_BASES |= {"length", "record_keys", "record_keys_at", "files", "locate", "unit_sizes"}
-"""What classes have of a base that is not public itself, and users call."""
+"""Members for users that public classes inherit from private bases."""
 
 FOR_THE_LIBRARY = {
     "batches_after",
@@ -78,7 +78,7 @@ FOR_THE_LIBRARY |= {"located", "located_pieces", "known_size", "copy_of", "stack
 FOR_THE_LIBRARY |= {"is_outermost", "measured_outside", "describe_next", "count_delivered", "stall_timeout"}
 FOR_THE_LIBRARY |= {"occurrences"}  # of samplers, for `positions_of`
 FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
-"""What the library's own parts call of each other's public classes."""
+"""Members of public classes that only the library calls."""
 
 RETURNED = {
     "loader": [
@@ -89,23 +89,23 @@ RETURNED = {
         "reporting.preview.Preview",
     ]
 }
-"""Classes without a public name, of which public functions return instances: they stand at the end of a part's page."""
+"""Classes without a public name whose instances public functions return: the last entries of a group's page."""
 
 MADE_BY_THE_LIBRARY = {"DataLoaderIterator", "DeviceIterator", "StackError"}
-"""Classes of which users are given instances, and make none: their constructors are no part of the reference."""
+"""Classes that users do not construct: the reference leaves out their constructors."""
 
 UNMADE = "      merge_init_into_class: false\n"
-"""The option of a block that leaves out a constructor."""
+"""The mkdocstrings option that leaves out a constructor."""
 
 LINK = re.compile(r"(\]\()(?!https?://|#|mailto:)([^)#\s]+)(#[^)\s]*)?(\))")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-MORE_THAN_A_LANGUAGE = re.compile(r"^(```\w+) [^\n]*")
-"""Words for the tests, as in `text numbers vary`: with these, a block would not be one to the site."""
+FENCE_WITH_NOTE = re.compile(r"^(```\w+) [^\n]*")
+"""A note for the tests, as in `text numbers vary`, which the site would not accept."""
 
 
 @event_priority(100)  # Before mkdocstrings looks.
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Has docstrings read from the installed package: in the repository, its folders lie apart (see setup.cfg)."""
+    """Makes mkdocstrings read the installed package: in the repository, its folders are apart (see setup.cfg)."""
     handlers: dict[str, dict[str, Any]] = config.plugins["mkdocstrings"].config.handlers
     handlers["python"]["paths"] = [sysconfig.get_path("purelib")]
     return config
@@ -126,9 +126,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Turns links between documents into links between pages; one to what has no page is an error.
+    """Turns links between documents into links between pages, and removes notes for the tests from code blocks.
 
-    Blocks of code stay as they are, but for what is said to the tests at their beginning.
+    Raises:
+        PluginError: a document links to a file that has no page.
     """
     source = document_of(page.file.src_uri)
     if source is None:
@@ -144,7 +145,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = drawn_graphs.BLOCK.sub(drawn_graphs.drawn, markdown)
     pieces, end = [], 0
     for block in BLOCK.finditer(markdown):
-        pieces += [LINK.sub(linked, markdown[end : block.start()]), MORE_THAN_A_LANGUAGE.sub(r"\1", block[0], count=1)]
+        pieces += [LINK.sub(linked, markdown[end : block.start()]), FENCE_WITH_NOTE.sub(r"\1", block[0], count=1)]
         end = block.end()
     return "".join([*pieces, LINK.sub(linked, markdown[end:])])
 
@@ -174,20 +175,28 @@ def example_page(example: Path) -> str:
 
 
 def reference_page(part: str, about: str) -> str:
-    """Returns the page of a part's public names: its own, and those of the façade that are from there."""
-    blocks = [f"# millstream.{part}\n\n{about}\n\n{GIVEN}\n"]
+    """Returns the page of a group: a table of its public names, then an entry for each."""
+    rows, blocks = [], []
     for name, value in sorted(public_names(part).items(), key=lambda item: item[0].lower()):
-        # An alias of what others define, such as a type, is where it is written.
+        # An alias of a foreign object, such as a type, is documented under its own name.
         is_ours = value.__module__.split(".")[0] == "millstream"
         path = f"{value.__module__}.{value.__qualname__}" if is_ours else name
         label = name.rsplit(".", 1)[-1]
         blocks.append(f"::: {path}\n    options:\n      heading: {name}\n      toc_label: {label}\n{members_of(value)}")
+        rows.append(f"| [`{label}`][{path}] | {summary_of(value)} |")
     blocks += [f"::: millstream.{part}.{path}\n    options:\n{UNMADE}" for path in RETURNED.get(part, ())]
-    return "\n".join(blocks)
+    table = "\n".join(["| name | |", "|---|---|", *rows])
+    return "\n".join([f"# millstream.{part}\n\n{about} {GIVEN}\n\n{table}\n", *blocks])
+
+
+def summary_of(value: Any) -> str:
+    """Returns the first sentence of a docstring, as the cell of a table."""
+    first = inspect.cleandoc(value.__doc__ or "").partition("\n\n")[0]
+    return " ".join(first.split()).replace("|", "\\|")
 
 
 def members_of(value: Any) -> str:
-    """Returns which members of a class stand in the reference, as options of its block."""
+    """Returns the mkdocstrings options that choose the members of a class."""
     if not inspect.isclass(value):
         return ""
     hidden = "".join(f", '!^{name}$'" for name in sorted(FOR_THE_LIBRARY))
@@ -199,17 +208,17 @@ def members_of(value: Any) -> str:
 
 
 def is_public(value: Any) -> bool:
-    """Returns whether a class has a place of its own in the reference."""
+    """Returns True if a class has an entry of its own in the reference."""
     return any(value is public for part in PARTS for public in public_names(part).values())
 
 
 @functools.cache
 def public_names(part: str) -> dict[str, Any]:
-    """Returns the public classes and functions of a part, by the shortest name that users can write.
+    """Returns the public classes and functions of a group, by the shortest name that users can write.
 
-    What only `millstream.experimental` names belongs to the part that defines it.
+    A name that only `millstream.experimental` has belongs to the group that defines it.
     """
-    facade, module = importlib.import_module("millstream"), importlib.import_module(f"millstream.{part}")
+    facade, module = (importlib.import_module("millstream"), importlib.import_module(f"millstream.{part}"))
     own = {f"millstream.{part}.{name}": getattr(module, name) for name in getattr(module, "__all__", ())}
     home = {f"millstream.{name}": getattr(facade, name) for name in facade.__all__}
     home = {name: value for name, value in home.items() if part_of(value) == part}
@@ -226,6 +235,6 @@ def public_names(part: str) -> dict[str, Any]:
 
 
 def part_of(value: Any) -> str:
-    """Returns the part of the reference that a public object belongs to."""
+    """Returns the group of the reference that a public object belongs to."""
     words = getattr(value, "__module__", "").split(".")
     return {"record": "samplers"}.get(words[1], words[1]) if len(words) > 1 else ""
