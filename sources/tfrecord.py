@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag
 from millstream.errors import DataSourceError
-from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_rows
+from millstream.sources.crc32c import crc32c_function, masked_crc32c, masked_crc32c_of_lengths
 from millstream.sources.files.scan import Scan
 from millstream.sources.files.span_files import SpanFormat, SpanPlaces
 from millstream.sources.files.spans import SpanRecords
@@ -54,9 +54,8 @@ class TFRecordDataSource(SpanRecords[bytes]):
             such as `data/train-*.tfrecord` (its matches sorted by name), or a file with a range of its records
             `file.tfrecord[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
             `gs://`, `s3://`, `http://` or `https://`.
-        check_crc: whether the checksum of each record is compared when it is read. With `google-crc32c` installed
-            (`pip install 'millstream[tfrecord]'`) that takes a tenth of a microsecond per KB, without it some
-            microseconds.
+        check_crc: True to compare the checksum of each record when it is read. It takes a tenth of a microsecond per KB
+            and needs `google-crc32c` (`pip install 'millstream[tfrecord]'`).
         cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
             records.
 
@@ -64,6 +63,7 @@ class TFRecordDataSource(SpanRecords[bytes]):
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
         IsADirectoryError: a directory in place of a file.
         DataSourceError: a file is not a TFRecord file, is compressed as a whole, is damaged, or was cut short.
+        ImportError: `check_crc` is true, and `google-crc32c` is not installed.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.
 
@@ -81,7 +81,10 @@ class TFRecordDataSource(SpanRecords[bytes]):
     kind: ClassVar[str] = "TFRecord"
 
     def __init__(self, paths: Any, *, check_crc: bool = True, cache: FileCache | None = None) -> None:
-        super().__init__(paths, _TFRecordFormat(as_flag(check_crc, "check_crc")), cache)
+        check_crc = as_flag(check_crc, "check_crc")
+        if check_crc:
+            crc32c_function()  # It raises ImportError here, and not in a worker.
+        super().__init__(paths, _TFRecordFormat(check_crc), cache)
 
 
 @final
@@ -133,61 +136,61 @@ class _TFRecordFormat(SpanFormat[bytes]):
 
 
 def is_tfrecord(start: bytes) -> bool:
-    """Returns whether a file begins with the header of a record: a length with its checksum."""
+    """Returns True if a file begins with the header of a record: a length with its checksum."""
     header = start[:_HEADER_BYTES]
-    return len(header) == _HEADER_BYTES and bool((_stored_crcs(header) == masked_crc32c([header[:8]])).all())
+    return len(header) == _HEADER_BYTES and not _damaged_headers(header).size
 
 
-def _headers_of_block(scan: Scan, place: int) -> tuple[bytes, NDArray[np.int64], int]:
-    """Returns the headers in the block that begins at a record, where they begin, and where the next record does."""
-    block = scan.read(place, _BLOCK_BYTES)
+def _headers_of_block(scan: Scan, offset: int) -> tuple[bytes, NDArray[np.int64], int]:
+    """Returns the headers in the block that begins at a record, their offsets, and the offset of the next record."""
+    block = scan.read(offset, _BLOCK_BYTES)
     found: list[int] = []
     unpack, within, last = struct.Struct("<Q").unpack_from, 0, len(block) - _HEADER_BYTES
     while within <= last:
         found.append(within)
         within += unpack(block, within)[0] + _FRAME_BYTES
     if not found:
-        raise _cut_short_in_header(scan, place)
+        raise _cut_short_in_header(scan, offset)
     starts = np.array(found)
     headers = np.frombuffer(block, np.uint8)[starts[:, np.newaxis] + np.arange(_HEADER_BYTES)]
-    return headers.tobytes(), starts + place, place + within
+    return headers.tobytes(), starts + offset, offset + within
 
 
-def _headers_alone(scan: Scan, place: int) -> tuple[bytes, NDArray[np.int64], int]:
-    """Returns the same for up to `_HEADERS_ALONE` records, the data of which are not read."""
+def _headers_alone(scan: Scan, offset: int) -> tuple[bytes, NDArray[np.int64], int]:
+    """Returns the same for up to `_HEADERS_ALONE` records without reading their data."""
     headers: list[bytes] = []
     found: list[int] = []
-    while len(found) < _HEADERS_ALONE and place < scan.size:
-        header = scan.read(place, _HEADER_BYTES)
+    while len(found) < _HEADERS_ALONE and offset < scan.size:
+        header = scan.read(offset, _HEADER_BYTES)
         if len(header) < _HEADER_BYTES:
-            raise _cut_short_in_header(scan, place)
+            raise _cut_short_in_header(scan, offset)
         headers.append(header)
-        found.append(place)
-        place += int.from_bytes(header[:8], "little") + _FRAME_BYTES
-    return b"".join(headers), np.array(found), place
+        found.append(offset)
+        offset += int.from_bytes(header[:8], "little") + _FRAME_BYTES
+    return b"".join(headers), np.array(found), offset
 
 
 def _check_headers(scan: Scan, headers: bytes, found: NDArray[np.int64], count: int) -> None:
-    """Raises if the checksum of a length is wrong: all that follows would be looked for in the wrong place."""
-    lengths = np.frombuffer(headers, np.uint8).reshape(-1, _HEADER_BYTES)[:, :8]
-    wrong = np.flatnonzero(masked_crc32c_of_rows(lengths) != _stored_crcs(headers))
-    if wrong.size:
-        number = count + int(wrong[0])
-        what = "is damaged" if number else "is not a TFRecord file, or is damaged"
+    """Raises if the checksum of a length is wrong: the search would continue at a wrong offset."""
+    damaged = _damaged_headers(headers)
+    if damaged.size:
+        number = count + int(damaged[0])
+        problem = "is damaged" if number else "is not a TFRecord file, or is damaged"
         raise DataSourceError(
-            f"{scan.path!r} {what}: the length of record {number}, at byte {found[wrong[0]]:,}, has a checksum "
+            f"{scan.path!r} {problem}: the length of record {number}, at byte {found[damaged[0]]:,}, has a checksum "
             "that differs from the one stored with it. Restore the file."
         )
 
 
-def _stored_crcs(headers: bytes) -> NDArray[np.uint32]:
-    """Returns the checksums that headers hold."""
+def _damaged_headers(headers: bytes) -> NDArray[np.int64]:
+    """Returns the numbers of the headers whose length does not have the checksum stored with it."""
     table = np.frombuffer(headers, np.uint8).reshape(-1, _HEADER_BYTES)
-    return np.ascontiguousarray(table[:, 8:]).view("<u4")[:, 0]
+    stored = np.ascontiguousarray(table[:, 8:]).view("<u4")[:, 0]
+    return np.flatnonzero(masked_crc32c_of_lengths(table[:, :8]) != stored)
 
 
-def _cut_short_in_header(scan: Scan, place: int) -> DataSourceError:
+def _cut_short_in_header(scan: Scan, offset: int) -> DataSourceError:
     return DataSourceError(
-        f"{scan.path!r} was cut short: only {scan.size - place} bytes follow its last whole record, at byte {place:,}. "
-        "Restore the file."
+        f"{scan.path!r} was cut short: only {scan.size - offset} bytes follow its last complete record, at byte "
+        f"{offset:,}. Restore the file."
     )
