@@ -1,4 +1,4 @@
-"""What a source of records is, and the rule for the keys that it takes."""
+"""The protocol of sources of records, and the rules for record keys."""
 
 import itertools
 import operator
@@ -22,30 +22,30 @@ class _Items(Protocol[T_co]):
 class DataSource(Protocol[T_co]):
     """Records found by number: `len(source)` and `source[record_key]` are all that is needed, so a list is a source.
 
-    Reading the same key gives an equal record each time, in every process and thread. A source is sent to worker
-    processes by pickle, and is read by several threads at once. Where `source[key]` raises StopIteration, there is no
-    record from there on: the stream ends, however many there are by its length.
+    The same key gives an equal record each time, in every process and thread. A source is pickled for worker processes,
+    and several threads read it concurrently. If `source[key]` raises StopIteration, the stream ends there, whatever
+    `len(source)` is.
 
-    Four more members are optional, and used if they are there:
+    Five more members are optional, and used if they exist:
 
     `__getitems__(record_keys: Sequence[int]) -> Sequence[T]`
         The batched read: the records of all keys, in the order of the keys, which may repeat. It is used instead of
-        `__getitem__`, and is where most reading speed comes from, unless a subclass overrides `__getitem__` alone: the
-        more derived one is used. If it fails, records are read one by one.
+        `__getitem__`, and most reading speed comes from it. If a subclass overrides `__getitem__` alone, that one is
+        used. If the batched read fails, records are read one by one.
     `takes_key_arrays: bool`
-        Whether `__getitems__` takes an int64 array as well as a list; a list of many keys takes time to make. The
-        array is the source's own: it may be sorted in place.
+        True if `__getitems__` takes an int64 array as well as a list, because a long list takes time to build. The
+        source may sort the array in place.
     `close()`, and the context manager that calls it
-        Releases files and connections. The owner calls it, the code that constructed the source; a loader does not.
-        A worker process has its own copy and closes that one.
+        Releases files and connections. The code that constructed the source calls it; a loader does not. A worker
+        process closes its own copy.
     `fingerprint() -> str`
-        A line of words that identifies the content, wherever it lies: equal for equal records, in every process and
-        after moving the files; cheap, so a sample will do. It goes into checkpoints, so that a state is refused with
-        another source, and the error shows what differs: words of the form `name=value` are compared one by one.
-        Without it, its class and length count, and attributes that differ are a warning.
+        One line that identifies the content: equal for equal records, in every process and after the files were moved.
+        It must be cheap, so it may depend on a sample. Checkpoints contain it, and refuse to resume with another
+        source. Terms of the form `name=value` are compared one by one, so that the error shows the difference. Without
+        it, the class and the length are compared, and attributes that differ are a warning.
     `content_marks() -> Mapping[str, str]`
-        Marks by name of what may change the records, for a source with `fingerprint`: of code, or of some bytes of
-        its files. A state with other marks is accepted with a warning that names them.
+        Digests by name of code or file content that may change the records, for a source with `fingerprint`. A state
+        with other digests is accepted with a warning that names them.
 
     Examples:
         >>> class Squares:
@@ -62,7 +62,7 @@ class DataSource(Protocol[T_co]):
     """
 
     def __len__(self) -> int:
-        """Returns how many records there are."""
+        """Returns the number of records."""
         ...
 
     def __getitem__(self, record_key: int, /) -> T_co:
@@ -71,51 +71,51 @@ class DataSource(Protocol[T_co]):
 
 
 def items_at(items: _Items[T_co], keys: Sequence[int]) -> Sequence[T_co]:
-    """Returns `[items[key] for key in keys]`, in a single call of C.
+    """Returns `[items[key] for key in keys]`, by one call of C.
 
-    Objects that are far apart in memory come two to three times as fast as from a loop: the processor waits for several
-    of them at once.
+    Objects that are far apart in memory are read two to three times as fast as by a loop, because the processor waits
+    for several of them together.
     """
     return operator.itemgetter(*keys)(items) if len(keys) > 1 else [items[key] for key in keys]
 
 
-def put_back(records: Sequence[T_co], order: NDArray[np.intp]) -> list[T_co]:
-    """Returns records in the order in which they were asked for, having been read in another one: that of `order`."""
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return list(items_at(records, places.tolist()))
+def in_order(records: Sequence[T_co], order: NDArray[np.intp]) -> list[T_co]:
+    """Returns records in the order of their request; `order` has the number of the request of each."""
+    rows = np.empty_like(order)
+    rows[order] = np.arange(len(order))
+    return list(items_at(records, rows.tolist()))
 
 
-_LOOKED_AT = 256
-"""How many records, or a few more, decide whether a sequence holds any that are copied."""
+_SAMPLED_RECORDS = 256
+"""The approximate number of records that decide if the records of a sequence are copied."""
 
 
 class HeldRecords(Generic[T_co]):
-    """The records of a list or tuple in memory, of which each reader gets its own dict or list.
+    """The records of a list or tuple in memory; each reader gets its own copy of a record that is a dict or list.
 
-    So an operation may write `record["image"] = ...`: the next epoch reads what was there before. The copy is shallow
-    and costs a tenth of a microsecond; what is inside it, and all other records, are handed out as they are. Some
-    records, spread evenly, decide at construction whether to copy: sources that do not need it do not pay for it.
+    An operation may therefore write `record["image"] = ...`, and the next epoch reads the original. The copy is shallow
+    and takes 0.1 µs. Its members, and records of other types, are shared. A sample of the records, spread evenly,
+    decides at construction if records are copied, so that other sources do not pay for it.
 
     Attributes:
         records: the list or tuple itself.
-        copies: whether there are any to copy.
+        copies: True if dicts and lists are copied.
     """
 
     def __init__(self, records: "Sequence[T_co]", *, copies: bool = False) -> None:
         self.records = records
-        some = [records[key] for key in range(0, len(records), len(records) // _LOOKED_AT or 1)]
-        self.copies = copies or any(type(record) is dict or type(record) is list for record in some)
+        sample = [records[key] for key in range(0, len(records), len(records) // _SAMPLED_RECORDS or 1)]
+        self.copies = copies or any(type(record) is dict or type(record) is list for record in sample)
 
     @classmethod
-    def end_to_end(cls, parts: "Sequence[Sequence[T_co]]") -> Self:
-        """Returns the records of several lists or tuples; they are copied where those of one of them are."""
-        copies = any(cls(part).copies for part in parts)
-        return cls(list(itertools.chain.from_iterable(parts)), copies=copies)
+    def concatenated(cls, sequences: "Sequence[Sequence[T_co]]") -> Self:
+        """Returns the records of several lists or tuples; all are copied if those of one are."""
+        copies = any(cls(sequence).copies for sequence in sequences)
+        return cls(list(itertools.chain.from_iterable(sequences)), copies=copies)
 
     @property
     def quickest(self) -> "Sequence[T_co] | HeldRecords[T_co]":
-        """What to take single records from: the list or tuple itself, where none is copied."""
+        """The object to read single records from: the list or tuple itself if no record is copied."""
         return self if self.copies else self.records
 
     def __getitem__(self, key: int) -> T_co:
@@ -128,7 +128,7 @@ class HeldRecords(Generic[T_co]):
         if not self.copies:
             return records
         kinds = set(map(type, records))
-        # Of one kind, as nearly always, they are copied by a loop in C.
+        # Nearly always they are of one kind, and a loop in C copies them.
         return list(map(_COPY if kinds in ({dict}, {list}) else own, records))
 
 
@@ -136,7 +136,7 @@ _COPY: Callable[[Any], Any] = operator.methodcaller("copy")
 
 
 def own(record: Any) -> Any:
-    """Returns a copy of a dict or list, which the reader may change; anything else as it is."""
+    """Returns a shallow copy of a dict or list, and any other record itself."""
     return record.copy() if type(record) is dict or type(record) is list else record
 
 
@@ -145,7 +145,7 @@ def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:
 
     Raises:
         TypeError: it is not an integer.
-        IndexError: it is negative, or beyond the last record: keys do not count from the end.
+        IndexError: it is negative or beyond the last record. Keys do not count from the end.
     """
     key = operator.index(record_key)
     if not 0 <= key < num_records:
@@ -162,12 +162,12 @@ def checked_record_keys(record_keys: RecordKeys, num_records: int) -> NDArray[np
         IndexError: one of them is negative, or beyond the last record.
     """
     keys = np.asarray(record_keys)
-    # As a loader gives them. Read without a sign, what is negative is too large: one pass finds both.
+    # The keys of a loader. Read as unsigned, negative ones are too large: one pass finds both errors.
     if keys.dtype == np.int64 and keys.ndim == 1 and keys.size and keys.view(np.uint64).max() < num_records:
         return keys
     if keys.ndim != 1:
         raise ValueError(f"record_keys must be one-dimensional, got the shape {keys.shape}.")
     if keys.dtype.kind not in "iu" or (keys.size and not 0 <= keys.min() <= keys.max() < num_records):
-        # Something is wrong with at least one key, or the list is empty: the rule for one key says what.
+        # At least one key is wrong, or the list is empty: the check of single keys raises the error.
         return np.fromiter((checked_record_key(key, num_records) for key in record_keys), dtype=np.int64)
     return keys.astype(np.int64, copy=False)

@@ -1,4 +1,4 @@
-"""Several sources laid end to end: where the records of a mixture come from."""
+"""Several sources one after another: the source of a mixture."""
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,37 +11,36 @@ from millstream.checks import named_arguments
 from millstream.closing import Closing
 from millstream.columnar import ColumnarRecords
 from millstream.notebook_repr import Pictured
-from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, put_back
-from millstream.sources.columnar_parts import ColumnarParts
-from millstream.sources.mixed_columns import EndToEndColumns, MixedColumns
+from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, in_order
+from millstream.sources.concatenated_columns import ColumnsInMemory, RecordsInMemory, RecordsOfSources
 from millstream.sources.source_checks import batched_read_of, check_source
 
-_SHOWN_WORDS = 160
-"""The most characters with which a fingerprint says what the parts are; more of it is a checksum."""
+_MAX_DESCRIPTION = 160
+"""The maximum number of characters that describe the sources in a fingerprint; a longer text is replaced by its CRC."""
 
 _KEY_LIMIT = 1 << 63
 
 
 @final
 class ConcatenatedDataSource(Pictured, Closing):
-    """The records of several sources, laid end to end: first all of the first one, then those of the second, and so on.
+    """The records of several sources, one source after another.
 
-    A batch costs one read of each source that it touches: its `__getitems__` is used where it has one. Lists and tuples
-    are read as one list, which is made of them when the first batch is read, and takes 8 bytes a record; alike columns
-    of `InMemoryDataSource`s are read where they are. `locate` says which source a record is from. With a
-    `MixtureSampler` for the order, it is the source of a mixture.
+    A batch takes one read of each source that it touches, by its `__getitems__` if it has one. Lists and tuples are
+    joined to one list when the first batch is read, which takes 8 bytes per record; columns of `InMemoryDataSource`s
+    that are alike are read without a copy of all of them. `locate` finds the source of a record. With a
+    `MixtureSampler` for the order, this is the source of a mixture.
 
     Args:
         sources: the sources: a list, or a mapping that names them. Each is anything with `len` and `source[key]`.
 
     Attributes:
         names: the sources' names; of a list, their numbers from 0 on.
-        parts: the sources by name, as they were given.
-        lengths: how many records each source has, an int64 array of shape (sources,).
+        parts: the sources by name.
+        lengths: the number of records of each source, an int64 array of shape (sources,).
 
     Raises:
-        TypeError: something is not a source.
-        ValueError: there is no source, or one without records.
+        TypeError: a value is not a source.
+        ValueError: there is no source, or a source has no records.
 
     Examples:
         >>> source = millstream.ConcatenatedDataSource({"web": ["a", "b", "c"], "books": ["X", "Y"]})
@@ -67,7 +66,7 @@ class ConcatenatedDataSource(Pictured, Closing):
             check_source(source, f"Source {name!r}")
         lengths = [len(source) for source in self.parts.values()]
         if sum(lengths) > _KEY_LIMIT:
-            raise ValueError(f"Sources laid end to end can have 2**63 records at most, got {sum(lengths)}.")
+            raise ValueError(f"Concatenated sources must have at most 2**63 records, got {sum(lengths)}.")
         self.lengths = np.array(lengths, dtype=np.int64)
         self._num_records = sum(lengths)
         self._starts = np.cumsum(self.lengths) - self.lengths
@@ -78,33 +77,33 @@ class ConcatenatedDataSource(Pictured, Closing):
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
         key = checked_record_key(record_key, self._num_records)
-        part = int(np.searchsorted(self._starts, key, side="right")) - 1
-        (record,) = self._read(part, np.array([key - self._starts[part]]))
+        number = int(np.searchsorted(self._starts, key, side="right")) - 1
+        (record,) = self._read(number, np.array([key - self._starts[number]]))
         return record
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
-        """Returns the records of the keys, in their order; keys may repeat. Each source is asked once."""
+        """Returns the records of the keys, in their order; keys may repeat. Each source is read once."""
         keys = checked_record_keys(record_keys, self._num_records)
         if self._holds_all:
             self._held = self._all_held()
             records: Sequence[Any] = self._held.__getitems__(keys.tolist())
             return records
-        parts, own_keys = self._locate(keys)
+        numbers, own_keys = self._locate(keys)
         if self._columns is not None:
-            return MixedColumns(self._columns, parts, own_keys)
-        # Sorted as small integers, which takes a tenth of the time.
-        order = np.argsort(parts.astype(np.min_scalar_type(len(self.names))), kind="stable")
+            return RecordsInMemory(self._columns, numbers, own_keys)
+        # As small integers, they are sorted in a tenth of the time.
+        order = np.argsort(numbers.astype(np.min_scalar_type(len(self.names))), kind="stable")
         own_keys = own_keys[order]
         read: list[Sequence[Any]] = []
         stop = 0
-        for part, count in enumerate(np.bincount(parts, minlength=len(self.names)).tolist()):
+        for number, count in enumerate(np.bincount(numbers, minlength=len(self.names)).tolist()):
             if count:
                 start, stop = stop, stop + count
-                read.append(self._read(part, own_keys[start:stop]))
+                read.append(self._read(number, own_keys[start:stop]))
         columnar = [records for records in read if isinstance(records, ColumnarRecords)]
         if columnar and len(columnar) == len(read):
-            return ColumnarParts(columnar, order)
-        return put_back([record for records in read for record in records], order)
+            return RecordsOfSources(columnar, order)
+        return in_order([record for records in read for record in records], order)
 
     def __repr__(self) -> str:
         kinds = dict.fromkeys(type(source).__name__ for source in self.parts.values())
@@ -115,9 +114,9 @@ class ConcatenatedDataSource(Pictured, Closing):
         return [(str(name), len(part)) for name, part in self.parts.items()]
 
     def __getstate__(self) -> dict[str, Any]:
-        made = {"_columns", "_held", "_holds_all", "_readers"}
-        state = {name: value for name, value in vars(self).items() if name not in made}
-        # Workers share the records of a list in memory. Where all are lists, they share one: each alone may be small.
+        derived = {"_columns", "_held", "_holds_all", "_readers"}
+        state = {name: value for name, value in vars(self).items() if name not in derived}
+        # Workers share the records of a list in memory. If all sources are lists, they share one, as each may be small.
         if self._holds_all:
             return state | {"parts": {name: type(part) for name, part in self.parts.items()}, "_held": self._all_held()}
         held = {name: HeldRecords(part) for name, part in self.parts.items() if type(part) in {list, tuple}}
@@ -130,17 +129,17 @@ class ConcatenatedDataSource(Pictured, Closing):
             records = {name: part.records for name, part in self.parts.items() if type(part) is HeldRecords}
             self.parts |= records
         else:
-            stretches = map(slice, self._starts.tolist(), (self._starts + self.lengths).tolist())
+            slices = map(slice, self._starts.tolist(), (self._starts + self.lengths).tolist())
             self.parts = {
-                name: kind(held.records[stretch]) if type(held) is HeldRecords else _Stretch(held, stretch)
-                for (name, kind), stretch in zip(self.parts.items(), stretches, strict=True)
+                name: kind(held.records[rows]) if type(held) is HeldRecords else _Slice(held, rows)
+                for (name, kind), rows in zip(self.parts.items(), slices, strict=True)
             }
         self._prepare(held)
 
     def locate(self, record_keys: RecordKeys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns which source each record is from, as its number, and its key in that source; both of shape (n,).
+        """Returns the number of each record's source and its key in that source, both of shape (n,).
 
-        `source.names[number]` is the name. So `locate(loader.record_keys(step))` tells what a batch is made of.
+        The name is `source.names[number]`, so `locate(loader.record_keys(step))` is the composition of a batch.
 
         Args:
             record_keys: the records, shape (n,), in any order; they may repeat.
@@ -151,25 +150,25 @@ class ConcatenatedDataSource(Pictured, Closing):
         return self._locate(checked_record_keys(record_keys, self._num_records))
 
     def close(self) -> None:
-        """Closes those sources that can be closed. May be called again."""
+        """Closes the sources that have `close`. May be called again."""
         for source in self.parts.values():
             if callable(close := getattr(source, "close", None)):
                 close()
 
     def fingerprint(self) -> str:
-        """Returns the number of records and what each source says of itself; of one that does not, its class."""
-        words = []
+        """Returns the number of records and the fingerprint of each source, or its class if it has none."""
+        descriptions = []
         for name, source in self.parts.items():
             own = getattr(source, "fingerprint", None)
             text = str(own()) if callable(own) else f"{type(source).__name__} records={len(source)}"
-            words.append(f"{name}: {text}".replace(" ", ","))
-        texts = ";".join(words)
-        if len(texts) > _SHOWN_WORDS:
-            texts = f"#{zlib.crc32(texts.encode('utf-8', 'surrogatepass')):08x}"
-        return f"Concatenated sources={len(words)} records={self._num_records} of={texts}"
+            descriptions.append(f"{name}: {text}".replace(" ", ","))
+        text = ";".join(descriptions)
+        if len(text) > _MAX_DESCRIPTION:
+            text = f"#{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
+        return f"Concatenated sources={len(descriptions)} records={self._num_records} of={text}"
 
     def content_marks(self) -> dict[str, str]:
-        """Returns the marks of those sources that have any, by the sources' names."""
+        """Returns the marks of the sources that have any, by the sources' names."""
         found = {name: getattr(source, "content_marks", None) for name, source in self.parts.items()}
         return {
             f"sources[{name!r}].{path}": mark
@@ -179,46 +178,45 @@ class ConcatenatedDataSource(Pictured, Closing):
         }
 
     def _all_held(self) -> Any:
-        """Returns the records of all sources, which are lists or tuples, as one."""
-        return HeldRecords.end_to_end(list(self.parts.values())) if self._held is None else self._held
+        return HeldRecords.concatenated(list(self.parts.values())) if self._held is None else self._held
 
     def _prepare(self, held: Any = None) -> None:
         sources = [HeldRecords(source) if _is_held(source) else source for source in self.parts.values()]
         self._readers = [_reader(source) for source in sources]
-        # Lists in memory are read as one: records from all over memory come twice as fast from one call, as that waits
-        # for several at once. It is made when a batch is read, so that only processes which read have it.
+        # Lists in memory are read as one: one call reads records from all over memory at twice the speed, because the
+        # processor then waits for several together. It is built by the first read, so only processes that read have it.
         self._holds_all = held is not None or all(type(source) in {list, tuple} for source in self.parts.values())
         self._held = held
-        self._columns = EndToEndColumns.of(list(self.parts.values()))
+        self._columns = ColumnsInMemory.of(list(self.parts.values()))
 
     def _locate(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        parts = np.searchsorted(self._starts, keys, side="right") - 1
-        return parts, keys - self._starts[parts]
+        numbers = np.searchsorted(self._starts, keys, side="right") - 1
+        return numbers, keys - self._starts[numbers]
 
-    def _read(self, part: int, keys: NDArray[np.int64]) -> Sequence[Any]:
-        """Returns records of one source; an error gets a note that says which."""
+    def _read(self, number: int, keys: NDArray[np.int64]) -> Sequence[Any]:
+        """Returns records of one source. A note names the source in errors."""
         try:
-            records = self._readers[part](keys)
+            records = self._readers[number](keys)
         except Exception as error:
-            name = self.names[part]
+            name = self.names[number]
             shown = ", ".join(map(str, keys[:4].tolist())) + (", …" if len(keys) > 4 else "")
             error.add_note(f"millstream: in source {name!r}, its record{'s'[: len(keys) > 1]} {shown}.")
             raise
         if len(records) != len(keys):
             raise ValueError(
-                f"__getitems__ of source {self.names[part]!r}, a {type(self.parts[self.names[part]]).__name__}, was "
-                f"asked for {len(keys)} records and gave {len(records)}."
+                f"__getitems__ of source {self.names[number]!r}, a {type(self.parts[self.names[number]]).__name__}, "
+                f"must return one record per key, got {len(records)} for {len(keys)} keys."
             )
         return records
 
 
 @final
-class _Stretch:
-    """Records that follow one another in a longer sequence: what a worker has of a list."""
+class _Slice:
+    """A slice of a sequence that workers share."""
 
-    def __init__(self, records: Any, stretch: slice) -> None:
+    def __init__(self, records: Any, rows: slice) -> None:
         self._records = records
-        self._numbers = range(stretch.start, stretch.stop)
+        self._numbers = range(rows.start, rows.stop)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -232,10 +230,10 @@ def _is_held(source: Any) -> bool:
 
 
 def _reader(source: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:
-    """Returns the function that reads records of a source: in one call where it can."""
-    read_many = batched_read_of(source)
-    if read_many is None:
+    """Returns the function that reads records of a source, in one call if it has a batched read."""
+    read = batched_read_of(source)
+    if read is None:
         return lambda keys: [source[key] for key in keys.tolist()]
     if getattr(source, "takes_key_arrays", False) is True:
-        return read_many
-    return lambda keys: read_many(keys.tolist())
+        return read
+    return lambda keys: read(keys.tolist())

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.signal_safe_lock import SignalSafeLock
+from millstream.sources.column_names import check_file_columns, checked_columns
 from millstream.sources.files.scan import Scan, refuse_compressed
 from millstream.sources.files.span_files import SpanFormat, SpanPlaces
 from millstream.sources.files.spans import SpanRecords
@@ -70,20 +71,15 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
     def __init__(
         self, paths: Any, *, columns: Sequence[str] | None = None, delimiter: str = ",", cache: FileCache | None = None
     ) -> None:
-        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
-            raise TypeError(f"columns must be a sequence of names, or None for all columns, got {columns!r}.")
-        if columns is not None and not len(set(columns)) == len(columns) > 0:
-            raise ValueError(
-                f"columns must be different names, at least one, or None for all columns, got {columns!r}."
-            )
+        wanted = checked_columns(columns)
         if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
             raise ValueError(f"delimiter must be one character, and not a quote or line end, got {delimiter!r}.")
         self._delimiter = delimiter
         self._headers: dict[str, tuple[str, ...]] = {}
         super().__init__(paths, _CsvFormat(delimiter), cache)
-        self._columns = self._headers[self._paths[0]] if columns is None else tuple(columns)
+        self._columns = self._headers[self._paths[0]] if wanted is None else wanted
         for path in self._paths:
-            self._check_header(path, is_whole=columns is None)
+            check_file_columns(path, self._headers[path], self._columns, is_all=wanted is None)
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, columns, delimiter, and a digest of names, sizes, counts, ranges."""
@@ -115,20 +111,6 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
                 f"{path!r} does not begin with the names of its columns, in UTF-8: {error}."
             ) from error
         return tuple(row)
-
-    def _check_header(self, path: str, *, is_whole: bool) -> None:
-        """Raises unless the file has the columns that are wanted, once each."""
-        header = self._headers[path]
-        missing = [name for name in self._columns if name not in header]
-        more = [name for name in header if name not in self._columns] if is_whole else []
-        twice = [name for name in self._columns if header.count(name) > 1]
-        if missing or more:
-            raise ValueError(
-                f"{path!r} has the columns {', '.join(map(repr, header))}, but {', '.join(map(repr, self._columns))} "
-                f"{'are those of the first file' if is_whole else 'are asked for'}. Pass columns=[...] that all have."
-            )
-        if twice:
-            raise ValueError(f"{path!r} has the column {twice[0]!r} twice. Pass columns=[...] without it.")
 
 
 @final

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.column_names import check_file_columns, checked_columns
 from millstream.sources.files.multi_file import Files, reading_error
 from millstream.sources.storage.byte_files import SpanReadError
 from millstream.sources.storage.file_cache import FileCache
@@ -112,11 +113,7 @@ class ParquetDataSource(Files[ParquetFile]):
         cache_bytes: int = 1 << 28,
         cache: FileCache | None = None,
     ) -> None:
-        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
-            raise TypeError(f"columns must be a sequence of names, or None for all columns, got {columns!r}.")
-        if columns is not None and not len(set(columns)) == len(columns) > 0:
-            raise ValueError(f"columns must be different names, at least one, or None for all, got {columns!r}.")
-        self._wanted = None if columns is None else tuple(columns)
+        self._wanted = checked_columns(columns)
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._group_sizes: dict[str, list[int]] = {}
         self._group_bytes: list[int] = []
@@ -125,7 +122,7 @@ class ParquetDataSource(Files[ParquetFile]):
         schema = self._schemas[self._paths[0]]
         self._names = tuple(schema.names) if self._wanted is None else self._wanted
         for path in self._paths:
-            self._check_names(path)
+            check_file_columns(path, self._schemas[path].names, self._names, is_all=self._wanted is None)
         self._types = plain_types(schema, self._names)
         self._columns = columns_of(schema, self._names)
         for path in self._paths:
@@ -213,23 +210,6 @@ class ParquetDataSource(Files[ParquetFile]):
     @property
     def _is_far(self) -> bool:
         return any(map(is_url, self._paths))
-
-    def _check_names(self, path: str) -> None:
-        """Raises unless the file has the columns that are wanted, once each."""
-        names = self._schemas[path].names
-        missing = [name for name in self._names if name not in names]
-        more = [name for name in names if name not in self._names] if self._wanted is None else []
-        if missing or more:
-            raise ValueError(
-                f"{path!r} has the columns {', '.join(map(repr, names))}, but {', '.join(map(repr, self._names))} "
-                f"{'are those of the first file' if self._wanted is None else 'are asked for'}. Pass columns=[...] "
-                "that all have."
-            )
-        twice = [name for name in self._names if names.count(name) > 1]
-        if twice:
-            raise ValueError(f"{path!r} has the column {twice[0]!r} twice. Pass columns=[...] without it.")
-        if not names:
-            raise ValueError(f"{path!r} has no columns.")
 
     def _check_types(self, path: str) -> None:
         """Raises unless the columns have the types that they have in the first file."""

@@ -9,7 +9,7 @@ from typing import SupportsIndex
 
 import numpy as np
 
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, put_back
+from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, in_order
 from millstream.sources.files.multi_file import Files
 from millstream.sources.files.record_file import RecordFile, RecordT
 from millstream.sources.storage.urls import is_url
@@ -39,7 +39,7 @@ class FileRecords(Files[RecordFile[RecordT]]):
             (self._paths[files[start]], positions[start:stop], keys[start:stop])
             for start, stop in itertools.pairwise([0, *stops])
         )
-        return put_back(records, order)
+        return in_order(records, order)
 
     def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
         """Returns the records at the positions of some files, one file after the other; with keys for errors.

@@ -1,0 +1,163 @@
+"""Records of several sources that are columns in each of them: a batch of all without a record in between."""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream import tree
+from millstream.columnar import Allocate, ColumnarRecords
+from millstream.sources.base import in_order
+from millstream.sources.memory import InMemoryDataSource, can_be_taken_from, copy_rows, rows_of
+
+Keys = NDArray[np.int64]
+
+
+@final
+class ColumnsInMemory:
+    """The columns of several sources in memory that differ in nothing but their lengths.
+
+    Args:
+        columns: the columns of each source: structures of arrays that are alike.
+    """
+
+    def __init__(self, columns: Sequence[Any]) -> None:
+        self.structure = columns[0]
+        # For each column, the array of each source.
+        self.arrays = list(zip(*([leaf for _, leaf in tree.leaves(each)] for each in columns), strict=True))
+        # Some are views, of which `numpy.take` would copy everything.
+        self.are_views = [not all(map(can_be_taken_from, of_column)) for of_column in self.arrays]
+        self.number_dtype = np.uint16 if len(columns) < 1 << 16 else np.int64
+
+    @classmethod
+    def of(cls, sources: Sequence[Any]) -> Self | None:
+        """Returns the columns of the sources, or None if a source has none in memory or has other ones."""
+        columns = [source.stackable_columns for source in sources if type(source) is InMemoryDataSource]
+        if len(columns) < len(sources) or not all(
+            each is not None and _are_alike(columns[0], each) for each in columns
+        ):
+            return None
+        return cls(columns)
+
+
+@final
+class RecordsInMemory(ColumnarRecords):
+    """Records that are copied from columns in memory when they are needed, in one pass over each column.
+
+    Args:
+        columns: the columns of all sources.
+        numbers: the number of each record's source, shape (records,).
+        keys: the key of each record in its source.
+    """
+
+    def __init__(self, columns: ColumnsInMemory, numbers: Keys, keys: Keys) -> None:
+        self._columns = columns
+        self._numbers = numbers
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return RecordsInMemory(self._columns, self._numbers[index], self._keys[index])
+        (record,) = RecordsInMemory(self._columns, self._numbers[index, np.newaxis], self._keys[index, np.newaxis])
+        return record
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(rows_of(self.stack(np.empty), len(self)))
+
+    def stack(self, allocate: Allocate) -> Any:
+        """Returns the batch: the columns' structure, arrays of shape (n, …)."""
+        order = np.argsort(self._numbers.astype(self._columns.number_dtype), kind="stable")
+        keys, rows = self._keys[order], np.empty_like(order)
+        rows[order] = np.arange(len(order))
+        counts = np.bincount(self._numbers)
+        numbers = np.flatnonzero(counts)
+        stops = np.cumsum(counts[numbers]).tolist()
+        runs = list(zip(numbers.tolist(), [0, *stops[:-1]], stops, strict=True))
+        batches = iter(
+            [
+                self._gathered(arrays, runs, keys, rows, allocate, are_views=are_views)
+                for arrays, are_views in zip(self._columns.arrays, self._columns.are_views, strict=True)
+            ]
+        )
+        return tree.map_leaves(lambda _: next(batches), self._columns.structure)
+
+    def _gathered(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        runs: Sequence[tuple[int, int, int]],
+        keys: Keys,
+        rows: NDArray[np.intp],
+        allocate: Allocate,
+        *,
+        are_views: bool,
+    ) -> NDArray[Any]:
+        """Returns the rows of one column: first sorted by source, then in their order."""
+        sorted_rows = np.empty((len(keys), *arrays[0].shape[1:]), arrays[0].dtype)
+        for number, start, stop in runs:
+            if are_views:
+                copy_rows(arrays[number], keys[start:stop], sorted_rows[start:stop])
+                continue
+            # The keys are checked: with any other mode than "raise", NumPy writes to `out` without a second copy.
+            arrays[number].take(keys[start:stop], 0, sorted_rows[start:stop], "clip")
+        return sorted_rows.take(rows, 0, allocate(sorted_rows.shape, sorted_rows.dtype), "clip")
+
+
+@final
+class RecordsOfSources(ColumnarRecords):
+    """Records that several sources returned, each in one read.
+
+    Args:
+        read: the records of each source, of at least one source.
+        order: for each record, in the order of the sources, its row in the batch: shape (records,).
+    """
+
+    def __init__(self, read: Sequence[ColumnarRecords], order: NDArray[np.intp]) -> None:
+        self._read = read
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._records[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._records)
+
+    def stack(self, allocate: Allocate) -> Any:
+        """Returns the batch, or None if the columns of the sources differ: the records themselves are then stacked."""
+        batches = [records.stack(np.empty) for records in self._read]
+        if not all(_are_alike(batches[0], batch) for batch in batches):
+            return None
+        rows = np.split(self._order, list(itertools.accumulate(map(len, self._read)))[:-1])
+        columns = zip(*([leaf for _, leaf in tree.leaves(batch)] for batch in batches), strict=True)
+        stacked = (self._joined(column, rows, allocate) for column in columns)
+        return tree.map_leaves(lambda _: next(stacked), batches[0])
+
+    def _joined(self, column: Sequence[Any], rows: Sequence[NDArray[np.intp]], allocate: Allocate) -> Any:
+        batch = allocate((len(self), *column[0].shape[1:]), column[0].dtype)
+        for values, of_source in zip(column, rows, strict=True):
+            batch[of_source] = values
+        return batch
+
+    @functools.cached_property
+    def _records(self) -> list[Any]:
+        return in_order([record for records in self._read for record in records], self._order)
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Returns True if two batches have the same structure of arrays that differ in nothing but their lengths."""
+    if type(one) is not type(other):
+        return False
+    members = tree.parts(one)
+    if members is None:
+        is_array = isinstance(one, np.ndarray) and not one.dtype.hasobject
+        return is_array and one.dtype == other.dtype and one.shape[1:] == other.shape[1:]
+    same_names = list(tree.paths(one)) == list(tree.paths(other))
+    return same_names and all(itertools.starmap(_are_alike, zip(members, tree.parts(other) or (), strict=True)))
