@@ -96,7 +96,7 @@ class HuggingFaceDataSource(Pictured):
         crc = 0
         for record in dicts(columns, self._rows(keys)):
             crc = updated_crc(crc, record)
-        words = zlib.crc32(repr([(name, column.words) for name, column in columns.items()]).encode())
+        words = zlib.crc32(repr([(name, column.type_name) for name, column in columns.items()]).encode())
         return f"HuggingFace records={self._num_records} columns={len(columns)}:{words:08x} crc32={crc:08x}"
 
     def _rows(self, keys: Any) -> Rows:
@@ -149,14 +149,14 @@ class HuggingFaceDataSource(Pictured):
     def _opened(self) -> "_Tables":
         """Returns the tables of the dataset, as this process sees them; two threads may make them at once."""
         if self._tables is None:
-            data = ArrowTable(self._dataset.data.table, self._names)
+            data = ArrowTable.of(self._dataset.data.table, self._names)
             indices = self._dataset._indices  # noqa: SLF001  (there is no other way to know them)
-            table = None if indices is None else ArrowTable(indices.table, [indices.table.column_names[0]])
+            table = None if indices is None else ArrowTable.of(indices.table, [indices.table.column_names[0]])
             columns = dict(data.columns)
             for name, column in data.columns.items():
                 decode = _decoder(self._dataset.features[name])
                 if decode is not None:
-                    columns[name] = Decoded(column, decode, f"decoded {column.words}")
+                    columns[name] = Decoded(column, decode, f"decoded {column.type_name}")
             self._tables = _Tables(data, table, data.columns, columns)
         return self._tables
 

@@ -15,8 +15,8 @@ from millstream.sources.files.multi_file import Files, reading_error
 from millstream.sources.storage.byte_files import SpanReadError
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.urls import is_url
-from millstream.sources.tables.arrow_library import columns_of, has_valid_text, plain_types
 from millstream.sources.tables.arrow_structures import dicts_or_error, records_of
+from millstream.sources.tables.arrow_tables import columns_of, has_valid_text, plain_types
 from millstream.sources.tables.parquet_file import ParquetFile
 from millstream.sources.tables.row_groups import RowGroup, RowGroups
 from millstream.warn import log_warning
@@ -151,11 +151,11 @@ class ParquetDataSource(Files[ParquetFile]):
             first = int(np.argmax(numbers == number))
             return self._decoded(number, int(keys[first]), int(within[first]))
 
-        layout, places = self._decoded_groups.laid_out(numbers, decoded)
+        groups, indices = self._decoded_groups.concatenated(numbers, decoded)
         if not self._has_advised:
             self._advise()
-        rows = layout.rows(places, within)
-        if layout.is_valid:
+        rows = groups.rows(indices, within)
+        if groups.is_valid:
             return records_of(self._columns, rows, keys, self._row_error)
         return dicts_or_error(self._columns, rows, keys, self._row_error)
 
@@ -182,7 +182,7 @@ class ParquetDataSource(Files[ParquetFile]):
         """Returns the number of files and records, the columns, and a digest of names, sizes, counts and ranges."""
         import hashlib  # noqa: PLC0415  (OpenSSL takes its time)
 
-        words = repr([(name, column.words) for name, column in self._columns.items()])
+        words = repr([(name, column.type_name) for name, column in self._columns.items()])
         digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         return f"{super().fingerprint()} columns={len(self._columns)}:{digest}"
 
@@ -215,9 +215,9 @@ class ParquetDataSource(Files[ParquetFile]):
         """Raises unless the columns have the types that they have in the first file."""
         columns = columns_of(self._schemas[path], self._names)
         for name, column in self._columns.items():
-            if columns[name].words != column.words:
+            if columns[name].type_name != column.type_name:
                 raise ValueError(
-                    f"Column {name!r} is {columns[name].words} in {path!r}, but {column.words} in "
+                    f"Column {name!r} is {columns[name].type_name} in {path!r}, but {column.type_name} in "
                     f"{self._paths[0]!r}. Write the files with one schema."
                 )
 

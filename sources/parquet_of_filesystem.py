@@ -8,7 +8,7 @@ from typing import Any, final
 from millstream.errors import DataSourceError
 from millstream.sources.parquet import ParquetDataSource
 from millstream.sources.storage.paths import FileIdentity, FilePart
-from millstream.sources.tables.arrow_library import filesystems
+from millstream.sources.tables.arrow_tables import filesystems
 from millstream.sources.tables.parquet_file import ParquetFile
 
 

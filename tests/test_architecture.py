@@ -51,7 +51,7 @@ IMPORTERS = {
     # What is quicker or nicer where it is installed.
     "google_crc32c": {"millstream.sources.crc32c"},
     "orjson": {"millstream.sources.json_lines"},
-    "pyarrow": {"millstream.sources.tables.arrow_library", "millstream.sources.tables.parquet_file"},
+    "pyarrow": {"millstream.sources.tables.arrow_tables", "millstream.sources.tables.parquet_file"},
     # An engine that is there, or is not.
     "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.connection"},
     "rich": {"millstream.tools.top_screen"},

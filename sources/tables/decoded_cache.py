@@ -1,10 +1,10 @@
-"""Decoded units of records, such as row groups, kept as long as there is room for them.
+"""A cache of decoded units of records, such as row groups, limited in size.
 
 Guarantees:
-    - A unit is decoded once; threads that ask for it meanwhile wait for that. Threads that ask for other units do not.
-    - Several that are missing are decoded by several threads, which are gone when they are.
-    - The units that are kept have at most `max_bytes`, or are one. Those in use live on until nobody uses them.
-    - A forked process begins without units: threads that it does not have may have been at them.
+    - A unit is decoded once. Threads that need it meanwhile wait; threads that need other units do not.
+    - Several missing units are decoded by several threads, which end with the call.
+    - The units take at most `max_bytes`, or there is one. Units in use live until no thread uses them.
+    - A forked process starts with an empty cache, because threads that it lacks may have held locks.
 """
 
 import functools
@@ -23,12 +23,12 @@ class Unit(Protocol):
 
     @property
     def num_records(self) -> int:
-        """How many records it has."""
+        """The number of records."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """How much memory it takes."""
+        """The size in memory."""
         ...
 
 
@@ -37,12 +37,12 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Use(NamedTuple):
-    """What use was made of a unit that was dropped.
+    """The use of a unit that was dropped.
 
     Attributes:
-        served: how many records of it were asked for.
-        num_records: how many it had.
-        num_bytes: how much memory it took.
+        served: the number of its records that were read.
+        num_records: the number of its records.
+        num_bytes: its size in memory.
     """
 
     served: int
@@ -51,7 +51,7 @@ class Use(NamedTuple):
 
 
 class _Entry(Generic[UnitT]):
-    """A unit, absent until the first thread, holding `loading`, has decoded it."""
+    """A unit, which is None until the first thread has decoded it, while holding `loading`."""
 
     __slots__ = ("loading", "served", "unit")
 
@@ -63,26 +63,27 @@ class _Entry(Generic[UnitT]):
 
 @functools.cache
 def _all_caches() -> "weakref.WeakSet[UnitCache[Any]]":
-    """Returns the caches of this process; processes forked from now on start anew."""
+    """Returns the caches of this process, which are emptied in forked processes from now on."""
     caches: weakref.WeakSet[UnitCache[Any]] = weakref.WeakSet()
 
-    def start_anew() -> None:
+    def reset() -> None:
         for cache in list(caches):
-            cache.start_anew()
+            cache.reset_after_fork()
 
-    os.register_at_fork(after_in_child=start_anew)
+    os.register_at_fork(after_in_child=reset)
     return caches
 
 
 @final
 class UnitCache(Generic[UnitT]):
-    """Units by their keys, such as numbers, the least recently used of which are dropped.
+    """A cache of units by key, which drops the least recently used ones.
 
     Args:
-        max_bytes: how much memory they may take.
+        max_bytes: the limit of their size in memory.
+        remembered: the number of dropped units whose use is recorded.
 
     Attributes:
-        dropped: what use was made of the units that were dropped last.
+        dropped: the use of the units that were dropped last.
     """
 
     def __init__(self, max_bytes: int, remembered: int) -> None:
@@ -90,22 +91,22 @@ class UnitCache(Generic[UnitT]):
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._lock = SignalSafeLock(threading.RLock())
-        self._entries: OrderedDict[Hashable, _Entry[UnitT]] = OrderedDict()  # The least recently used comes first.
+        self._entries: OrderedDict[Hashable, _Entry[UnitT]] = OrderedDict()  # Least recently used first.
         self._inherited: list[object] = []
         _all_caches().add(self)
 
     def get(self, key: KeyT, load: Callable[[KeyT], UnitT]) -> UnitT:
-        """Returns a unit, which `load` decodes if it is not there."""
+        """Returns a unit, decoded by `load` if it is not in the cache."""
         (unit,) = self.get_all({key: 0}, load, 1)
         return unit
 
     def get_all(self, wanted: Mapping[KeyT, int], load: Callable[[KeyT], UnitT], max_threads: int) -> list[UnitT]:
-        """Returns some units; `load` decodes those that are not there.
+        """Returns units, decoded by `load` if they are not in the cache.
 
         Args:
-            wanted: how many records of each unit are wanted, by the keys of the units.
-            load: decodes one of them.
-            max_threads: how many may be decoded at the same time.
+            wanted: the number of records that will be read of each unit, by key.
+            load: decodes a unit.
+            max_threads: the number of units to decode concurrently.
         """
         entries: dict[KeyT, _Entry[UnitT]] = {}
         missing: list[KeyT] = []
@@ -120,16 +121,16 @@ class UnitCache(Generic[UnitT]):
                 entry.served += count
                 entries[key] = entry
         if len(missing) > 1 < max_threads:
-            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (takes long to import)
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (lazy: it takes long to import)
 
             with ThreadPoolExecutor(min(max_threads, len(missing)), "millstream-decode") as threads:
                 for _ in threads.map(lambda key: self._load(key, entries[key], load), missing):
                     pass
-        # Set once: reading it without the lock is safe.
+        # A unit is set once, so it is safe to read it without the lock.
         return [entry.unit or self._load(key, entry, load) for key, entry in entries.items()]
 
     def touch(self, counts: Iterable[tuple[Hashable, int]]) -> None:
-        """Notes that more records of some units were asked for, by the keys of those that are there."""
+        """Records that more records of units are read, given pairs of key and number. Missing units are ignored."""
         with self._lock:
             for key, count in counts:
                 if count and (entry := self._entries.get(key)) is not None:
@@ -137,12 +138,12 @@ class UnitCache(Generic[UnitT]):
                     self._entries.move_to_end(key)
 
     def is_used_up(self, key: Hashable) -> bool:
-        """Returns whether all records of a unit have been asked for, or it is not there."""
+        """Returns True if all records of a unit have been read, or it is missing."""
         entry = self._entries.get(key)
         return entry is None or entry.unit is None or entry.served >= entry.unit.num_records
 
     def replace(self, key: Hashable, unit: UnitT) -> None:
-        """Puts an equal unit into the place of one, if it is there."""
+        """Replaces a unit by an equal one, unless it is missing."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.unit is not None:
@@ -154,10 +155,10 @@ class UnitCache(Generic[UnitT]):
             self._entries.clear()
             self._num_bytes = 0
 
-    def start_anew(self) -> None:
-        """Begins without units in a forked process, whose parent's threads may have held the lock."""
+    def reset_after_fork(self) -> None:
+        """Empties the cache in a forked process. Threads of the parent may have held the lock."""
         self._lock = SignalSafeLock(threading.RLock())
-        # Kept from being freed: a library may do more then than is safe after a fork.
+        # Never freed: a destructor of a library may not be safe after a fork.
         self._inherited.append(self._entries)
         self._entries = OrderedDict()
         self._num_bytes = 0
@@ -181,7 +182,7 @@ class UnitCache(Generic[UnitT]):
             raise
 
     def _make_room(self) -> None:
-        """Drops the units that were not used for the longest time, but for the last one. Needs the lock."""
+        """Drops the least recently used units, but never the last one. The caller holds the lock."""
         for key, entry in list(self._entries.items())[:-1]:
             if self._num_bytes <= self._max_bytes:
                 return

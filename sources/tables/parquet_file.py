@@ -1,9 +1,9 @@
-"""An open Parquet file, on a disk or in a store: how many rows its row groups have, and the columns of one, decoded.
+"""An open Parquet file, local or in an object store: its schema, and its row groups, decoded.
 
 Guarantees:
     - Any number of threads may read row groups.
-    - Of an object in a store, all columns of a row group that are wanted are asked for at once, in a few requests. No
-      byte of another version of the object comes out.
+    - All needed columns of a row group in an object store are requested together, in a few requests. Bytes of another
+      version of the object are an error.
 """
 
 import contextlib
@@ -14,126 +14,126 @@ from millstream.errors import DataSourceError
 from millstream.sources.storage.byte_files import RemoteFile, SpanReadError
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.urls import is_url
-from millstream.sources.tables.arrow_library import arrow, normalised
+from millstream.sources.tables.arrow_tables import arrow, normalised
 
-_PIECE_BYTES = 4 << 20
-"""How much of a column one request asks for: the pieces of a large one are on their way at the same time."""
+_CHUNK_BYTES = 4 << 20
+"""Bytes per request. The chunks of a large column are requested concurrently."""
 
 
 class ParquetFile:
     """An open Parquet file.
 
     Args:
-        path: its name: a path, or a URL.
-        identity: which version of the object, where it is a URL.
-        opened: opens it, where that is neither of the operating system nor of a store that is known here.
+        path: the path or URL.
+        identity: the version of the object if it is a URL.
+        open_file: opens the file if it is in a file system of another library.
 
     Attributes:
-        path: its name.
-        schema: its columns, as Arrow describes them.
-        group_sizes: how many rows each row group has.
+        path: the path or URL.
+        schema: its Arrow schema.
+        group_sizes: the number of rows of each row group.
 
     Raises:
-        OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
+        OSError: it cannot be opened, or is damaged (DataSourceError).
     """
 
-    def __init__(self, path: str, identity: FileIdentity, opened: Callable[[], Any] | None = None) -> None:
+    def __init__(self, path: str, identity: FileIdentity, open_file: Callable[[], Any] | None = None) -> None:
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         self.path = path
         self._identity = identity
-        self._opened = opened
-        self._file = None if opened is not None or is_url(path) else arrow().OSFile(path)
+        self._open_file = open_file
+        self._file = None if open_file is not None or is_url(path) else arrow().OSFile(path)
         try:
-            with self._bytes(path) as file:
+            with self._reading(path) as file:
                 reader = pq.ParquetFile(file, page_checksum_verification=True)
                 self._metadata = reader.metadata
                 self.schema = reader.schema_arrow
             self.group_sizes = [self._metadata.row_group(n).num_rows for n in range(self._metadata.num_row_groups)]
             if min(self.group_sizes, default=0) < 0 or sum(self.group_sizes) != self._metadata.num_rows:
-                raise ValueError("its row groups have other numbers of rows than the file")  # noqa: TRY301
+                raise ValueError("the numbers of rows of its row groups do not add up to that of the file")  # noqa: TRY301
         except SpanReadError as error:
             raise DataSourceError(str(error)) from error
         except Exception as error:
             self.close()
             raise DataSourceError(
-                f"{path!r} is not a Parquet file, or is damaged, or was cut short: {_words(error)}. Restore the file."
+                f"Cannot open {path!r}: it is not a Parquet file, is damaged, or was truncated: {_message_of(error)}."
             ) from error
 
     def group_bytes(self, names: Sequence[str] | None) -> list[int]:
-        """Returns the size of each row group in bytes, decompressed: of the columns with these names, or of all."""
+        """Returns the decompressed size in bytes of each row group: of the named columns, or of all if None."""
         groups = [self._metadata.row_group(number) for number in range(self._metadata.num_row_groups)]
         return [sum(_column_bytes(group.column(n), names) for n in range(group.num_columns)) for group in groups]
 
     @property
     def num_records(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return int(sum(self.group_sizes))
 
     def close(self) -> None:
-        """Closes it. It is not being read."""
+        """Closes the file, which no thread reads."""
         if self._file is not None:
             self._file.close()
 
-    def read_group(self, group: int, names: Sequence[str], types: Sequence[Any], place: str) -> list[Any]:
-        """Returns the rows of a row group: record batches of some columns, normalised to these types.
+    def read_group(self, group: int, names: Sequence[str], types: Sequence[Any], path: str) -> list[Any]:
+        """Returns the rows of a row group as normalised record batches.
 
         Args:
-            group: its number.
-            names: the columns.
-            types: as `plain_types` gives them.
-            place: where the bytes of the file are: at its own path, or at that of a copy.
+            group: the number of the row group in the file.
+            names: the names of the columns.
+            types: the result of `plain_types`.
+            path: the path or URL to read from: that of the file, or of its copy.
 
         Raises:
-            SpanReadError: its store does not give them.
-            ValueError: the row group cannot be read; the message has the library's words.
+            SpanReadError: the object store failed.
+            ValueError: the row group cannot be decoded; with the message of pyarrow.
         """
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         try:
-            with self._bytes(place, group, names) as file:
-                # A reader of its own for each call: one is not made for several threads.
+            with self._reading(path, group, names) as file:
+                # A separate reader per call, because a reader is not thread-safe.
                 reader = pq.ParquetFile(file, metadata=self._metadata, page_checksum_verification=True)
-                # Threads of the library would not come along to a forked process, and are no faster here.
+                # Without threads of pyarrow: they do not survive a fork, and are no faster here.
                 table = reader.read_row_group(group, columns=list(names), use_threads=False)
             table.validate()
             chunks = [normalised(chunk, names, types) for chunk in table.to_batches() if len(chunk)]
         except SpanReadError:
             raise
         except Exception as error:
-            raise ValueError(_words(error)) from error
+            raise ValueError(_message_of(error)) from error
         if (count := sum(map(len, chunks))) != self.group_sizes[group]:
-            raise ValueError(f"it has {count} rows, and should have {self.group_sizes[group]}")
+            raise ValueError(f"it has {count} rows instead of {self.group_sizes[group]}")
         return chunks
 
     @contextlib.contextmanager
-    def _bytes(self, place: str, group: int | None = None, names: Sequence[str] = ()) -> Iterator[Any]:
-        """Gives what pyarrow reads, for the length of a block; the columns of a row group are asked for at once."""
+    def _reading(self, path: str, group: int | None = None, names: Sequence[str] = ()) -> Iterator[Any]:
+        """Yields a file for pyarrow. The columns of a row group in an object store are requested together."""
         if self._file is not None:
             yield self._file
             return
-        if self._opened is not None:
-            with self._opened() as file:
+        if self._open_file is not None:
+            with self._open_file() as file:
                 yield file
             return
-        if not is_url(place):
-            with arrow().OSFile(place) as file:  # A copy, which may be taken away after the block.
+        if not is_url(path):
+            with arrow().OSFile(path) as file:  # A copy, which may be evicted after the block.
                 yield file
             return
-        remote = RemoteFile(place, self._identity)
+        remote = RemoteFile(path, self._identity)
         spans = [] if group is None else self._spans(group, names)
         with arrow().PythonFile(_ObjectFile(remote, self._identity.size, spans), "r") as file:
             yield file
 
     def _spans(self, group: int, names: Sequence[str]) -> list[tuple[int, int]]:
-        """Returns where the columns of a row group are, and how long they are, as far as that can be believed."""
+        """Returns the starts and lengths of the columns of a row group, without those that exceed the file."""
         spans = []
         metadata = self._metadata.row_group(group)
         for number in range(metadata.num_columns):
             column = metadata.column(number)
             if not any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in names):
                 continue
-            # Some writers have a dictionary and say that it is at 0.
+            # Some writers set the offset of a dictionary to 0.
             starts = [column.data_page_offset, column.dictionary_page_offset or 0]
             start, length = min(filter(None, starts), default=0), column.total_compressed_size
             if 0 < start < start + length <= self._identity.size:
@@ -143,12 +143,12 @@ class ParquetFile:
 
 @final
 class _ObjectFile:
-    """An object of a store as pyarrow reads files: some spans of it are there at once, others come when they are read.
+    """A file-like view of an object, for pyarrow. Given spans are read in advance, others when pyarrow reads them.
 
     Args:
         file: the object.
-        size: in bytes.
-        spans: where those begin that will be read, and how long they are.
+        size: its size in bytes.
+        spans: the starts and lengths of the spans to read in advance.
 
     Raises:
         SpanReadError: they cannot be read.
@@ -157,27 +157,27 @@ class _ObjectFile:
     def __init__(self, file: RemoteFile, size: int, spans: Sequence[tuple[int, int]]) -> None:
         self._file = file
         self._size = size
-        self._place = 0
+        self._position = 0
         self.closed = False
         self._spans = list(zip((start for start, _ in spans), self._read(spans), strict=True))
 
     def read(self, size: int = -1) -> bytes:
-        """Returns what comes next, fewer bytes at the end only."""
-        size = max(0, self._size - self._place if size < 0 else min(size, self._size - self._place))
-        start, self._place = self._place, self._place + size
+        """Returns the next bytes, fewer than `size` only at the end."""
+        size = max(0, self._size - self._position if size < 0 else min(size, self._size - self._position))
+        start, self._position = self._position, self._position + size
         for begin, content in self._spans:
             if begin <= start and start + size <= begin + len(content):
                 return content[start - begin : start - begin + size]
         return self._read([(start, size)])[0]
 
-    def seek(self, place: int, whence: int = 0) -> int:
-        """Goes to a place, counted from the beginning, from here, or from the end."""
-        self._place = place + (0, self._place, self._size)[whence]
-        return self._place
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Sets the position, relative to the start (0), the current position (1), or the end (2)."""
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
 
     def tell(self) -> int:
-        """Returns the place of what comes next."""
-        return self._place
+        """Returns the position."""
+        return self._position
 
     def readable(self) -> bool:
         """Returns True."""
@@ -188,26 +188,26 @@ class _ObjectFile:
         return True
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the file."""
         self.closed = True
         self._file.close()
 
     def _read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Returns the bytes of some spans, asked for in pieces, all at once."""
-        pieces = [
-            (number, place, min(_PIECE_BYTES, start + length - place))
+        """Returns the bytes of spans, which are requested together in chunks."""
+        chunks = [
+            (number, position, min(_CHUNK_BYTES, start + length - position))
             for number, (start, length) in enumerate(spans)
-            for place in range(start, start + length, _PIECE_BYTES)
+            for position in range(start, start + length, _CHUNK_BYTES)
         ]
-        found = self._file.begin([start for _, start, _ in pieces], [length for _, _, length in pieces])()
-        parts: list[list[bytes]] = [[] for _ in spans]
-        for (number, _, _), content in zip(pieces, found, strict=True):
-            parts[number].append(content)
-        return [part[0] if len(part) == 1 else b"".join(part) for part in parts]
+        contents = self._file.begin([start for _, start, _ in chunks], [length for _, _, length in chunks])()
+        of_span: list[list[bytes]] = [[] for _ in spans]
+        for (number, _, _), content in zip(chunks, contents, strict=True):
+            of_span[number].append(content)
+        return [contents[0] if len(contents) == 1 else b"".join(contents) for contents in of_span]
 
 
-def _words(error: BaseException) -> str:
-    """Returns the library's words in one line."""
+def _message_of(error: BaseException) -> str:
+    """Returns the message of an error of pyarrow, in one line."""
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
 
 
@@ -215,7 +215,7 @@ _VALUE_BYTES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 
 
 def _column_bytes(column: Any, names: Sequence[str] | None) -> int:
-    """Returns the size of a column of a row group: decompressed, and numbers no longer in a dictionary."""
+    """Returns the size of a column of a row group, decompressed and without dictionaries of numbers."""
     if names is not None and column.path_in_schema.split(".", 1)[0] not in names:
         return 0
     stored: int = column.total_uncompressed_size

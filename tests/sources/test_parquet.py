@@ -448,7 +448,7 @@ def test_an_empty_file_has_no_record(tmp_path: Path) -> None:
 def test_what_is_no_parquet_file_is_an_error_with_its_name(tmp_path: Path, content: bytes) -> None:
     """Whatever it begins and ends with."""
     (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(DataSourceError, match=r"a\.parquet' is not a Parquet file, or is damaged"):
+    with pytest.raises(DataSourceError, match=r"a\.parquet': it is not a Parquet file, is damaged"):
         ParquetDataSource(tmp_path / "a.parquet")
 
 

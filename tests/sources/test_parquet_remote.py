@@ -57,7 +57,7 @@ def test_columns_of_a_row_group_come_by_a_few_requests_at_once(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those near each other by one; a large one by pieces, on their way together; others not at all."""
-    monkeypatch.setattr(parquet_file, "_PIECE_BYTES", 100_000)
+    monkeypatch.setattr(parquet_file, "_CHUNK_BYTES", 100_000)
     monkeypatch.setattr(byte_files, "_REQUEST_BYTES", 100_000)
     store.objects["bucket/a"] = content_of(tmp_path)
     with ParquetDataSource(f"{store.url}/bucket/a", columns=["id"]) as source:
@@ -143,7 +143,7 @@ def test_a_replaced_object_is_an_error(store: ObjectServer, tmp_path: Path, sche
 def test_what_is_no_parquet_file_is_an_error_with_its_url(store: ObjectServer, content: bytes) -> None:
     """As of files."""
     store.objects["bucket/a"] = content
-    with pytest.raises(DataSourceError, match=r"bucket/a' is not a Parquet file, or is damaged"):
+    with pytest.raises(DataSourceError, match=r"bucket/a': it is not a Parquet file, is damaged"):
         ParquetDataSource(f"{store.url}/bucket/a")
 
 

@@ -1,4 +1,4 @@
-"""Numbers, runs, bits and pieces gathered from the buffers of Arrow, whichever larger ones they are parts of."""
+"""Numbers, runs, bits and slices gathered from the buffers of Arrow, whichever larger ones they are parts of."""
 
 from typing import Any
 
@@ -46,8 +46,8 @@ def test_what_is_gathered_is_what_the_buffers_hold(
     assert [run.tobytes() for run in runs] == expected
 
     lengths = within % (length + 1) * item
-    pieces = memory.pieces(places * item, lengths)
-    assert list(map(bytes, pieces)) == [run[:size] for run, size in zip(expected, lengths.tolist(), strict=True)]
+    slices = memory.slices(places * item, lengths)
+    assert list(map(bytes, slices)) == [run[:size] for run, size in zip(expected, lengths.tolist(), strict=True)]
 
     bits = memory.bits(places * item * 8 + 3)
     assert bits.tolist() == [bool(run[0] >> 3 & 1) for run in expected]
@@ -67,7 +67,7 @@ def test_what_is_not_in_a_buffer_is_an_error() -> None:
         with pytest.raises(IndexError):
             memory.take_runs(places, np.empty((len(places), 2), dtype))
         with pytest.raises(IndexError):
-            memory.pieces(places * 8, np.full(len(places), 8))
+            memory.slices(places * 8, np.full(len(places), 8))
 
 
 def test_parts_of_one_mapping_are_one_region(tmp_path: Any) -> None:
