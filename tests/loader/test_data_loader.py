@@ -19,6 +19,7 @@ from millstream.samplers import IndexSampler
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Map, PaddedBatch, Transformation
 from support.draw.random_pipelines import AddIndex, DropMultiples, Jitter, Pipeline, Scale, pipelines
+from support.laws import loader_of
 from support.streams import comparable, drain
 
 INLINE = millstream.ReadOptions(num_threads=0)
@@ -208,12 +209,7 @@ def flattened(values: Sequence[Any]) -> NDArray[np.int64]:
 @settings(deadline=None, max_examples=200)
 def test_record_keys_are_those_of_the_batch(pipeline: Pipeline) -> None:
     """`record_keys(step)` of every step, the tail of every shard included, is what an identity pipeline delivers."""
-    loader = loader_with(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-    )
+    loader = loader_of(pipeline)
     batches = (batch.batch[batch.mask] if isinstance(batch, PaddedBatch) else batch for batch in loader)
     delivered = [np.ravel(batch).tolist() for batch in batches]
 

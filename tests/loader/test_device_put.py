@@ -29,6 +29,7 @@ from millstream.loader import device_iterator
 from millstream.loader.placement import Placement
 from millstream.loader.threads import shared_threads, waiting
 from millstream.transforms import Batch
+from support import laws
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, pipelines
 from support.faults.user_faults import WAIT_SECONDS, At, Pipe, ReportThen, hang_in_c
 from support.jax_processes.groups import run_group
@@ -87,13 +88,7 @@ class Trainer(RuleBasedStateMachine):
     @initialize(pipeline=pipelines(), buffer_size=st.integers(1, 5), num_threads=st.sampled_from([0, 0, 2]))
     def begin(self, pipeline: Pipeline, buffer_size: int, num_threads: int) -> None:
         """Makes an iterator."""
-        self.loader = millstream.DataLoader(
-            data_source=pipeline.source,
-            sampler=pipeline.sampler,
-            operations=pipeline.operations,
-            shard_options=pipeline.shard,
-            read_options=millstream.ReadOptions(num_threads),
-        )
+        self.loader = laws.loader_of(pipeline, read_options=millstream.ReadOptions(num_threads))
         stream = oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard)
         self.expected, self.error = drain(map(on_host, stream))
         self.buffer_size = buffer_size

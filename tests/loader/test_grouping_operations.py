@@ -2,13 +2,12 @@
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import operator
 import os
 import signal
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,8 @@ from millstream import (
     DataLoaderIterator,
     FilterTransform,
     FirstFitPack,
-    FlatMapTransform,
     IndexSampler,
     MapTransform,
-    RandomMapTransform,
-    ReadOptions,
     Rebatch,
     ShardOptions,
     StackError,
@@ -41,95 +37,13 @@ from millstream import (
     WindowShuffle,
 )
 from millstream.loader.checkpoints.state import LoaderState
-from millstream.transforms import Filter, FlatMap, Map, Transformation, concat_then_split
+from millstream.transforms import Map, Transformation, concat_then_split
 from millstream.transforms.grouping import GroupingOperation
-from support.oracle.stream import oracle
+from support.draw.random_groupings import GROUPINGS, ROW, Document, Halves, Label, Rows, grouping_pipelines, is_even
+from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline
+from support.laws import expected_of, loader_of
 from support.processes.worker_pools import workers_of
 from support.streams import comparable, drain
-
-ROW = 12
-
-
-@dataclasses.dataclass(frozen=True)
-class Document(MapTransform):
-    """Turns a number into a document of up to `longest` tokens, with features of one length or of two.
-
-    Attributes:
-        longest: the most tokens of a document.
-        differ: whether the two features differ in length.
-    """
-
-    longest: int = ROW
-    differ: bool = False
-
-    def map(self, element: int) -> dict[str, Any]:
-        """Returns the document."""
-        length = element * 7 % (self.longest + 1)
-        other = element * 5 % (self.longest + 1) if self.differ else length
-        tokens = 100 * element + 1 + np.arange(length, dtype=np.int64)
-        return {"a": tokens, "b": np.arange(other, dtype=np.float32) - element, "left out": element % 5}
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows(MapTransform):
-    """Turns a number into a batch of up to `longest` rows."""
-
-    longest: int
-
-    def map(self, element: int) -> dict[str, Any]:
-        """Returns the batch."""
-        count = element * 7 % (self.longest + 1)
-        return {"x": np.full(count, element), "y": np.arange(2 * count, dtype=np.float32).reshape(count, 2)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Halves(FlatMapTransform):
-    """Splits a document in two, and the shortest into none."""
-
-    max_fan_out: int = 2
-
-    def flat_map(self, element: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        """Returns the parts."""
-        arrays = {name: array for name, array in element.items() if isinstance(array, np.ndarray)}
-        middle = len(next(iter(arrays.values()))) // 2
-        halves = (slice(middle), slice(middle, None))
-        parts = ({name: array[half] for name, array in arrays.items()} for half in halves)
-        return [{**element, **part} for part in parts] if middle else []
-
-
-class Label(RandomMapTransform):
-    """Adds a random number to a row or batch."""
-
-    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns the element with the number."""
-        return {**element, "label": rng.integers(1 << 60)} if isinstance(element, dict) else element
-
-
-def is_even(element: dict[str, Any]) -> bool:
-    """Says whether a document or batch has an even number of tokens or rows."""
-    return len(next(iter(element.values()))) % 2 == 0
-
-
-AFTER: list[list[Transformation]] = [
-    [],
-    [Map(dict)],
-    [FilterTransform(is_even)],
-    [Halves()],
-    [Batch(3)],
-    [Halves(), Batch(3)],
-    [FilterTransform(is_even), Halves(), Halves(), Batch(2)],
-    [Halves(), WindowShuffle(3)],
-]
-"""Operations after a grouping that keep, drop, split or batch what it makes."""
-
-BINS = st.fixed_dictionaries(
-    {
-        "num_packing_bins": st.integers(1, 5),
-        "seed": st.integers(0, 3),
-        "shuffle_bins": st.booleans(),
-        "max_sequences_per_bin": st.none() | st.integers(1, 3),
-    }
-)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -140,163 +54,7 @@ def small_groups() -> Iterator[None]:
         yield
 
 
-Drawn = tuple[Transformation, Transformation]
-"""What makes elements, and an operation that groups them."""
-
-
-def packers(kind: type[Transformation]) -> st.SearchStrategy[Drawn]:
-    """Draws a packer into bins and the documents before it."""
-    return st.builds(
-        lambda lengths, options, groups, overflow, differ: (
-            Document(ROW if overflow == "error" else 3 * ROW, differ),
-            kind(lengths, overflow=overflow, **{**options, **groups}),  # type: ignore[call-arg]
-        ),
-        st.sampled_from([{"a": ROW}, {"a": ROW, "b": ROW}, {"b": ROW + 3, "a": ROW}]),
-        BINS,
-        st.sampled_from(
-            [
-                {"pack_alignment_struct": {"a": 4}},
-                {},
-                {"meta_features": ["left out"]},
-                {
-                    "meta_features": ["left out"],
-                    "shuffle_bins": True,
-                    "shuffle_bins_group_by_feature": "left out",
-                    "pack_alignment_struct": {"a": 3},
-                },
-            ]
-        ),
-        st.sampled_from(["error", "truncate", "split", "drop"]),
-        st.booleans(),
-    )
-
-
-OPERATIONS: dict[str, st.SearchStrategy[Drawn]] = {
-    "FirstFitPack": packers(FirstFitPack),
-    "BestFitPack": packers(BestFitPack),
-    "ConcatThenSplit": st.builds(
-        lambda longest, options: (Document(longest), ConcatThenSplit(**options)),
-        st.sampled_from([3, ROW, 4 * ROW]),
-        st.sampled_from(
-            [
-                {"length_struct": {"a": ROW}},
-                {"length_struct": {"b": 7, "a": 7}},
-                {"length_struct": {"a": ROW}, "split_full_length_features": False},
-                {
-                    "length_struct": {"a": ROW, "b": ROW},
-                    "bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
-                    "bos_features": ["a"],
-                    "bos_token_id": -1,
-                },
-            ]
-        ),
-    ),
-    "WindowShuffle": st.builds(
-        lambda *options: (Document(), WindowShuffle(*options)), st.integers(1, 9), st.integers(0, 3)
-    ),
-    "TokenBudgetBatch": st.builds(
-        lambda budget, features, most, differ: (
-            Document(ROW, differ),
-            TokenBudgetBatch(budget, features, max_batch_size=most, padding_struct={"a": -1}),
-        ),
-        st.integers(ROW, 4 * ROW),
-        st.just(["b", "a"]),
-        st.none() | st.integers(1, 5),
-        st.booleans(),
-    ),
-    "BucketBatch": st.builds(
-        lambda boundaries, sizes, window, differ: (
-            Document(ROW, differ),
-            BucketBatch(boundaries, sizes, ["a", "b"], window_size=window, padding_struct={"b": 7}),
-        ),
-        st.sampled_from([[3, 7, ROW], [2, 6, 2 * ROW]]),
-        st.lists(st.integers(1, 4), min_size=3, max_size=3),
-        st.integers(1, 20),
-        st.booleans(),
-    ),
-    "Rebatch": st.builds(
-        lambda longest, *options: (Rows(longest), Rebatch(*options)),
-        st.sampled_from([3, 25]),
-        st.integers(1, 9),
-        st.booleans(),
-    ),
-}
-"""A pipeline of each operation that groups elements as they come: elements that it takes, and the operation."""
-
-EVERY_OPERATION = pytest.mark.parametrize("name", OPERATIONS)
-UNEVEN_ENDS = pytest.mark.filterwarnings("ignore:.*so shards may end at different steps:UserWarning")
-
-
-@dataclasses.dataclass(frozen=True)
-class Stream:
-    """Everything that decides a stream."""
-
-    size: int
-    sampler: IndexSampler
-    operations: list[Transformation]
-    shard: ShardOptions = dataclasses.field(default_factory=lambda: ShardOptions(0, 1))
-
-    def loader(self, **options: Any) -> DataLoader:
-        """Returns a loader of it, without threads if not told."""
-        return DataLoader(
-            data_source=range(self.size),
-            sampler=self.sampler,
-            operations=self.operations,
-            shard_options=self.shard,
-            **{"read_options": ReadOptions(num_threads=0), **options},
-        )
-
-    @functools.cached_property
-    def expected(self) -> tuple[list[object], type[BaseException] | None]:
-        """The oracle's stream."""
-        return drain(oracle(range(self.size), self.sampler, self.operations, self.shard))
-
-
-@st.composite
-def streams(draw: st.DrawFn, name: str) -> Stream:
-    """Draws a stream: the operation after a Filter or FlatMap or neither, and before others of each kind."""
-    elements, operation = draw(OPERATIONS[name])
-    between: list[Transformation] = draw(st.sampled_from([[], [FilterTransform(is_even)], [Halves()]]))
-    after: list[Transformation] = draw(st.sampled_from([*AFTER, [Label()], [Batch(2, drop_remainder=True), Label()]]))
-    size, shards = draw(st.integers(1, 50)), draw(st.integers(1, 3))
-    sampler = IndexSampler(size, shuffle=True, seed=draw(st.integers(0, 9)), num_epochs=draw(st.integers(1, 2)))
-    return Stream(
-        size, sampler, [elements, *between, operation, *after], ShardOptions(draw(st.integers(0, shards - 1)), shards)
-    )
-
-
-@UNEVEN_ENDS
-@EVERY_OPERATION
-@given(data=st.data())
-@settings(deadline=None, max_examples=100)
-def test_inline_and_threads_equal_the_oracle(name: str, data: st.DataObject) -> None:
-    """Every output, to the last byte, up to the end: nothing is lost there."""
-    stream = data.draw(streams(name))
-
-    assert drain(iter(stream.loader())) == stream.expected
-    with iter(stream.loader(read_options=ReadOptions(2, data.draw(st.sampled_from([1, 500]))))) as iterator:
-        assert drain(iterator) == stream.expected
-
-
-@UNEVEN_ENDS
-@EVERY_OPERATION
-@given(data=st.data())
-@settings(deadline=None, max_examples=60)
-def test_a_state_after_each_output_resumes_with_the_rest(name: str, data: st.DataObject) -> None:
-    """In a fresh iterator, and no state grows."""
-    stream = data.draw(streams(name))
-    expected, error = stream.expected
-    iterator = iter(stream.loader())
-    states = [iterator.get_state()]
-    for _ in expected:
-        next(iterator)
-        states.append(iterator.get_state())
-    resumed = iter(stream.loader())
-    for step, state in enumerate(states):
-        resumed.set_state(state)
-        assert resumed.get_state() == state
-        assert drain(resumed, 2) == (expected[step : step + 2], error if step + 2 > len(expected) else None)
-    assert max(map(len, states)) <= len(states[0]) + 20
+EVERY_OPERATION = pytest.mark.parametrize("name", GROUPINGS)
 
 
 class FailOnce(MapTransform):
@@ -323,14 +81,14 @@ class FailOnce(MapTransform):
 @settings(deadline=None, max_examples=40)
 def test_next_after_an_error_that_was_caught_repeats_and_loses_nothing(name: str, data: st.DataObject) -> None:
     """An operation that fails now and then, wherever it is, delays the stream and does not change it."""
-    stream = data.draw(streams(name))
+    stream = data.draw(grouping_pipelines(name))
     first = next(row for row, operation in enumerate(stream.operations) if isinstance(operation, GroupingOperation))
     # What fails sees rows and documents, not batches of rows that do not stack.
     stop = next((row for row, one in enumerate(stream.operations[first:], first) if isinstance(one, Batch)), None)
     place = data.draw(st.integers(1, len(stream.operations) if stop is None else stop))
-    flaky = dataclasses.replace(stream, operations=[*stream.operations[:place], FailOnce(), *stream.operations[place:]])
-    expected, error = stream.expected
-    iterator = iter(flaky.loader())
+    operations = (*stream.operations[:place], FailOnce(), *stream.operations[place:])
+    expected, error = expected_of(stream)
+    iterator = iter(loader_of(dataclasses.replace(stream, operations=operations)))
     got: list[object] = []
     found: type[BaseException] | None = KeyError
     while found is KeyError:
@@ -342,7 +100,7 @@ def test_next_after_an_error_that_was_caught_repeats_and_loses_nothing(name: str
 def endless(operations: list[Transformation], **options: Any) -> DataLoader:
     """Returns a loader of operations over 100 numbers, again and again."""
     sampler = IndexSampler(100, shuffle=True, seed=3, num_epochs=None)
-    return Stream(100, sampler, operations).loader(**options)
+    return loader_of(Pipeline(range(100), sampler, tuple(operations), ShardOptions(0, 1)), **options)
 
 
 EXAMPLES: dict[str, list[Transformation]] = {
@@ -373,35 +131,6 @@ EVERY_EXAMPLE = pytest.mark.parametrize("name", EXAMPLES)
 def taken(iterator: DataLoaderIterator, count: int) -> list[object]:
     """Returns the next outputs of an iterator, comparable."""
     return [comparable(next(iterator)) for _ in range(count)]
-
-
-@EVERY_EXAMPLE
-def test_workers_make_the_same_stream(name: str) -> None:
-    """Two of them, of an endless order over many epochs; and it resumes where another executor stopped."""
-    with iter(endless(EXAMPLES[name])) as iterator:
-        expected = taken(iterator, 60)
-    with endless(EXAMPLES[name], worker_count=2) as loader:
-        iterator = iter(loader)
-        assert taken(iterator, 60) == expected
-        with iter(endless(EXAMPLES[name])) as inline:
-            taken(inline, 17)
-            iterator.set_state(inline.get_state())
-        assert taken(iterator, 43) == expected[17:]
-
-
-@EVERY_EXAMPLE
-def test_any_number_of_workers_makes_it_after_a_filter_and_a_flat_map(name: str) -> None:
-    """Which elements are dropped and split before does not depend on who does it."""
-    operations: list[Transformation] = [
-        Filter(lambda number: number % 3 > 0),
-        FlatMap(lambda number: [number, number + 1][: number % 4], max_fan_out=2),
-        *EXAMPLES[name],
-    ]
-    with iter(endless(operations)) as iterator:
-        expected = taken(iterator, 20)
-    for worker_count in (1, 3):
-        with endless(operations, worker_count=worker_count) as loader:
-            assert taken(iter(loader), 20) == expected
 
 
 @EVERY_EXAMPLE
@@ -462,9 +191,10 @@ class FailAt(MapTransform):
 @EVERY_EXAMPLE
 def test_an_error_comes_at_the_same_output_wherever_the_stream_was_resumed(name: str) -> None:
     """What is whole before the record at fault is delivered, however the stream was cut into groups and calls."""
-    stream = Stream(60, IndexSampler(60, num_epochs=1, seed=0), [FailAt(), *EXAMPLES[name]])
-    iterator = iter(stream.loader())
-    outputs, error = drain(iter(stream.loader()))
+    order = IndexSampler(60, num_epochs=1, seed=0)
+    stream = Pipeline(range(60), order, (FailAt(), *EXAMPLES[name]), ShardOptions(0, 1))
+    iterator = iter(loader_of(stream))
+    outputs, error = drain(iter(loader_of(stream)))
     states = [iterator.get_state()]
     for _ in outputs:
         next(iterator)
@@ -475,7 +205,7 @@ def test_an_error_comes_at_the_same_output_wherever_the_stream_was_resumed(name:
     assert any("record key 40" in note for note in caught.value.__notes__)
     assert outputs
     for step, state in enumerate(states):
-        resumed = iter(stream.loader())
+        resumed = iter(loader_of(stream))
         resumed.set_state(state)
         assert drain(resumed) == (outputs[step:], KeyError)
 

@@ -17,36 +17,15 @@ import millstream
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.combination import combined
 from millstream.loader.checkpoints.state import LoaderState
-from millstream.loader.threads import thread_executor
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, ConcatThenSplit, FirstFitPack, Map, Transformation, WindowShuffle
-from support.draw.random_pipelines import UNEVEN_ENDS, DropMultiples, Jitter, Pipeline, Scale, Split, dealt_pipelines
-from support.oracle.stream import oracle
+from support.draw.random_pipelines import UNEVEN_ENDS, DropMultiples, Jitter, Pipeline, Scale, Split
+from support.laws import INLINE, loader_of
 from support.processes.worker_pools import workers_of
-from support.streams import comparable, drain
+from support.streams import comparable
 
 pytestmark = UNEVEN_ENDS
-INLINE = millstream.ReadOptions(num_threads=0)
-
-
-def loader_of(
-    pipeline: Pipeline, reading: millstream.ReadOptions = INLINE, worker_count: int = 0
-) -> millstream.DataLoader:
-    """Returns a loader of a random pipeline."""
-    return millstream.DataLoader(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-        read_options=reading,
-        worker_count=worker_count,
-    )
-
-
-def expected_of(pipeline: Pipeline) -> tuple[list[object], type[BaseException] | None]:
-    """Returns the oracle's stream of a random pipeline."""
-    return drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
 
 
 def on_shards(pipeline: Pipeline, shard_count: int) -> list[Pipeline]:
@@ -82,32 +61,6 @@ def global_batches(streams: Sequence[Any]) -> list[Any]:
     """Returns the batches of all shards, step by step, and how many of them there are in each."""
     steps = itertools.zip_longest(*streams)
     return [end_to_end([batch for batch in step if batch is not None]) for step in steps]
-
-
-@given(pipeline=dealt_pipelines(), num_threads=st.sampled_from([0, 1, 4]), hand_over=st.sampled_from([0.0, 0.001]))
-@settings(max_examples=100)
-def test_each_shard_yields_the_oracles_stream(pipeline: Pipeline, num_threads: int, hand_over: float) -> None:
-    """A share of each logical shard in each batch, the first error at its turn, with threads or without."""
-    reading = millstream.ReadOptions(num_threads)
-    with pytest.MonkeyPatch.context() as patch, iter(loader_of(pipeline, reading)) as stream:
-        patch.setattr(thread_executor, "HAND_OVER_SECONDS", hand_over)
-        assert expected_of(pipeline) == drain(stream)
-
-
-@given(data=st.data(), pipeline=dealt_pipelines())
-@settings(max_examples=50)
-def test_state_and_seek_resume_with_the_suffix(data: st.DataObject, pipeline: Pipeline) -> None:
-    """The state after step k, and `seek(k)`, give the oracle's stream from step k on, from wherever the iterator is."""
-    expected, error = expected_of(pipeline)
-    step = data.draw(st.integers(0, len(expected)))
-    with iter(loader_of(pipeline)) as saved, iter(loader_of(pipeline)) as fresh:
-        saved.seek(step)
-        fresh.set_state(saved.get_state())
-        assert fresh.get_state() == saved.get_state()
-        assert (expected[step:], error) == drain(fresh)
-        drain(saved)
-        saved.seek(step)
-        assert (expected[step:], error) == drain(saved)
 
 
 def document(number: int) -> dict[str, Any]:
@@ -185,36 +138,6 @@ def test_every_number_of_shards_resumes_where_another_saved(
     else:
         # Shards beyond the end of another one go on, each to its own end.
         assert rest[: steps - step] == expected[step:steps]
-
-
-@given(pipeline=dealt_pipelines(fails=False), epochs=st.integers(1, 4), data=st.data())
-@settings(max_examples=50)
-def test_another_number_of_epochs_resumes_exactly_or_is_refused(
-    pipeline: Pipeline, epochs: int, data: st.DataObject
-) -> None:
-    """What was delivered and what comes are together the stream of the new number of epochs, or the state is refused.
-
-    That is so where a batch was short, because one of the logical shards had ended, or where a sampler is too short.
-    """
-    other = dataclasses.replace(pipeline, sampler=dataclasses.replace(pipeline.sampler, num_epochs=epochs))
-    before, _ = expected_of(pipeline)
-    after, _ = expected_of(other)
-    step = data.draw(st.integers(0, len(before)) | st.just(len(before)))
-    saved, resumed = iter(loader_of(pipeline)), iter(loader_of(other))
-    saved.seek(step)
-    refusal = ""
-    try:
-        resumed.set_state(saved.get_state())
-    except CheckpointError as error:
-        refusal = str(error)
-    if "here the sampler ends at" in refusal:
-        assert epochs < (pipeline.sampler.num_epochs or 0)
-    elif refusal:
-        assert epochs != pipeline.sampler.num_epochs
-        assert "before the first short batch" in refusal
-    else:
-        assert before[:step] == after[:step]
-        assert after[step:] == drain(resumed)[0]
 
 
 WHOLE = Pipeline(

@@ -36,7 +36,7 @@ from support.draw.elements_of_all_kinds import elements
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, pipelines
 from support.faults import user_faults
 from support.faults.user_faults import At
-from support.oracle.stream import oracle
+from support.laws import assert_is_the_oracle_and_resumes
 from support.processes.process_tree import processes_below
 from support.processes.worker_pools import BATCH, EXPECTED, SIZE, batches, loader_of, python
 from support.streams import drain
@@ -109,39 +109,13 @@ def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
     return executor._pool
 
 
-def pipeline_loader(pipeline: Pipeline, **options: Any) -> millstream.DataLoader:
-    """Returns a loader of a random pipeline."""
-    return millstream.DataLoader(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-        **options,
-    )
-
-
 @UNEVEN_ENDS
 @given(pipeline=pipelines(), buffer_size=st.sampled_from([1, 3]), threads=st.sampled_from([0, 16]), data=st.data())
 @settings(deadline=None, max_examples=3)
 def test_actors_equal_the_oracle(pipeline: Pipeline, buffer_size: int, threads: int, data: st.DataObject) -> None:
     """Any pipeline, any options: the same elements, then the same type of error; states go both ways."""
-    expected, error = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
     reading = millstream.ReadOptions(threads)
-    inline = iter(pipeline_loader(pipeline, read_options=millstream.ReadOptions(0)))
-    loader = pipeline_loader(pipeline, **on_ray(), worker_buffer_size=buffer_size, read_options=reading)
-    there, back = data.draw(st.tuples(*[st.integers(0, len(expected))] * 2))
-    with iter(loader) as actors:
-        assert drain(actors) == (expected, error)
-
-        actors.seek(there)
-        state = actors.get_state()
-        inline.set_state(state)
-        assert inline.get_state() == state
-        assert drain(inline) == (expected[there:], error)
-
-        inline.seek(back)
-        actors.set_state(inline.get_state())
-        assert drain(actors) == (expected[back:], error)
+    assert_is_the_oracle_and_resumes(pipeline, data, **on_ray(), worker_buffer_size=buffer_size, read_options=reading)
 
 
 @given(records=st.lists(elements, min_size=30, max_size=30))

@@ -1,4 +1,4 @@
-"""The stream of worker processes is the oracle's, to the byte, however many there are and whatever their options."""
+"""Elements of every kind come from worker processes to the byte, and their classes are the consumer's own."""
 
 import collections
 import dataclasses
@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Map, Transformation
 from support.draw import elements_of_all_kinds, random_pipelines
 from support.draw.elements_of_all_kinds import (
@@ -29,113 +28,13 @@ from support.draw.elements_of_all_kinds import (
     filled,
     with_layout,
 )
-from support.draw.random_pipelines import UNEVEN_ENDS, Jitter, Pipeline, Scale, pipelines
-from support.oracle.stream import oracle
-from support.streams import comparable, drain
+from support.streams import comparable
 
 # Workers need not import hypothesis to have the operations and classes of these modules.
 for module in (random_pipelines, elements_of_all_kinds, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)
 
 thread_options = st.sampled_from([millstream.ReadOptions(0), millstream.ReadOptions(2, 8), millstream.ReadOptions()])
-
-
-def loader_of(pipeline: Pipeline, worker_count: int = 0, **options: Any) -> millstream.DataLoader:
-    """Returns a loader of a random pipeline."""
-    return millstream.DataLoader(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-        worker_count=worker_count,
-        **options,
-    )
-
-
-def expected_of(pipeline: Pipeline) -> tuple[list[object], type[BaseException] | None]:
-    """Returns the oracle's stream of a random pipeline."""
-    return drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
-
-
-@UNEVEN_ENDS
-@given(
-    pipeline=pipelines(),
-    worker_count=st.sampled_from([1, 2, 2, 3, 5]),
-    buffer_size=st.sampled_from([1, 2, 7]),
-    read_options=thread_options,
-    data=st.data(),
-)
-@settings(deadline=None, max_examples=30)
-def test_workers_equal_the_oracle(
-    pipeline: Pipeline, worker_count: int, buffer_size: int, read_options: millstream.ReadOptions, data: st.DataObject
-) -> None:
-    """Any pipeline, any options: the same elements, then the same type of error.
-
-    The same pool then gives them again, and resumes from states that the consumer's own process has taken; its states
-    are valid in the consumer's process, with threads and without.
-    """
-    expected, error = expected_of(pipeline)
-    loader = loader_of(pipeline, worker_count, worker_buffer_size=buffer_size, read_options=read_options)
-    inline = iter(loader_of(pipeline, read_options=millstream.ReadOptions(0)))
-    threads = iter(loader_of(pipeline, read_options=millstream.ReadOptions(2)))
-    with iter(loader) as workers:
-        assert drain(workers) == (expected, error)
-        there, back = data.draw(st.tuples(*[st.integers(0, len(expected))] * 2))
-
-        workers.seek(there)
-        state = workers.get_state()
-        for iterator in (inline, threads):
-            iterator.set_state(state)
-            assert drain(iterator) == (expected[there:], error)
-
-        inline.seek(0)
-        assert [comparable(next(inline)) for _ in range(back)] == expected[:back]
-        again = iter(loader)
-        again.set_state(inline.get_state())
-        assert drain(again) == (expected[back:], error)
-        again.close()
-    threads.close()
-
-
-@UNEVEN_ENDS
-@given(pipeline=pipelines(), counts=st.permutations([0, 1, 2, 3]), data=st.data())
-@settings(deadline=None, max_examples=8)
-def test_a_stream_may_move_from_one_number_of_workers_to_another(
-    pipeline: Pipeline, counts: list[int], data: st.DataObject
-) -> None:
-    """A stream interrupted again and again, each time resumed by another number of workers, is the oracle's."""
-    expected, error = expected_of(pipeline)
-    actual: list[object] = []
-    state = iter(loader_of(pipeline)).get_state()
-    for count in counts:
-        with iter(loader_of(pipeline, count, read_options=data.draw(thread_options))) as iterator:
-            iterator.set_state(state)
-            for _ in range(data.draw(st.integers(0, max(1, len(expected) // 2)))):
-                if len(actual) < len(expected):
-                    actual.append(comparable(next(iterator)))
-            state = iterator.get_state()
-            if count == counts[-1]:
-                rest, last = drain(iterator)
-
-    assert (actual + rest, last) == (expected, error)
-
-
-@pytest.mark.parametrize("worker_count", [1, 3])
-def test_shards_and_epochs(worker_count: int) -> None:
-    """Every shard of several, over several epochs that end in a short batch, is the oracle's."""
-    for shard_count in (1, 3):
-        for index in range(shard_count):
-            pipeline = Pipeline(
-                range(50),
-                millstream.IndexSampler(47, shuffle=True, num_epochs=3, seed=8),
-                (Scale(3), Jitter(), Batch(4)),
-                ShardOptions(index, shard_count),
-            )
-            with iter(loader_of(pipeline, worker_count)) as iterator:
-                assert drain(iterator) == expected_of(pipeline)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def types_in(element: Any) -> Any:

@@ -22,6 +22,7 @@ from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Map
 from support.draw import random_pipelines
 from support.draw.random_pipelines import UNEVEN_ENDS, AddIndex, DropMultiples, Jitter, Pipeline, Scale, Split
+from support.laws import loader_of
 from support.oracle.stream import oracle
 from support.processes.worker_pools import executor_of, fork_server_of, pool_of
 from support.streams import comparable
@@ -49,18 +50,6 @@ PIPELINES = {
 }
 
 
-def loader_of(pipeline: Pipeline, worker_count: int) -> millstream.DataLoader:
-    """Returns a loader of a pipeline."""
-    return millstream.DataLoader(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-        worker_count=worker_count,
-        read_options=millstream.ReadOptions(2),
-    )
-
-
 @dataclasses.dataclass
 class Course:
     """A pipeline, its loaders by the number of workers, and the oracle's stream. The loaders keep their pools warm."""
@@ -72,7 +61,10 @@ class Course:
     @classmethod
     def of(cls, pipeline: Pipeline) -> "Course":
         """Returns the course of a pipeline."""
-        loaders = {count: loader_of(pipeline, count) for count in (0, 1, 2, 3)}
+        loaders = {
+            count: loader_of(pipeline, worker_count=count, read_options=millstream.ReadOptions(2))
+            for count in (0, 1, 2, 3)
+        }
         plain = loaders[0].operations
         stream = oracle(pipeline.source, pipeline.sampler, plain, pipeline.shard)
         return cls(pipeline, loaders, [comparable(element) for element in stream])

@@ -340,62 +340,12 @@ def expected_of_pictures(size: int) -> list[list[float]]:
     return np.arange(size, dtype=np.float64).reshape(-1, BATCH).tolist()
 
 
-def test_batches_that_are_kept_stay_as_they_are() -> None:
-    """`list(loader)`: the memory grows, and no batch is overwritten, even after the iterator is closed."""
-    with iter(loader_of_pictures(BATCH * 100)) as iterator:
-        batches = list(iterator)
-    gc.collect()
-
-    assert [batch[:, 0].tolist() for batch in batches] == expected_of_pictures(BATCH * 100)
-    assert all(np.all(batch == batch[:, :1]) for batch in batches)
-    assert all(batch.flags.writeable and address(batch) % ALIGNMENT == 0 for batch in batches)
-    assert len({address(batch) for batch in batches}) == 100
-
-
-@pytest.mark.third_party
-def test_batches_that_jax_has_taken_stay_as_they_are() -> None:
-    """`jax.device_put` on the CPU aliases an aligned array: while JAX has it, its memory is not reused."""
-    import jax
-
-    with iter(loader_of_pictures(BATCH * 100)) as iterator:
-        taken = [jax.device_put(batch, jax.devices("cpu")[0]) for batch in iterator]
-        again = iter(loader_of_pictures(BATCH * 100))
-        for _ in again:
-            pass
-        again.close()
-
-    assert [np.asarray(array)[:, 0].tolist() for array in taken] == expected_of_pictures(BATCH * 100)
-    assert all(np.all(np.asarray(array) == np.asarray(array)[:, :1]) for array in taken)
-
-
 def test_parts_of_batches_that_are_kept_stay_as_they_are() -> None:
     """A view of one row of a batch keeps the batch's memory."""
     with iter(loader_of_pictures(BATCH * 100)) as iterator:
         rows = [batch[3, 5:7] for batch in iterator]
 
     assert [row.tolist() for row in rows] == [[batch[3]] * 2 for batch in expected_of_pictures(BATCH * 100)]
-
-
-def test_a_consumer_may_write_into_its_batches() -> None:
-    """Batches are the consumer's own: what it writes into one is in no other."""
-    with iter(loader_of_pictures(BATCH * 50)) as iterator:
-        kept = []
-        for number, batch in enumerate(iterator):
-            assert np.all(batch == batch[:, :1])
-            assert batch[:, 0].tolist() == expected_of_pictures(BATCH * 50)[number]
-            batch[...] = -number
-            kept.append(batch)
-
-    assert [float(batch.max()) for batch in kept] == [-float(number) for number in range(50)]
-
-
-def test_memory_is_bounded_where_batches_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the stream, the arenas hold the batches in flight and those that the consumer has."""
-    with watched_arenas(monkeypatch) as arenas, iter(loader_of_pictures(BATCH * 300)) as iterator:
-        most = max(sum(map(real_bytes, arenas)) for _ in iterator)
-
-    # Two workers with a batch in work, one ahead, one in the socket and two at the consumer, of 256 KB each.
-    assert 0 < most <= 2 * 5 * BATCH * ELEMENTS * 4 + (1 << 22)
 
 
 def test_an_arena_too_small_for_what_is_kept_gives_private_copies(monkeypatch: pytest.MonkeyPatch) -> None:

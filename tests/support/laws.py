@@ -1,0 +1,67 @@
+"""The laws of every loader, checked for any pipeline and any executor."""
+
+import dataclasses
+from typing import Any
+
+from hypothesis import strategies as st
+
+import millstream
+from support.draw.random_pipelines import Pipeline
+from support.oracle.stream import oracle
+from support.streams import comparable, drain
+
+INLINE = millstream.ReadOptions(num_threads=0)
+
+
+def loader_of(pipeline: Pipeline, **options: Any) -> millstream.DataLoader:
+    """Returns a loader of a random pipeline, which the consumer's thread computes by default."""
+    return millstream.DataLoader(
+        data_source=pipeline.source,
+        sampler=pipeline.sampler,
+        operations=pipeline.operations,
+        shard_options=pipeline.shard,
+        **{"read_options": INLINE, **options},
+    )
+
+
+def expected_of(pipeline: Pipeline) -> tuple[list[object], type[BaseException] | None]:
+    """Returns the elements of the oracle, in comparable form, and the type of the error that ends them."""
+    return drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
+
+
+def with_epochs(pipeline: Pipeline, num_epochs: int) -> Pipeline:
+    """Returns the pipeline with another number of epochs."""
+    return dataclasses.replace(pipeline, sampler=dataclasses.replace(pipeline.sampler, num_epochs=num_epochs))
+
+
+def assert_is_the_oracle_and_resumes(pipeline: Pipeline, data: st.DataObject, **options: Any) -> None:
+    """Checks laws 1 and 2 for one pipeline and one executor.
+
+    The stream is the oracle's up to and including the first error. States of any step resume exactly in iterators that
+    are new, used or exhausted, from this executor to the consumer's thread and back. So does `seek`.
+    """
+    expected, error = expected_of(pipeline)
+    with loader_of(pipeline, **options) as loader, iter(loader_of(pipeline)) as inline:
+        used = iter(loader)
+        assert drain(used) == (expected, error)
+        states = [inline.get_state()]
+        for element in expected:
+            assert comparable(next(inline)) == element
+            states.append(inline.get_state())
+
+        step = data.draw(st.integers(0, len(expected)))
+        used.set_state(states[step])
+        assert (used.step, used.get_state()) == (step, states[step])
+        num_more = data.draw(st.integers(0, len(expected) - step))
+        assert [comparable(next(used)) for _ in range(num_more)] == expected[step : step + num_more]
+        inline.set_state(used.get_state())
+        assert drain(inline) == (expected[step + num_more :], error)
+
+        inline.seek(step)
+        state = inline.get_state()
+        assert drain(inline) == (expected[step:], error)
+        used.seek(num_more)
+        assert drain(used) == (expected[num_more:], error)
+        with iter(loader) as new:
+            new.set_state(state)
+            assert drain(new) == (expected[step:], error)
