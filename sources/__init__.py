@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from millstream.sources.tfrecord import TFRecordDataSource
     from millstream.sources.tokens import TokenDataSource
     from millstream.sources.webdataset import WebDatasetDataSource
+    from millstream.sources.whole_files import FileDataSource
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
@@ -32,6 +33,7 @@ else:
             "ConcatenatedDataSource": "millstream.sources.concatenated",
             "CsvDataSource": "millstream.sources.csv_rows",
             "FileCache": "millstream.sources.storage.file_cache",
+            "FileDataSource": "millstream.sources.whole_files",
             "HuggingFaceDataSource": "millstream.sources.hugging_face",
             "ImageFolderDataSource": "millstream.sources.image_folder",
             "JsonLinesDataSource": "millstream.sources.json_lines",
@@ -51,6 +53,7 @@ __all__ = [
     "CsvDataSource",
     "DataSource",
     "FileCache",
+    "FileDataSource",
     "HuggingFaceDataSource",
     "ImageFolderDataSource",
     "InMemoryDataSource",

@@ -37,6 +37,9 @@ STALLS = 2
 
 SLOWEST_BYTES_PER_SECOND = 1 << 20
 
+FIRST_BYTES = 4 << 20
+"""The number of bytes that are requested of an object whose size is not known; the rest is another request."""
+
 T = TypeVar("T")
 
 
@@ -103,6 +106,52 @@ class RangeRequests:
     def cancel(self) -> None:
         """Gives up what is not answered yet."""
         for future in filter(None, self._futures):
+            future.cancel()
+
+
+@final
+class WholeObjects:
+    """The contents of objects of any size, all requested together.
+
+    Args:
+        urls: the names of the objects.
+    """
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+        named = [(url, Url.of(url)) for url in urls]
+        self._asks = [
+            functools.partial(_ask, _fetched, store_of(*name), path_of(*name), 0, FIRST_BYTES) for name in named
+        ]
+        self._futures = [ask() for ask in self._asks]
+
+    def result(self, number: int) -> bytes:
+        """Returns the content of an object.
+
+        Raises:
+            OSError: as `RangeRequests.result`.
+        """
+        url = self._urls[number]
+        try:
+            content, meta = _waited(
+                self._futures[number], url, STALL_SECONDS + FIRST_BYTES / SLOWEST_BYTES_PER_SECOND, self._asks[number]
+            )
+        except exceptions().GenericError as error:
+            # An empty object has no first bytes.
+            if _headers_of(url).size == 0:
+                return b""
+            raise _error(url, error) from None
+        beginning, size = bytes(content), meta["size"]
+        if size <= len(beginning):
+            return beginning
+        rest, version = RangeRequests(url, [(len(beginning), size)]).result(0)
+        if version != _version(meta):
+            raise DataSourceError(f"{url!r} was replaced while it was being read. Read it again.")
+        return beginning + rest
+
+    def cancel(self) -> None:
+        """Cancels the requests that are not answered yet."""
+        for future in self._futures:
             future.cancel()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import millstream
 from millstream.errors import DataSourceError
-from millstream.sources import ImageFolderDataSource, image_folder
+from millstream.sources import ImageFolderDataSource, whole_files
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -155,8 +155,8 @@ def test_what_happens_to_a_file_is_an_error_with_file_and_record(
 ) -> None:
     """Whether it is asked for ahead or not; all others can be read."""
     if slow:
-        monkeypatch.setattr(image_folder, "_SLOW_READ_SECONDS", -1.0)
-        monkeypatch.setattr(image_folder, "_AT_ONCE", 2)
+        monkeypatch.setattr(whole_files, "_SLOW_READ_SECONDS", -1.0)
+        monkeypatch.setattr(whole_files, "_FILES_PER_REQUEST", 2)
     source = ImageFolderDataSource(root)
     expected = content(source)
     damage(root / "dog" / "b.jpg")

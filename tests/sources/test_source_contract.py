@@ -23,6 +23,7 @@ from millstream.sources import (
     ConcatenatedDataSource,
     CsvDataSource,
     FileCache,
+    FileDataSource,
     HuggingFaceDataSource,
     ImageFolderDataSource,
     InMemoryDataSource,
@@ -118,12 +119,20 @@ def image_folder(folder: Path) -> ImageFolderDataSource:
     return ImageFolderDataSource(folder / "images")
 
 
+def whole_files(folder: Path) -> FileDataSource:
+    """Files that are a record each."""
+    for number in range(NUM_RECORDS):
+        (folder / f"{number:02}.bin").write_bytes(b"record %d" % number)
+    return FileDataSource(f"{folder}/*.bin")
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "CSV": csv_rows,
     "Hugging Face": lambda _: HuggingFaceDataSource(
         datasets.Dataset.from_dict({"n": range(NUM_RECORDS), "list": [[n] * (n % 3) for n in range(NUM_RECORDS)]})
     ),
+    "files": whole_files,
     "images": image_folder,
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "Bagz": bagz,

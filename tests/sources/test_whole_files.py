@@ -1,0 +1,183 @@
+"""Files that are a record each, on a disk and in buckets; folders of images in buckets."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.errors import DataSourceError
+from millstream.sources import FileDataSource, ImageFolderDataSource, whole_files
+from millstream.sources.storage import object_stores
+from support.stores.object_server import ObjectServer
+
+NAMES = ["b/2.bin", "b/10.bin", "a.bin", "b/empty.bin", "c/deep/é 1.bin"]
+
+
+def write(folder: Path, names: list[str]) -> Path:
+    """Writes files whose content is their own name, or none, and returns the folder."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"" if "empty" in name else name.encode() * 5)
+    return folder
+
+
+def upload(store: ObjectServer, folder: Path) -> None:
+    """Puts the files of a folder into the bucket."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.objects[f"bucket/{folder.name}/{path.relative_to(folder)}"] = path.read_bytes()
+
+
+def all_records(source: Any) -> list[dict[str, Any]]:
+    """Returns all records by one read."""
+    return list(source.__getitems__(range(len(source))))
+
+
+def test_a_record_is_the_path_and_the_content_of_a_file(tmp_path: Path) -> None:
+    """Paths are in the given order, matches of a pattern sorted, and an empty file is a record."""
+    write(tmp_path, NAMES)
+    source = FileDataSource([tmp_path / "c/deep/é 1.bin", f"{tmp_path}/b/*.bin"])
+
+    expected = [tmp_path / name for name in ("c/deep/é 1.bin", "b/10.bin", "b/2.bin", "b/empty.bin")]
+    assert all_records(source) == [{"path": str(path), "bytes": path.read_bytes()} for path in expected]
+    assert source[3]["bytes"] == b""
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_file_that_cannot_be_read_is_an_error_with_file_and_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    """The other records are read, whether files are requested in advance or not."""
+    if slow:
+        monkeypatch.setattr(whole_files, "_SLOW_READ_SECONDS", -1.0)
+        monkeypatch.setattr(whole_files, "_FILES_PER_REQUEST", 2)
+    source = FileDataSource(f"{write(tmp_path, NAMES)}/**/*.bin")
+    (tmp_path / "b" / "2.bin").unlink()
+    os.mkfifo(tmp_path / "b" / "2.bin")
+
+    with pytest.raises(DataSourceError, match=r"record 2, the file '.*b/2\.bin': it is not a regular file"):
+        all_records(source)
+    assert len(source.__getitems__([0, 1, 3, 4])) == 4
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(DataSourceError, match=r"record 0, the file '.*a\.bin': No such file"):
+        source[0]
+
+
+def test_long_files_are_read_in_several_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operating system returns at most 2 GiB per read; a file that shrinks meanwhile is an error."""
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    source = FileDataSource(tmp_path / "a")
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda descriptor, length: read(descriptor, min(length, 30)))
+    assert source[0]["bytes"] == bytes(range(100))
+
+    monkeypatch.setattr(os, "read", lambda _descriptor, _length: b"")
+    with pytest.raises(DataSourceError, match="it was changed while it was being read"):
+        source[0]
+
+
+@pytest.mark.parametrize(
+    ("paths", "error", "message"),
+    [
+        (lambda folder: folder / "none.bin", FileNotFoundError, "No such data file"),
+        (lambda folder: folder / "b", IsADirectoryError, "read files"),
+        (lambda folder: f"{folder}/x*", FileNotFoundError, "matches the pattern"),
+        (lambda folder: f"{folder}/a.bin[0:3]", ValueError, r"each of which is one record, got the range \[0:3\]"),
+        (lambda _: [], ValueError, "at least one file"),
+        (lambda folder: {folder / "a.bin"}, TypeError, "order of a set"),
+        (lambda _: 3, TypeError, "paths must be a path"),
+    ],
+)
+def test_wrong_paths_are_refused_at_construction(
+    tmp_path: Path, paths: Callable[[Path], Any], error: type[Exception], message: str
+) -> None:
+    """Each error says the rule."""
+    write(tmp_path, NAMES)
+    with pytest.raises(error, match=message):
+        FileDataSource(paths(tmp_path))
+
+
+def test_the_fingerprint_is_that_of_the_names(tmp_path: Path) -> None:
+    """A copy in another folder is the same source, one with another name is not."""
+    write(tmp_path / "one", NAMES)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    sources = [FileDataSource(f"{tmp_path}/{name}/**/*.bin") for name in ("one", "two")]
+    (tmp_path / "two" / "a.bin").rename(tmp_path / "two" / "z.bin")
+
+    assert sources[0].fingerprint() == sources[1].fingerprint()
+    assert FileDataSource(f"{tmp_path}/two/**/*.bin").fingerprint() != sources[0].fingerprint()
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_the_objects_of_a_batch_are_all_in_flight_together(tmp_path: Path, store: ObjectServer, scheme: str) -> None:
+    """No object of a batch is awaited before all are requested, by one request each."""
+    folder = write(tmp_path / "files", [f"{number}.bin" for number in range(16)])
+    upload(store, folder)
+    source = FileDataSource(f"{scheme}://bucket/files/*.bin")
+    store.forget()
+    store.gathering = 16
+
+    assert [record["bytes"] for record in all_records(source)] == [
+        record["bytes"] for record in all_records(FileDataSource(f"{folder}/*.bin"))
+    ]
+    assert store.most_at_once == len(store.requests) == 16
+    assert source.fingerprint() == FileDataSource(f"{folder}/*.bin").fingerprint()
+
+
+@pytest.mark.third_party
+def test_objects_of_any_size_are_read(tmp_path: Path, store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty object is an empty record, and what follows the first bytes of a large one is requested afterwards."""
+    monkeypatch.setattr(object_stores, "FIRST_BYTES", 7)
+    upload(store, write(tmp_path / "files", NAMES))
+    source = FileDataSource([f"gs://bucket/files/{name}" for name in NAMES])
+
+    assert [record["bytes"] for record in all_records(source)] == [
+        (tmp_path / "files" / name).read_bytes() for name in NAMES
+    ]
+    assert source[1]["path"] == "gs://bucket/files/b/10.bin"
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize(
+    ("failure", "message"), [(404, "has no such object"), (403, "The store refuses it"), (400, "cannot be read")]
+)
+def test_an_object_that_cannot_be_read_is_an_error_with_its_url_and_record(
+    tmp_path: Path, store: ObjectServer, failure: int, message: str
+) -> None:
+    """The secrets of a signed URL are not in the error; the other records are read."""
+    upload(store, write(tmp_path / "files", NAMES))
+    urls = [f"{store.url}/bucket/files/{name}?sig=hunter2" for name in ("a.bin", "b/2.bin")]
+    source = FileDataSource(urls)
+    store.failure = lambda request: failure if request.key.endswith("b/2.bin") else None
+
+    with pytest.raises(DataSourceError, match=rf"record 1, the file '.*b/2\.bin\?…': .*{message}") as caught:
+        all_records(source)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in repr(source)
+    assert source[0]["bytes"] == b"a.bin" * 5
+
+
+@pytest.mark.third_party
+def test_a_folder_of_images_may_be_in_a_bucket(tmp_path: Path, store: ObjectServer) -> None:
+    """Classes, labels, order, contents and fingerprint are those of the same folder on a disk."""
+    names = ["dog/x/c.Png", "dog/b.jpg", "dog/x-y/d.webp", "dog/notes.txt", "Cat/1.tif", "ant/.x/1.jpg", "ant/2.pgm"]
+    folder = write(tmp_path / "images", [*names, "readme.jpg", ".hidden/1.jpg"])
+    upload(store, folder)
+    local = ImageFolderDataSource(folder)
+
+    for url in ("gs://bucket/images", "s3://bucket/images/"):
+        source = ImageFolderDataSource(url)
+        assert (source.classes, source.labels.tolist()) == (local.classes, local.labels.tolist())
+        assert all_records(source) == all_records(local)
+        assert source.fingerprint() == local.fingerprint()
+    with pytest.raises(FileNotFoundError, match="one for each class"):
+        ImageFolderDataSource("gs://bucket/none")
+    store.objects["bucket/images/owl/readme.txt"] = b"x"
+    with pytest.raises(FileNotFoundError, match=r"must have an image \(\.jpg"):
+        ImageFolderDataSource("gs://bucket/images")
+    with pytest.raises(ValueError, match="a store that can list its files"):
+        ImageFolderDataSource(f"{store.url}/bucket/images")
