@@ -199,15 +199,6 @@ def test_other_files_are_refused_at_construction(tmp_path: Path, content: bytes)
         source.__getitems__([3, 4])
 
 
-def test_a_truncated_file_is_refused_at_construction(healthy: Path, tmp_path: Path) -> None:
-    """A file whose copy stopped half-way has lost its index, and is refused."""
-    path = tmp_path / "half"
-    for size in (100, 65_536, 3 * 65_536, healthy.stat().st_size - 1, healthy.stat().st_size - 65_536):
-        path.write_bytes(healthy.read_bytes()[:size])
-        with pytest.raises(DataSourceError, match="not an ArrayRecord file, or is damaged"):
-            ArrayRecordDataSource(path)
-
-
 def test_a_range_beyond_the_file_is_an_error(healthy: Path) -> None:
     """A range beyond the file is an error when the file is first opened, with both numbers."""
     with (

@@ -1,6 +1,5 @@
 """Megatron's indexed datasets: the tokens of every sequence, in the dtype that they were written with."""
 
-import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -93,17 +92,6 @@ def test_an_index_that_does_not_fit_is_an_error(tmp_path: Path, parts: dict[str,
     changed(prefix, **parts)
     with pytest.raises(DataSourceError, match=rf"data\.idx' is not the index .*({words})"):
         MegatronDataSource(prefix)
-
-
-@pytest.mark.parametrize("name", ["data.bin", "data.idx"])
-def test_every_truncation_is_an_error(tmp_path: Path, name: str) -> None:
-    """Every truncation of the data, and of what is read of the index, is an error."""
-    prefix = write_megatron(tmp_path / "data", SEQUENCES)
-    size = (tmp_path / name).stat().st_size if name == "data.bin" else 34 + 12 * len(SEQUENCES)
-    for length in reversed(range(size)):
-        os.truncate(tmp_path / name, length)
-        with pytest.raises(DataSourceError, match=r"data\.idx' is not the index of a Megatron dataset"):
-            MegatronDataSource(prefix)
 
 
 def test_a_missing_index_is_the_usual_error(tmp_path: Path) -> None:

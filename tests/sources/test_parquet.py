@@ -492,14 +492,6 @@ def test_every_flipped_byte_is_an_error_or_a_record(tmp_path: Path, checksums: b
     assert refused > 50
 
 
-def test_every_truncation_is_an_error(tmp_path: Path, path: Path) -> None:
-    """The end of the file says where all else is."""
-    whole = path.read_bytes()
-    for length in range(0, len(whole), max(1, len(whole) // 200)):
-        (tmp_path / "b.parquet").write_bytes(whole[:length])
-        assert read_or_refuse(tmp_path / "b.parquet") is None
-
-
 def cut(path: Path) -> None:
     """Cuts a file in the middle."""
     os.truncate(path, path.stat().st_size // 2)
