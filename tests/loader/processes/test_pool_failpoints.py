@@ -200,11 +200,11 @@ def test_a_stop_at_any_edge_is_a_pause(tmp_path: Path, edge: str) -> None:
         assert swept.sweep(check) >= 1
 
 
-@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("edge", ["after receive", "half sent", "after send"])
 def test_a_stop_for_good_is_an_error_at_its_turn(tmp_path: Path, edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that stays stopped is given up after `stall_timeout`; after the error the stream resumes, complete."""
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01)
-    swept = Swept(tmp_path, edge, failpoints.be_stopped, BATCHES, stall_timeout=0.4)
+    swept = Swept(tmp_path, edge, failpoints.be_stopped, BATCHES, stall_timeout=0.2)
     for n in (1, 2):
         swept.trap.arm(n)
         iterator = iter(swept.loader)

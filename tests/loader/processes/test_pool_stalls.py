@@ -44,15 +44,15 @@ STALL_SECONDS = 0.4
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "threads", "told"),
     [
-        (user_faults.hang, ("waiting, with ", "in hang")),
-        (user_faults.hang_in_c, ("waiting, with ", "in hang_in_c")),
-        (user_faults.work_for_ever, ("running, with ", "in work_for_ever")),
-        (user_faults.stop, ("stopped by a signal (SIGSTOP), with ", "(it does not answer: it is stopped")),
+        (user_faults.hang, 0, ("waiting, with ", "in hang")),
+        (user_faults.hang, 16, ("waiting, with ", "in hang")),
+        (user_faults.hang_in_c, 16, ("waiting, with ", "in hang_in_c")),
+        (user_faults.work_for_ever, 0, ("running, with ", "in work_for_ever")),
+        (user_faults.stop, 0, ("stopped by a signal (SIGSTOP), with ", "(it does not answer: it is stopped")),
     ],
 )
-@pytest.mark.parametrize("threads", [0, 16])
 def test_a_stall_is_a_warning_and_then_an_error(
     fault: Callable[[], None],
     told: tuple[str, str],
@@ -175,9 +175,15 @@ def test_a_consumer_that_was_away_sees_no_stall(
 
 
 @pytest.mark.parametrize(
-    "fault", [user_faults.hang, user_faults.hang_in_c, user_faults.work_for_ever, user_faults.stop]
+    ("fault", "threads"),
+    [
+        (user_faults.hang, 0),
+        (user_faults.hang, 16),
+        (user_faults.hang_in_c, 16),
+        (user_faults.work_for_ever, 0),
+        (user_faults.stop, 16),
+    ],
 )
-@pytest.mark.parametrize("threads", [0, 16])
 def test_closing_does_not_wait_for_user_code(fault: Callable[[], None], threads: int, tmp_path: Path) -> None:
     """With a worker that will not end, `close` takes at most 2 s; its children are gone as well."""
     with Pipe(tmp_path / "there") as there:
