@@ -1,7 +1,6 @@
 """What users see: the façade's names, their documentation, and what importing it costs."""
 
 import ast
-import importlib.metadata
 import inspect
 import subprocess
 import sys
@@ -18,42 +17,6 @@ from millstream import dataset, experimental, samplers, sources, tools, transfor
 
 PARTS = [millstream, dataset, experimental, millstream.loader, samplers, sources, tools, transforms]
 LATE_MODULES = {"checkpoint", "constants", "experimental", "multiprocessing", "python"}
-GRAIN_NAMES = [
-    "ArrayRecordDataSource",
-    "Batch",
-    "DataLoader",
-    "DataLoaderIterator",
-    "DatasetIterator",
-    "FilterTransform",
-    "FlatMapTransform",
-    "InMemoryDataSource",
-    "IndexSampler",
-    "IterDataset",
-    "MapDataset",
-    "MapTransform",
-    "MapWithIndexTransform",
-    "MultiprocessingOptions",
-    "NoSharding",
-    "RandomAccessDataSource",
-    "RandomMapTransform",
-    "RangeDataSource",
-    "ReadOptions",
-    "RecordMetadata",
-    "SequentialSampler",
-    "ShardByJaxProcess",
-    "ShardOptions",
-    "checkpoint",
-    "constants",
-    "experimental",
-    "load",
-    "multiprocessing",
-    "python",
-    "samplers",
-    "shard_by_jax_process",
-    "sharding",
-    "sources",
-    "transforms",
-]
 
 
 def own_public_names(module: types.ModuleType) -> set[str]:
@@ -205,16 +168,6 @@ def test_the_facade_and_the_parts_share_their_classes(module: types.ModuleType) 
 
     assert shared
     assert [name for name in shared if getattr(millstream, name) is not getattr(module, name)] == []
-
-
-def test_names_that_loaders_written_for_grain_use() -> None:
-    """`import millstream as grain` finds every name of Grain's DataLoader interface."""
-    assert set(GRAIN_NAMES) <= set(millstream.__all__)
-
-
-def test_version_is_the_installed_one() -> None:
-    """`millstream.__version__` is what pip says is installed."""
-    assert millstream.__version__ == importlib.metadata.version("millstream")
 
 
 def test_import_brings_no_heavy_library_and_starts_nothing(tmp_path: Path) -> None:

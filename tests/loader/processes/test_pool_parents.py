@@ -346,13 +346,6 @@ def test_standard_input_is_a_program(arguments: tuple[str, ...], expected_line: 
     assert done.stderr.replace(">>>", "").replace("...", "").strip() == ""
 
 
-def test_a_command_is_a_program(expected_line: str) -> None:
-    """And those of `python -c`."""
-    done = python("-c", PROGRAM.replace("COUNT", "2"))
-
-    assert (result_of(done.stdout), done.stderr) == (expected_line, "")
-
-
 def test_a_notebook_is_a_program(expected_line: str) -> None:
     """And those of a cell; a second cell continues, and a kernel that is killed takes the workers with it."""
     second = "print('again', len(list(loader)), [worker.pid for worker in loader._execution.pools.idle[0].workers])"

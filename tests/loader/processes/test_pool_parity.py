@@ -3,10 +3,7 @@
 import collections
 import dataclasses
 import enum
-import subprocess
 import sys
-import textwrap
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -184,71 +181,3 @@ def test_local_classes_are_the_consumers_own() -> None:
     assert Sample.moved is moved
     assert Sample.seen == 1000
     assert caught.value.args == ("at nine", 9)
-
-
-MAIN = """
-    import dataclasses, enum
-    import millstream
-
-    OFFSET = 5
-
-    class Colour(enum.Enum):
-        RED = 1
-
-    @dataclasses.dataclass
-    class Sample:
-        x: int
-        colour: Colour = Colour.RED
-        seen = 0
-        def shifted(self):
-            return self.x + OFFSET
-
-    class SampleError(ValueError):
-        pass
-
-    def make(number):
-        Sample.seen += 1
-        if number == 7:
-            raise SampleError(number)
-        return Sample(number)
-
-    shifted, Sample.seen = Sample.shifted, 100
-    loader = millstream.DataLoader(
-        data_source=range(20),
-        sampler=millstream.IndexSampler(20, num_epochs=1),
-        operations=[make],
-        worker_count=2,
-    )
-    with iter(loader) as iterator:
-        samples = [next(iterator) for _ in range(7)]
-        try:
-            next(iterator)
-        except SampleError as error:
-            assert error.args == (7,)
-    OFFSET = 50
-    assert [sample.shifted() for sample in samples] == list(range(50, 57))
-    assert {type(sample) for sample in samples} == {Sample}
-    assert {sample.colour for sample in samples} == {Colour.RED}
-    assert Sample.shifted is shifted
-    assert Sample.seen == 100
-    print("fine")
-"""
-
-
-@pytest.mark.parametrize("how", ["script", "command", "standard input"])
-def test_classes_of_main_are_the_consumers_own(how: str, tmp_path: Path) -> None:
-    """The same for classes of a script, of `python -c` and of a script on standard input, without ceremony."""
-    program = textwrap.dedent(MAIN)
-    script = tmp_path / "script.py"
-    script.write_text(program)
-    arguments = {"script": [str(script)], "command": ["-c", program], "standard input": ["-"]}[how]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
-        input=program if how == "standard input" else "",
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-    assert (done.stdout, done.stderr) == ("fine\n", "")

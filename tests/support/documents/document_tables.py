@@ -1,7 +1,7 @@
 """The tables of a document, row by row, and the tests that prove what the rows say."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 Test = Callable[[], None]
@@ -9,11 +9,16 @@ Test = Callable[[], None]
 _RULE = re.compile(r"\|[-|]+\|")
 
 
-def first_cells(document: Path) -> list[str]:
-    """Returns the first cell of every row beneath the head of a table, in order."""
+def first_cells(document: Path, sections: Collection[str] = ()) -> list[str]:
+    """Returns the first cell of every row of the tables in the given sections, by default in all, in order."""
     rows = []
     is_below_head = False
+    section = ""
     for line in document.read_text().split("\n"):
+        if line.startswith("## "):
+            section = line.removeprefix("## ")
+        if sections and section not in sections:
+            continue
         if _RULE.fullmatch(line):
             is_below_head = True
         elif not line.startswith("|"):
