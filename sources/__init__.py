@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millstream.sources.parquet import ParquetDataSource
     from millstream.sources.storage.file_cache import FileCache
     from millstream.sources.text_lines import TextLineDataSource
+    from millstream.sources.tfds import TfdsDataSource
     from millstream.sources.tfrecord import TFRecordDataSource
     from millstream.sources.tokens import TokenDataSource
     from millstream.sources.webdataset import WebDatasetDataSource
@@ -41,6 +42,7 @@ else:
             "ParquetDataSource": "millstream.sources.parquet",
             "TFRecordDataSource": "millstream.sources.tfrecord",
             "TextLineDataSource": "millstream.sources.text_lines",
+            "TfdsDataSource": "millstream.sources.tfds",
             "TokenDataSource": "millstream.sources.tokens",
             "WebDatasetDataSource": "millstream.sources.webdataset",
         },
@@ -64,6 +66,7 @@ __all__ = [
     "RangeDataSource",
     "TFRecordDataSource",
     "TextLineDataSource",
+    "TfdsDataSource",
     "TokenDataSource",
     "WebDatasetDataSource",
 ]

@@ -1,6 +1,7 @@
 """What holds for every source: keys, batched reads, pickling, fingerprints, words."""
 
 import functools
+import json
 import os
 import pickle
 import warnings
@@ -32,10 +33,12 @@ from millstream.sources import (
     ParquetDataSource,
     RangeDataSource,
     TextLineDataSource,
+    TfdsDataSource,
     TFRecordDataSource,
     TokenDataSource,
     WebDatasetDataSource,
 )
+from millstream.transforms import encode_example
 from support.files.record_files import write_bagz, write_megatron, write_tar, write_tfrecord
 from support.stores.object_server import ObjectServer
 
@@ -126,6 +129,19 @@ def whole_files(folder: Path) -> FileDataSource:
     return FileDataSource(f"{folder}/*.bin")
 
 
+def tfds(folder: Path) -> TfdsDataSource:
+    """A dataset as TensorFlow Datasets prepares it, of two files."""
+    label = {"classLabel": {"numClasses": "40"}}
+    features = {"featuresDict": {"features": {"label": label, "text": {"text": {}}}}}
+    splits = [{"name": "train", "shardLengths": ["20", "17"]}]
+    (folder / "features.json").write_text(json.dumps(features))
+    (folder / "dataset_info.json").write_text(json.dumps({"name": "toy", "splits": splits}))
+    for number, numbers in enumerate((range(20), range(20, 37))):
+        examples = [encode_example({"label": n, "text": f"record {n}"}) for n in numbers]
+        write_tfrecord(folder / f"toy-train.tfrecord-0000{number}-of-00002", examples)
+    return TfdsDataSource(folder, "train")
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "ArrayRecord": array_record,
     "CSV": csv_rows,
@@ -138,6 +154,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "Bagz": bagz,
     "Megatron": megatron,
     "Parquet": parquet,
+    "TFDS": tfds,
     "tokens": tokens,
     "TFRecord": tfrecord,
     "WebDataset": webdataset,
@@ -176,7 +193,7 @@ REMOTE = [
     for name in (*(f"remote {name}" for name in OF_SPANS), "cached ArrayRecord", "cached CSV", "cached TFRecord")
 ]
 
-OF_FILES = ["ArrayRecord", "Parquet", "tokens", *OF_SPANS, *REMOTE]
+OF_FILES = ["ArrayRecord", "Parquet", "TFDS", "tokens", *OF_SPANS, *REMOTE]
 """Those that can be closed."""
 
 

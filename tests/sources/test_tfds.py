@@ -1,0 +1,356 @@
+"""Datasets of TensorFlow Datasets: splits, features, and files, without its library."""
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+
+import millstream
+from millstream.columnar import ColumnarRecords
+from millstream.errors import DataSourceError
+from millstream.sources import TfdsDataSource
+from millstream.sources.tfds_splits import Split, instructions_of
+from millstream.transforms.stack import stack
+from support.files.record_files import write_tfrecord
+
+
+def tensor(dtype: str, *shape: int, encoding: str = "none") -> dict[str, Any]:
+    """Returns a tensor as `features.json` describes it."""
+    return {
+        "pythonClassName": "tensorflow_datasets.core.features.tensor_feature.Tensor",
+        "tensor": {
+            "dtype": dtype,
+            "encoding": encoding,
+            "shape": {"dimensions": list(map(str, shape))} if shape else {},
+        },
+    }
+
+
+def features_dict(**members: Any) -> dict[str, Any]:
+    """Returns a dict of features."""
+    return {
+        "pythonClassName": "tensorflow_datasets.core.features.features_dict.FeaturesDict",
+        "featuresDict": {"features": members},
+    }
+
+
+def sequence(feature: dict[str, Any], length: int = -1) -> dict[str, Any]:
+    """Returns a sequence of a feature."""
+    return {
+        "pythonClassName": "tensorflow_datasets.core.features.sequence_feature.Sequence",
+        "sequence": {"feature": feature, "length": str(length)},
+    }
+
+
+TEXT = {"pythonClassName": "tensorflow_datasets.core.features.text_feature.Text", "text": {}}
+LABEL = {
+    "pythonClassName": "tensorflow_datasets.core.features.class_label_feature.ClassLabel",
+    "classLabel": {"numClasses": "3"},
+}
+IMAGE = {
+    "pythonClassName": "tensorflow_datasets.core.features.image_feature.Image",
+    "image": {"dtype": "uint8", "encodingFormat": "png", "shape": {"dimensions": ["-1", "-1", "3"]}},
+}
+AUDIO = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {"dtype": "int64"}}
+
+
+def write_dataset(
+    folder: Path,
+    features: dict[str, Any],
+    splits: dict[str, list[list[dict[str, Any]]]],
+    file_format: str = "array_record",
+) -> Path:
+    """Writes a prepared dataset, the records of each file of each split given as Examples, and returns its folder."""
+    folder.mkdir(parents=True)
+    info = {"name": "toy", "version": "1.0.0", "fileFormat": file_format, "splits": []}
+    for name, files in splits.items():
+        for number, records in enumerate(files):
+            path = folder / f"toy-{name}.{file_format}-{number:05d}-of-{len(files):05d}"
+            examples = [millstream.encode_example(record) for record in records]
+            if file_format == "tfrecord":
+                write_tfrecord(path, examples)
+            else:
+                writer = ArrayRecordWriter(str(path), "group_size:1")
+                for example in examples:
+                    writer.write(example)
+                writer.close()
+        entry = {
+            "name": name,
+            "numBytes": "1",
+            "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+            "shardLengths": [str(len(records)) for records in files],
+        }
+        info["splits"].append(entry)  # type: ignore[attr-defined]
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    (folder / "features.json").write_text(json.dumps(features))
+    return folder
+
+
+def numbers(start: int, stop: int) -> list[dict[str, Any]]:
+    """Returns the Examples of some numbers."""
+    return [{"n": number, "text": f"text {number}"} for number in range(start, stop)]
+
+
+NUMBERS = features_dict(n=tensor("int32"), text=TEXT)
+SPLITS = {"train": [numbers(0, 10), numbers(10, 10), numbers(10, 25)], "test": [numbers(100, 105)]}
+
+
+def ids(source: TfdsDataSource) -> list[int]:
+    """Returns the numbers of all records."""
+    return [int(record["n"]) for record in source.__getitems__(range(len(source)))]
+
+
+@pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
+def test_a_split_is_the_records_of_its_files(tmp_path: Path, file_format: str) -> None:
+    """In both formats, from a folder or from a builder, with the widths of the features."""
+    folder = write_dataset(tmp_path / "toy" / "1.0.0", NUMBERS, SPLITS, file_format)
+    for dataset in (folder, str(folder), SimpleNamespace(data_dir=str(folder)), SimpleNamespace(data_dir=folder)):
+        with TfdsDataSource(dataset, "train") as source:
+            assert ids(source) == list(range(25))
+            record = source[24]
+            assert (record, record["n"].dtype) == ({"n": 24, "text": b"text 24"}, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train", range(25)),
+        ("train[:10]", range(10)),
+        ("train[8:12]", range(8, 12)),
+        ("train[-3:]", range(22, 25)),
+        ("train[:-20]", range(5)),
+        ("train[1_0:]", range(10, 25)),
+        ("train[:50%]", range(12)),
+        ("train[50%:]", range(12, 25)),
+        ("train[-10%:]", range(23, 25)),
+        ("train[33.3%:66.6%]", range(8, 17)),
+        ("test+train[:2]", [*range(100, 105), 0, 1]),
+        ("train[:1] + train[:1]", [0, 0]),
+        ("all", [*range(25), *range(100, 105)]),
+    ],
+)
+def test_slices_of_splits_are_those_of_tfds(tmp_path: Path, split: str, expected: Any) -> None:
+    """Numbers, percents rounded to the closest, from the end, and sums."""
+    folder = write_dataset(tmp_path / "toy", NUMBERS, SPLITS)
+    with TfdsDataSource(folder, split) as source:
+        assert ids(source) == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("dev", "one of 'train', 'test', or 'all'"),
+        ("train[:26]", "has 25 records, too few"),
+        ("train[:110%]", "has 25 records, too few"),
+        ("train[3:3]", "at least one record"),
+        ("train[5:2]", "at least one record"),
+        ("train[a:]", "record numbers or percents"),
+        ("train[1.5:]", "record numbers or percents"),
+        ("train[:3shard]", "record numbers or percents"),
+        ("train[3]", "split must be a name"),
+        ("", "split must be a name"),
+    ],
+)
+def test_wrong_splits_are_errors(split: str, message: str) -> None:
+    """With what was asked for, and what there is."""
+    splits = {"train": Split("train", ["a", "b"], [10, 15]), "test": Split("test", ["c"], [5])}
+    with pytest.raises(ValueError, match=message):
+        instructions_of(split, splits)
+
+
+FEATURES: dict[str, tuple[dict[str, Any], Callable[[int], Any], Callable[[int], Any]]] = {
+    "label": (LABEL, lambda n: n % 3, lambda n: np.int64(n % 3)),
+    "text": (TEXT, lambda n: f"é{n}", lambda n: f"é{n}".encode()),
+    "image": (IMAGE, lambda n: b"png\0" * n, lambda n: b"png\0" * n),
+    "uint8": (tensor("uint8"), lambda n: n, np.uint8),
+    "bool": (tensor("bool"), lambda n: n % 2, lambda n: np.bool_(n % 2)),
+    "uint64": (tensor("uint64"), lambda n: -1 - n, lambda n: np.uint64(2**64 - 1 - n)),
+    "float64": (tensor("float64"), lambda n: n / 4, lambda n: np.float64(n / 4)),
+    "float16": (tensor("float16"), lambda n: n / 4, lambda n: np.float16(n / 4)),
+    "array": (
+        tensor("float32", 2, 3),
+        lambda n: np.arange(6.0) + n,
+        lambda n: (np.arange(6, dtype=np.float32) + np.float32(n)).reshape(2, 3),
+    ),
+    "strings": (tensor("string", 2), lambda n: [b"a", b"%d" % n], lambda n: np.array([b"a", b"%d" % n], object)),
+    "box": (
+        {"boundingBox": {"dtype": "float32", "shape": {"dimensions": ["4"]}, "bboxFormat": "REL_YXYX"}},
+        lambda n: [0.0, 0.25, 0.5, n],
+        lambda n: np.array([0, 0.25, 0.5, n], np.float32),
+    ),
+    "sequence": (sequence(tensor("int32")), lambda n: list(range(n % 4)), lambda n: np.arange(n % 4, dtype=np.int32)),
+    "fixed sequence": (sequence(tensor("int16"), 2), lambda n: [n, n], lambda n: np.array([n, n], np.int16)),
+    "sequence of arrays": (
+        sequence(tensor("int8", 2)),
+        lambda n: [n] * (2 * (n % 3)),
+        lambda n: np.full((n % 3, 2), n, np.int8),
+    ),
+    "sequence of texts": (
+        sequence(TEXT),
+        lambda n: ["w"] * (n % 3) or None,
+        lambda n: np.array([b"w"] * (n % 3), object),
+    ),
+    "any length": (tensor("int64", -1, 2), lambda n: [n] * 4, lambda n: np.full((2, 2), n)),
+    "bytes": (
+        tensor("int16", 2, encoding="bytes"),
+        lambda n: np.full(2, n, np.int16).tobytes(),
+        lambda n: np.full(2, n, np.int16),
+    ),
+    "zlib": (
+        tensor("int16", 2, encoding="zlib"),
+        lambda n: zlib.compress(np.full(2, n, np.int16).tobytes()),
+        lambda n: np.full(2, n, np.int16),
+    ),
+}
+
+
+def same(left: Any, right: Any) -> bool:
+    """Says whether two values have the same type, dtype, shape and content."""
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[name], right[name]) for name in left)
+    kinds = [(type(value), getattr(value, "dtype", None), getattr(value, "shape", None)) for value in (left, right)]
+    return kinds[0] == kinds[1] and np.asarray(left).tolist() == np.asarray(right).tolist()
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_each_feature_has_its_meaning(tmp_path: Path, name: str) -> None:
+    """Alone, in a read of all, and in a batch, which is what the records stack to."""
+    feature, stored, expected = FEATURES[name]
+    examples = [{"x": stored(number)} for number in range(7)]
+    folder = write_dataset(tmp_path / "toy", features_dict(x=feature), {"train": [examples]})
+    with TfdsDataSource(folder, "train") as source:
+        records = source.__getitems__([5, 0, 3])
+        assert [same(source[key], {"x": expected(key)}) for key in range(7)] == [True] * 7
+        assert [same(record, {"x": expected(key)}) for record, key in zip(records, [5, 0, 3], strict=True)] == [
+            True
+        ] * 3
+        if isinstance(records, ColumnarRecords):
+            assert same(stack(records), stack([source[key] for key in (5, 0, 3)]))
+            assert same(stack(records[1:]), stack([source[key] for key in (0, 3)]))
+            assert same(records[1], source[0])
+
+
+def test_features_within_features_keep_their_structure(tmp_path: Path) -> None:
+    """Dicts in dicts, sequences of dicts as dicts of sequences, translations by language."""
+    translation = {"pythonClassName": "…Translation", "translation": {"languages": ["en", "fr"]}}
+    features = features_dict(
+        a=features_dict(b=features_dict(c=LABEL), d=TEXT), s=sequence(features_dict(n=LABEL, t=TEXT)), t=translation
+    )
+    example = {"a/b/c": 2, "a/d": "d", "s/n": [1, 2], "s/t": ["x", "y"], "t/en": "yes", "t/fr": "oui"}
+    folder = write_dataset(tmp_path / "toy", features, {"train": [[example]]})
+    with TfdsDataSource(folder, "train") as source:
+        assert same(
+            source[0],
+            {
+                "a": {"b": {"c": np.int64(2)}, "d": b"d"},
+                "s": {"n": np.array([1, 2]), "t": np.array([b"x", b"y"], object)},
+                "t": {"en": b"yes", "fr": b"oui"},
+            },
+        )
+        assert same(stack(source.__getitems__([0, 0])), stack([source[0], source[0]]))
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        (AUDIO, "Feature 'x' is Audio"),
+        (sequence(sequence(LABEL)), "a sequence within a sequence"),
+        (tensor("int64", -1, -1), "more than one unknown size"),
+        (sequence(tensor("int8", 2, encoding="zlib")), "encoding 'zlib' in a sequence"),
+        (tensor("bfloat17"), "dtype bfloat17"),
+    ],
+)
+def test_features_that_are_not_supported_are_errors(tmp_path: Path, feature: dict[str, Any], message: str) -> None:
+    """At construction, with the name, and what to use instead."""
+    folder = write_dataset(tmp_path / "toy", features_dict(x=feature), {"train": [[{"x": 1}]]})
+    with pytest.raises(ValueError, match=message) as caught:
+        TfdsDataSource(folder, "train")
+    assert "tfds.data_source" in str(caught.value)
+
+
+def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
+    """With the file that is missing or damaged."""
+    with pytest.raises(FileNotFoundError, match=r"Not a prepared dataset.*dataset_info\.json"):
+        TfdsDataSource(tmp_path, "train")
+    with pytest.raises(TypeError, match="folder of a prepared dataset, or a builder"):
+        TfdsDataSource(3, "train")
+    folder = write_dataset(tmp_path / "toy", NUMBERS, SPLITS)
+    with pytest.raises(TypeError, match="split must be a str"):
+        TfdsDataSource(folder, None)  # type: ignore[arg-type]
+    for content, message in (
+        ("{", "is damaged"),
+        ("[]", "must hold an object"),
+        ('{"fileFormat": "riegeli"}', "riegeli"),
+    ):
+        (folder / "dataset_info.json").write_text(content)
+        with pytest.raises(DataSourceError, match=message):
+            TfdsDataSource(folder, "train")
+    folder = write_dataset(tmp_path / "single", LABEL, SPLITS)
+    with pytest.raises(ValueError, match=r"must be a FeaturesDict.*got ClassLabel"):
+        TfdsDataSource(folder, "train")
+
+
+def test_a_damaged_record_is_an_error_with_file_and_record(tmp_path: Path) -> None:
+    """One without a feature, one that is not an Example, one of another shape; all others can be read."""
+    examples: list[dict[str, Any]] = [
+        {"n": 1, "text": "a"},
+        {"text": "b"},
+        {"n": [1, 2], "text": "c"},
+        {"n": 4, "text": "d"},
+    ]
+    folder = write_dataset(tmp_path / "toy", NUMBERS, {"train": [numbers(0, 2), examples]}, "tfrecord")
+    with TfdsDataSource(folder, "train") as source:
+        for key, message in ((3, "no feature 'n'"), (4, "2 values")):
+            with pytest.raises(DataSourceError, match=rf"record {key - 2} of .*00001-of-00002.*key {key}\).*{message}"):
+                source.__getitems__([0, key, 5])
+        assert ids(TfdsDataSource(folder, "train[5:]+train[:3]")) == [4, 0, 1, 1]
+    path = folder / "toy-train.tfrecord-00000-of-00002"
+    write_tfrecord(path, [b"\xff\xff\xff", b"nonsense"])
+    with (
+        TfdsDataSource(folder, "train") as source,
+        pytest.raises(DataSourceError, match=r"record 1 .*\(record key 1\)"),
+    ):
+        source.__getitems__([1])
+
+
+def test_a_loader_reads_it(tmp_path: Path) -> None:
+    """Shuffled, by workers or without, with the columns as the batch."""
+    folder = write_dataset(tmp_path / "toy", NUMBERS, SPLITS)
+
+    def batches(worker_count: int) -> list[Any]:
+        with TfdsDataSource(folder, "train+test") as source:
+            loader = millstream.load(
+                source, shuffle=True, seed=0, num_epochs=1, batch_size=8, worker_count=worker_count
+            )
+            with loader:
+                return [(batch["n"].tolist(), batch["text"].tolist()) for batch in loader]
+
+    assert batches(0) == batches(1)
+    assert sorted(number for part, _ in batches(0) for number in part) == [*range(25), *range(100, 105)]
+
+
+class Protocol:
+    """What `tfds.data_source` returns, as far as its users see it."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        return {"n": key}
+
+    def __getitems__(self, keys: Any) -> list[dict[str, Any]]:
+        assert isinstance(keys, list)
+        return [{"n": key} for key in keys]
+
+
+def test_what_tfds_data_source_returns_is_a_source_as_it_is() -> None:
+    """It has a length, `[]`, and the batched read."""
+    loader = millstream.load(Protocol(), shuffle=True, seed=0, num_epochs=1, batch_size=5)
+
+    assert sorted(number for batch in loader for number in batch["n"].tolist()) == list(range(20))
