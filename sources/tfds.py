@@ -40,7 +40,7 @@ class TfdsDataSource(Pictured, Closing):
     - `FeaturesDict` and `Translation`: dicts.
 
     Other features (`Audio`, `Video`, `Dataset`, `Optional`, sequences within sequences, tensors with two unknown
-    sizes) are an error. If Batch is the first operation and the shapes of a batch agree, its columns become arrays directly.
+    sizes) are an error. If Batch is the first operation and all shapes agree, columns become arrays directly.
 
     Args:
         dataset: the folder of a prepared dataset, which contains `dataset_info.json` (`~` is expanded), or a builder of
