@@ -1,7 +1,7 @@
-"""What the debug mode of a loader looks at: what operations do that would make batches depend on who makes them.
+"""Checks of operations for `debug=True`: everything that would make batches depend on the process that computes them.
 
-Everything is made in the trainer's thread. Each part of the work is done twice, the second time on copies, and what the
-first made is what the trainer gets. Each finding is a warning, once for each operation.
+The trainer's thread does all the work. Each step runs twice, the second time on copies of its input, and the trainer
+gets the results of the first run. Each finding is a warning, issued once per operation.
 """
 
 import contextlib
@@ -20,18 +20,22 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import READ
 from millstream.loader.pipeline.stages import split_stages
 from millstream.loader.transport.payload import unpicklable_parts
+from millstream.transforms import Filter
 from millstream.warn import warn
 
 RECORDS = 4
-"""Of each block, this many records are read again, to see whether they are still what they were."""
+"""The number of records of each block that are read again, to find out whether they have changed."""
+
+DEPTH = 8
+"""The deepest level of nested objects that is compared."""
 
 
 @final
 class DebugChecks:
-    """Wraps the parts of a pipeline's work, and warns of what is wrong with them.
+    """Wraps the steps of a pipeline, and warns of mistakes in them.
 
     Args:
-        pipeline: whose work.
+        pipeline: the pipeline to check.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -39,11 +43,12 @@ class DebugChecks:
         self._labels = pipeline.labels
         self._leaving = set(_last_labels(pipeline))
         self._delivering = self._labels[-1] if self._labels else READ
+        self._producers = set(_producer_labels(pipeline))
         self._found: set[tuple[str, str]] = set()
         self._records: list[tuple[int, Any]] = []
 
     def watch(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function that does the same part of the work, and looks at how."""
+        """Returns a function that runs the same step, and checks it."""
         if label != READ and label not in self._labels:
             return function
 
@@ -52,20 +57,20 @@ class DebugChecks:
             again, before = _copied(given), _global_randomness()
             result = function(given, *others)
             if isinstance(result, Elements) and result.error is None:
-                draws = self._look_at_randomness(label, before)
+                draws = self._check_randomness(label, before)
                 if again is not None and not draws:
-                    self._look_at_purity(label, result, function(again, *others))
-                self._look_at_elements(label, result)
+                    self._check_purity(label, result, self._run_again(label, function, again, *others))
+                self._check_elements(label, result)
                 if label == READ:
-                    self._records = _kept(result)
+                    self._records = _copies_with_keys(result)
                 else:
-                    self._look_at_source(label)
+                    self._check_source(label)
             return result
 
         return call
 
-    def _look_at_randomness(self, label: str, before: dict[str, Any]) -> bool:
-        """Warns where the state of a global generator has changed."""
+    def _check_randomness(self, label: str, before: dict[str, Any]) -> bool:
+        """Returns True, with a warning, if the state of a global generator has changed."""
         after = _global_randomness()
         changed = [name for name, state in before.items() if after[name] != state]
         for name in changed:
@@ -73,29 +78,49 @@ class DebugChecks:
                 label,
                 "randomness",
                 f"{_subject(label)} draws from the global generator of {name}: its draws depend on the number of "
-                "workers, and cannot be repeated. Make it a RandomMapTransform, and draw from the rng that it gets.",
+                "workers, and cannot be repeated. Make it a RandomMapTransform, and draw from its rng.",
             )
         return bool(changed)
 
-    def _look_at_purity(self, label: str, first: Elements, second: Elements) -> None:
-        """Warns where the same input gave something else the second time."""
+    def _run_again(self, label: str, function: Callable[..., Any], given: Any, *others: Any) -> Elements:
+        """Runs a step on copies: on the first element alone, if the step might return the same memory for the next."""
+        result: Elements
+        if label not in self._producers or len(given.values) < 2:
+            result = function(given, *others)
+            return result
+        first = function(Elements(given.values[:1], given.origins.take(slice(1))), *others)
+        if first.error is not None or (before := _copied(first)) is None:
+            result = function(given, *others)
+            return result
+        rest = function(Elements(given.values[1:], given.origins.take(slice(1, None)), given.error), *others)
+        pairs = zip(before.values, first.values, strict=True)
+        if any(difference(one, other) is not None for one, other in pairs):
+            self._warn(
+                label,
+                "reuse",
+                f"{_subject(label)} returns an element, and changes it when it is called for the next one: elements of "
+                "a batch would be equal, and others depend on the number of threads. Return a new element each time.",
+            )
+        return Elements.concatenate([first, rest])
+
+    def _check_purity(self, label: str, first: Elements, second: Elements) -> None:
         values, others = list(first.values), list(second.values)
-        row, path = next(
-            ((row, path) for row, pair in enumerate(zip(values, others, strict=False)) if (path := _difference(*pair))),
+        row, changed = next(
+            ((row, text) for row, pair in enumerate(zip(values, others, strict=False)) if (text := difference(*pair))),
             (min(len(values), len(others)), "another number of elements") if len(values) != len(others) else (0, None),
         )
-        if path is None:
+        if changed is None:
             return
         where = f", at {describe_origin(first.origins, row)}" if row < len(first.origins) else ""
         self._warn(
             label,
             "purity",
-            f"{_subject(label)} is not pure: done twice, it gave {path}{where}. A worker that is replaced and a run "
-            "that resumes do it again, and would get other batches. Keep nothing that changes, and draw from the rng "
-            "of a RandomMapTransform.",
+            f"{_subject(label)} is not pure: run twice, it returned {changed}{where}. A replaced worker and a resumed "
+            "run repeat it, and would get other batches. Keep no state that changes, and draw from the rng of a "
+            "RandomMapTransform.",
         )
 
-    def _look_at_elements(self, label: str, result: Elements) -> None:
+    def _check_elements(self, label: str, result: Elements) -> None:
         """Warns of elements that could not leave a worker, or that are the source's own memory."""
         if not len(result.values):
             return
@@ -104,16 +129,16 @@ class DebugChecks:
             self._warn(
                 label,
                 "pickling",
-                f"What {_subject(label)} gives cannot be pickled, and so not be sent from a worker process: "
+                f"The result of {_subject(label)} cannot be pickled, so a worker process cannot send it: "
                 f"{'; '.join(parts)}. Make it an array, a number or a string.",
             )
         if label == self._delivering and len(result.origins) and self._is_of_source(value, result.origins):
             self._warn(
                 label,
                 "views",
-                f"What {_subject(label)} gives is the source's own memory, not a copy, at "
+                f"The result of {_subject(label)} is the source's own memory, not a copy, at "
                 f"{describe_origin(result.origins, 0)}: a training step that writes to it changes the record, but not "
-                "where workers make the batches. Copy it in an operation, or make batches with Batch.",
+                "if workers make the batches. Copy it in an operation, or make batches with Batch.",
             )
 
     def _is_of_source(self, value: Any, origins: Origins) -> bool:
@@ -122,22 +147,22 @@ class DebugChecks:
             return any(np.shares_memory(one, other) for one in _arrays(value) for other in _arrays(record))
         return False
 
-    def _look_at_source(self, label: str) -> None:
-        """Warns where a record that was read is another one after an operation."""
-        changes = [(key, path) for key, record in self._records if (path := self._change(key, record)) is not None]
+    def _check_source(self, label: str) -> None:
+        """Warns if a step has changed one of the records that were read."""
+        changes = [(key, text) for key, record in self._records if (text := self._change(key, record)) is not None]
         if changes:
-            self._records, (key, path) = [], changes[0]
+            self._records, (key, text) = [], changes[0]
             self._warn(
                 label,
                 "source",
-                f"{_subject(label)} keeps a view of the source's memory and changes it in place (record key {key}, "
-                f"{path}): the next epoch reads the changed record. Copy what you change.",
+                f"{_subject(label)} changes its input in place, and with it a record that the source keeps (record key "
+                f"{key}, {text}). The next epoch reads the changed record, and batches depend on the number of "
+                "workers. Copy what you change.",
             )
 
     def _change(self, key: int, record: Any) -> str | None:
-        """Returns in which leaf a record is no longer what it was; None where it is."""
         with contextlib.suppress(Exception):
-            return _difference(record, self._source[key])
+            return difference(record, self._source[key])
         return None
 
     def _warn(self, label: str, kind: str, text: str) -> None:
@@ -146,57 +171,25 @@ class DebugChecks:
             warn(f"debug: {text}")
 
 
-def _subject(label: str) -> str:
-    return "reading from the source" if label == READ else f"{label},"
+def difference(one: Any, other: Any, depth: int = DEPTH) -> str | None:
+    """Returns a description of the first leaf in which two values differ; None if they are equal or incomparable.
 
-
-def _last_labels(pipeline: Pipeline) -> Iterator[str]:
-    """Yields what makes the elements that go from one process to another: the last operation of each stage."""
-    number = 0
-    for group in split_stages(pipeline.operations):
-        number += len(group)
-        yield pipeline.labels[number - 1] if number else READ
-
-
-def _copied(given: Any) -> Any:
-    """Returns what a part of the work was given, copied; None where it cannot be."""
-    if isinstance(given, Origins):
-        return given
-    with contextlib.suppress(Exception):
-        return Elements(copy.deepcopy(given.values), given.origins, given.error)
-    return None
-
-
-def _kept(run: Elements) -> list[tuple[int, Any]]:
-    """Returns copies of some records with their keys."""
-    with contextlib.suppress(Exception):
-        keys = run.origins.record_key[:RECORDS].tolist()
-        return [(key, copy.deepcopy(run.values[row])) for row, key in enumerate(keys)]
-    return []
-
-
-def _global_randomness() -> dict[str, Any]:
-    """Returns the states of the generators that all code of a process shares."""
-    return {"NumPy": pickle.dumps(np.random.get_state()), "Python": random.getstate()}  # noqa: NPY002  (looked at only)
-
-
-def _arrays(value: Any) -> Sequence[Any]:
-    return [leaf for _, leaf in tree.leaves(value) if isinstance(leaf, np.ndarray)]
-
-
-def _difference(one: Any, other: Any) -> str | None:
-    """Returns in which leaf two values differ, in words; None where they do not, or where nobody can tell."""
+    Arrays are compared with dtype and shape, NaN is equal to itself, and objects of classes that define no equality,
+    or one that raises, are compared by their attributes.
+    """
+    if type(one) is not type(other):
+        return f"another type, {type(other).__name__}"
     with contextlib.suppress(Exception):
         leaves, others = dict(tree.leaves(one)), dict(tree.leaves(other))
         if leaves.keys() != others.keys():
             return "another structure"
         for path, leaf in leaves.items():
-            if not _is_same(leaf, others[path]):
+            if not _are_equal(leaf, others[path], depth):
                 return f"another {path or 'element'}"
     return None
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _are_equal(one: Any, other: Any, depth: int) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray) or hasattr(one, "__array__"):
@@ -204,10 +197,57 @@ def _is_same(one: Any, other: Any) -> bool:
         if one.dtype != other.dtype or one.shape != other.shape:
             return False
         if one.dtype.hasobject:
-            return all(map(_is_same, one.flat, other.flat))
+            return all(_are_equal(*pair, depth) for pair in zip(one.flat, other.flat, strict=True))
         return bool(one.tobytes() == other.tobytes())
     equality: Any = type(one).__eq__
-    if equality is object.__eq__:
-        # Objects without a meaning of equality: two that were made apart are never equal.
-        return bool(vars(one).keys() == vars(other).keys()) if hasattr(one, "__dict__") else True
-    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (nan)
+    if equality is not object.__eq__:
+        # A dataclass of arrays raises: the truth of an array is ambiguous.
+        with contextlib.suppress(Exception):
+            return bool(one == other) or (one != one and other != other)  # noqa: PLR0124  (NaN)
+    return depth == 0 or not hasattr(one, "__dict__") or difference(vars(one), vars(other), depth - 1) is None
+
+
+def _subject(label: str) -> str:
+    return "reading from the source" if label == READ else f"{label},"
+
+
+def _last_labels(pipeline: Pipeline) -> Iterator[str]:
+    """Yields the last operation of each stage: its results are sent from one process to another."""
+    number = 0
+    for group in split_stages(pipeline.operations):
+        number += len(group)
+        yield pipeline.labels[number - 1] if number else READ
+
+
+def _producer_labels(pipeline: Pipeline) -> Iterator[str]:
+    """Yields the operations that create elements one by one: those before the first that gathers, except Filters."""
+    for label, operation in zip(pipeline.labels, pipeline.operations, strict=True):
+        if operation.gathers:
+            return
+        if not isinstance(operation, Filter):
+            yield label
+
+
+def _copied(given: Any) -> Any:
+    """Returns a copy of the input of a step; None if it cannot be copied."""
+    if isinstance(given, Origins):
+        return given
+    with contextlib.suppress(Exception):
+        return Elements(copy.deepcopy(given.values), given.origins, given.error)
+    return None
+
+
+def _copies_with_keys(run: Elements) -> list[tuple[int, Any]]:
+    with contextlib.suppress(Exception):
+        keys = run.origins.record_key[:RECORDS].tolist()
+        return [(key, copy.deepcopy(run.values[row])) for row, key in enumerate(keys)]
+    return []
+
+
+def _global_randomness() -> dict[str, Any]:
+    """Returns the states of the generators that all code in a process shares."""
+    return {"NumPy": pickle.dumps(np.random.get_state()), "Python": random.getstate()}  # noqa: NPY002  (only read)
+
+
+def _arrays(value: Any) -> Sequence[Any]:
+    return [leaf for _, leaf in tree.leaves(value) if isinstance(leaf, np.ndarray)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream import tree
-from millstream.loader.pipeline.first_look import content
+from millstream.loader.debugging import difference
 from millstream.loader.placement import Placement
 from millstream.loader.transport.payload import unpicklable_parts
 from millstream.transforms.pad import pad
@@ -180,5 +180,5 @@ def test_all_that_walks_structures_knows_each_kind(make: Callable[[Any, Any], An
 
     (refused,) = unpicklable_parts(make(1, (number for number in "2")), "here")
     assert refused.startswith(f"here{paths[1]} of type generator: ")
-    assert content(make(1, 2)) == content(make(1, 2))
-    assert content(make(1, [2])) != content(make(1, [3]))
+    assert difference(make(1, 2), make(1, 2)) is None
+    assert difference(make(1, [2]), make(1, [3])) is not None

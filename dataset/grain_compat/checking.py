@@ -13,6 +13,7 @@ from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.streams import as_stream, opened_below
+from millstream.loader.debugging import difference
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 
 MOST_BUFFERED = 1000
@@ -105,7 +106,8 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
         if len(rest) != len(elements) - step:
             raise AssertionError(f"After {step} elements {len(elements) - step} come, and once restored {len(rest)}.")
         for number, (element, other) in enumerate(zip(elements[step:], rest, strict=True), step):
-            _assert_equal(element, other, f"element {number}, restored after {step} elements")
+            if (changed := difference(element, other)) is not None:
+                raise AssertionError(f"Element {number}, restored after {step} elements, has {changed}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,14 +188,6 @@ def _shape(state: Any) -> Any:
 
 def _text(iterator: DatasetIterator[Any]) -> str:
     return json.dumps(iterator.get_state(), sort_keys=True)
-
-
-def _assert_equal(element: Any, other: Any, what: str) -> None:
-    own, others = dict(tree.leaves(element)), dict(tree.leaves(other))
-    if own.keys() != others.keys():
-        raise AssertionError(f"{what}: the structure was {list(own)} and is {list(others)}.")
-    for path, leaf in own.items():
-        np.testing.assert_array_equal(leaf, others[path], err_msg=f"{what}{path}")
 
 
 def _num_bytes(element: Any) -> int:

@@ -22,7 +22,6 @@ from millstream.loader.pipeline.arguments import first_deciding
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, describe_records
 from millstream.loader.pipeline.error_log import ErrorLog
 from millstream.loader.pipeline.failing_records import without_failures
-from millstream.loader.pipeline.first_look import FirstLook
 from millstream.loader.pipeline.isolation import isolated
 from millstream.loader.pipeline.logical_shard import LogicalShard, records_per_block
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
@@ -40,15 +39,13 @@ from millstream.samplers.protocols import is_mixed
 from millstream.seed_hashing import derive_seed
 from millstream.signal_exceptions import cannot_wait, is_from_signal_handler
 from millstream.sources.source_checks import batched_read_of
-from millstream.transforms import Batch, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
+from millstream.transforms import Batch, Transformation
 
 KEYS = "keys"
 """What finding out which records a call is about is called, where time is measured."""
 
 READ = "read"
 """What reading them is called there."""
-
-_MAKERS = (FlatMap, Map, MapWithIndex, OnlyFor, RandomMap)
 
 
 class Plan:
@@ -97,15 +94,7 @@ class Plan:
         self._record_steps = stage.steps[: stage.num_record_steps]
         self._block_steps = stage.steps[stage.num_record_steps :]
         self._has_places = self.one_to_one or bool(self._block_steps)
-        self._first_look = FirstLook(
-            None if self.source_is_stream else source.__getitem__,
-            pipeline.labels,
-            [
-                number
-                for number, operation in enumerate(groups[0][: stage.num_record_steps])
-                if isinstance(operation, _MAKERS)
-            ],
-        )
+        self._are_first_outputs_checked = False
 
     @property
     def partition(self) -> Partition:
@@ -215,9 +204,17 @@ class Plan:
         failures = run.failures
         run = isolated(run_steps, self._block_steps, run, allocate)
         run.failures = failures
-        if self._first_look.left_at_batches:
-            self._first_look.at_batches(run, last=len(self.stages[0].steps) - 1)
+        if not self._are_first_outputs_checked and run.values:
+            self._check_first_outputs(run)
         return run
+
+    def _check_first_outputs(self, run: Elements) -> None:
+        """Warns if the first outputs are None, but not the records: an operation lacks a `return`."""
+        self._are_first_outputs_checked = True
+        num_steps = len(self.stages[0].steps)
+        if num_steps and all(value is None for value in run.values):
+            label = self.pipeline.labels[num_steps - 1]
+            self.tell_once("none", f"{label}, returned None for the first batch: did you forget `return`?")
 
     def note_failures(self, outputs: Outputs) -> None:
         """Notes the records that failed for outputs of stage 0, and cuts these if there are too many."""
@@ -267,15 +264,11 @@ class Plan:
         return KeyCycle(order, len(self.pipeline.source))
 
     def _work_on(self, run: Elements) -> Elements:
-        if not self._first_look.left and self.errors is None:
+        if self.errors is None:
             return run_steps(self._record_steps, run, np.empty)
         failed = list(run.failures)
-        watched = self._first_look.at_records(run)
-        for number, step in enumerate(self._record_steps):
-            make = functools.partial(self._first_look.at_results, number, step)
-            run = make(run) if self.errors is None else without_failures(make, run, failed)
-            if watched is not None:
-                watched.after(number)
+        for step in self._record_steps:
+            run = without_failures(lambda part, step=step: step(part, np.empty), run, failed)
         run.failures = tuple(sorted(failed, key=lambda failure: failure.position))
         return run
 

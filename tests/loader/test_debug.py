@@ -1,16 +1,18 @@
 """The debug mode makes the same batches in one thread, and names what is wrong with operations, and nothing else."""
 
+import dataclasses
 import itertools
 import random
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import millstream
+from millstream.loader.debugging import difference
 
 RECORDS = 12
 
@@ -78,7 +80,7 @@ def test_an_operation_that_counts_is_named() -> None:
         return {"value": value, "number": next(count)}
 
     (text,) = findings(abs, number)
-    assert text.startswith("debug: operations[1], Map(number), is not pure: done twice, it gave another ['number']")
+    assert text.startswith("debug: operations[1], Map(number), is not pure: run twice, it returned another ['number']")
     assert "record key" in text
     assert "RandomMapTransform" in text
 
@@ -87,7 +89,7 @@ def test_a_filter_that_changes_its_mind_is_named() -> None:
     """Also where the number of elements is what differs."""
     turns = itertools.cycle([True] * RECORDS + [False])
     (text,) = findings(millstream.FilterTransform(lambda _: next(turns)))
-    assert "Filter(<lambda>), is not pure: done twice, it gave another" in text
+    assert "Filter(<lambda>), is not pure: run twice, it returned another" in text
 
 
 @pytest.mark.parametrize(
@@ -101,23 +103,111 @@ def test_global_randomness_is_named(draw: Any, library: str) -> None:
     assert text.startswith(f"debug: operations[0], Map(<lambda>), draws from the global generator of {library}")
 
 
-def test_a_change_of_the_source_is_named() -> None:
-    """An operation that writes to what the source holds, with the record."""
+class Kept:
+    """A source that keeps its records, and returns the objects themselves."""
 
-    def double(record: dict[str, Any]) -> dict[str, Any]:
-        record["x"] *= 2
-        return record
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.records = [make() for _ in range(RECORDS)]
 
-    texts = findings(lambda record: record, double, source=held())
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, key: int) -> Any:
+        return self.records[key]
+
+
+@dataclasses.dataclass
+class Image:
+    """A record of a user's own class."""
+
+    pixels: Any
+
+
+def double(record: dict[str, Any]) -> dict[str, Any]:
+    """Changes the numbers of an array in the record."""
+    record["x"] *= 2
+    return record
+
+
+def replace(record: dict[str, Any]) -> dict[str, Any]:
+    """Puts another array into the record."""
+    record["x"] = record["x"] / 2
+    return record
+
+
+def brighten(record: Image) -> Image:
+    """Changes an array in an object."""
+    record.pixels[0] += 1
+    return record
+
+
+def append(record: list[float]) -> list[float]:
+    """Makes the record longer."""
+    record.append(0.0)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("make", "operation"),
+    [
+        (lambda: {"x": np.arange(1, 3)}, double),
+        (lambda: {"x": np.arange(1, 3)}, replace),
+        (lambda: Image(np.zeros(2)), brighten),
+        (lambda: [1.0], append),
+    ],
+)
+def test_a_change_of_the_source_is_named(make: Callable[[], Any], operation: Callable[[Any], Any]) -> None:
+    """The warning names the operation that changes a record which the source keeps, and the record."""
+    texts = findings(lambda record: record, operation, source=Kept(make), batch_size=None)
     (text,) = [text for text in texts if "in place" in text]
-    assert text.startswith("debug: operations[1], Map(double), keeps a view of the source's memory and changes it")
-    assert "another ['x']" in text
+    assert text.startswith(f"debug: operations[1], Map({operation.__name__}), changes its input in place")
+    assert "record key" in text
+
+
+class Buffered:
+    """Writes each element to the same memory."""
+
+    def __init__(self, element: Any) -> None:
+        self.element = element
+
+    def __call__(self, value: int) -> Any:
+        """Returns the same object each time, with other numbers."""
+        array = self.element["x"] if isinstance(self.element, dict) else getattr(self.element, "pixels", self.element)
+        array[:] = [value] * len(array)
+        return self.element
+
+
+@pytest.mark.parametrize("element", [np.zeros(4), [0.0] * 4, {"x": np.zeros(4)}, Image(np.zeros(4))])
+def test_an_operation_that_returns_the_same_memory_again_is_named(element: Any) -> None:
+    """All rows of a batch would be the last one: the warning names the operation, and not those after it."""
+    texts = findings(abs, Buffered(element), lambda value: value)
+    (text,) = [text for text in texts if "when it is called for the next one" in text]
+    assert text.startswith("debug: operations[1], Map(Buffered(")
+
+
+def test_elements_may_share_what_no_operation_changes() -> None:
+    """Elements may have a mask in common."""
+    mask = np.ones(4)
+    assert findings(lambda value: {"value": value, "mask": mask}) == []
+
+
+def test_differences_are_found_in_values_of_all_kinds() -> None:
+    """Two values that were made alike do not differ, and any two of these do."""
+    examples: list[Callable[[], Any]] = [
+        *(lambda: None, lambda: 1, lambda: 1.0, lambda: True, lambda: "a", lambda: b"a", lambda: np.float32(1)),
+        *(lambda: [1], lambda: (1,), lambda: {"a": 1}, lambda: {"b": 1}, lambda: {"a": [1, 2]}, lambda: [[1], 2]),
+        *(lambda: np.arange(3), lambda: np.arange(3.0), lambda: np.array(["a", None], object), lambda: np.array(3)),
+        *(lambda: Image(np.zeros(2)), lambda: Image(np.ones(2)), lambda: float("nan")),
+    ]
+    for number, make in enumerate(examples):
+        assert difference(make(), make()) is None
+        assert all(difference(make(), other()) is not None for other in examples[number + 1 :])
 
 
 def test_views_of_the_source_that_are_given_out_are_named() -> None:
     """Where nothing stacks or copies them, the trainer gets the source's memory."""
     (text,) = findings(lambda record: {"row": record["x"][:1]}, source=held(), batch_size=None)
-    assert text.startswith("debug: What operations[0], Map(<lambda>), gives is the source's own memory")
+    assert text.startswith("debug: The result of operations[0], Map(<lambda>), is the source's own memory")
     assert findings(lambda record: {"row": record["x"] + 0}, source=held(), batch_size=None) == []
 
 
@@ -125,7 +215,7 @@ def test_elements_that_cannot_be_pickled_are_named() -> None:
     """With the leaf; what does not leave a worker may be anything."""
     locks = [lambda value: {"value": value, "lock": threading.Lock()}]
     (text,) = findings(*locks, batch_size=None)
-    assert text.startswith("debug: What operations[0], Map(<lambda>), gives cannot be pickled")
+    assert text.startswith("debug: The result of operations[0], Map(<lambda>), cannot be pickled")
     assert "['lock']" in text
     assert findings(*locks, lambda element: element["value"]) == []
 
