@@ -17,7 +17,7 @@ from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.nodes.peeling import order_of, peeled
 from millstream.dataset.running import Running
-from millstream.dataset.shown_chain import ShownIterator, shown_names, traced_chain
+from millstream.dataset.shown_chain import ShownIterator, shown_names
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
@@ -34,6 +34,7 @@ from millstream.transforms import Transformation
 from millstream.transforms.absence_check import AbsentElement, Present
 
 if TYPE_CHECKING:
+    from millstream.loader.reporting.preview import Preview
     from millstream.loader.tracing import Trace
 
 
@@ -100,9 +101,9 @@ class EngineIterator(ShownIterator):
         return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {hands}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
-        from millstream.loader.reporting.html_rendering import iterator_picture  # noqa: PLC0415  (for notebooks)
+        from millstream.loader.reporting.html_rendering import render_iterator  # noqa: PLC0415  (for notebooks)
 
-        return iterator_picture(repr(self), self._execution.facts())
+        return render_iterator(repr(self), self.insight.snapshot())
 
     def place(self) -> tuple[Position, int]:
         """Returns the position of the plan, and how many elements have come."""
@@ -238,9 +239,14 @@ class ReadIterator(EngineIterator):
 
     def trace(self) -> "Trace":  # noqa: D102  (as for any iterator)
         try:
-            return traced_chain(self._whole, self._options)
+            return self.insight.trace(self._whole)
         except AbsentElement:
-            return traced_chain(self._sparse, self._options)
+            return self.insight.trace(self._sparse)
+
+    def preview(  # noqa: D102  (as for any iterator)
+        self, num_batches: int = 1, *, rows: int = 8, decode: Callable[[list[int]], str] | None = None
+    ) -> "Preview":
+        return self.insight.preview(num_batches, rows=rows, decode=decode, pipeline=self._sparse)
 
     @property
     def next_index(self) -> int | None:
@@ -289,8 +295,8 @@ class ReadIterator(EngineIterator):
         inner = execution.begin(stream)
         inner.set_state(saved._replace(stream=stream).encode())
         dense = self._inner
-        if not dense.is_outermost:
-            inner.measured_outside()
+        if dense.consumer is not None:
+            inner.let_measure(dense.consumer)
         self._execution, self._own_stream, self._is_dense, self._inner = execution, stream, False, inner
         dense.close()
 

@@ -2,21 +2,18 @@
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 
 from millstream.loader.checkpoints.checkpointable import Checkpointable
-
-if TYPE_CHECKING:
-    from millstream.loader.profile import Profile
-    from millstream.loader.reporting.summary import Summary
-    from millstream.loader.tracing import Trace
+from millstream.loader.insight import Insight
+from millstream.loader.inspectable import Inspectable
 
 T_co = TypeVar("T_co", covariant=True)
 
 CLOSED = "Trying to advance a closed iterator. Call iter(dataset) for a new one."
 
 
-class DatasetIterator(Checkpointable, Generic[T_co]):
+class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
     """Yields the elements of an `IterDataset`, and knows its position: just after the last element it yielded.
 
     What `iter(dataset)` returns. For an iterator of your own, subclass it, give `super().__init__` the iterator that
@@ -100,50 +97,16 @@ class DatasetIterator(Checkpointable, Generic[T_co]):
             "the elements before, or use set_state with a state that was taken there."
         )
 
-    def profile(self) -> "Profile":
-        """Returns where the time of this iterator has gone so far: a dict of seconds by stage; printed, a table.
-
-        The stages are those of `DataLoader.profile()`. What is done for a MapDataset, and what runs elsewhere (below an
-        `mp_prefetch` that has operations after it, below a mixture), is within `read` where it is not a stage.
+    @property
+    def insight(self) -> Insight:
+        """The views of the pipeline: `profile`, `summary`, `metrics`, `trace`, `preview` and `report` need them.
 
         Raises:
-            NotImplementedError: this iterator runs no operations: it draws from others, which can be asked.
+            NotImplementedError: this iterator runs no operations. The iterators that it draws from have views.
         """
-        raise NotImplementedError(self._shows_nothing("profile"))
-
-    def summary(self) -> "Summary":
-        """Returns a table of where the time has gone so far, and advice in sentences: printed, a page to read.
-
-        Raises:
-            NotImplementedError: as `profile`.
-        """
-        raise NotImplementedError(self._shows_nothing("summary"))
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the measurements so far by stable names, as `DataLoader.metrics` does.
-
-        Raises:
-            NotImplementedError: as `profile`.
-        """
-        raise NotImplementedError(self._shows_nothing("metrics"))
-
-    def trace(self) -> "Trace":
-        """Returns the types, shapes and dtypes of what flows between the operations, found by making one element.
-
-        The element is the first of the dataset, made in this thread; the iterator stays where it is. Printed, it has a
-        line for each leaf; in a notebook, it is a picture.
-
-        Raises:
-            NotImplementedError: the operations come after a stream (a mixture, a dataset of your own), or there are
-                none: trace the datasets that it draws from.
-            Exception: what the chain raises, with notes of where.
-        """
-        raise NotImplementedError(self._shows_nothing("trace"))
-
-    def _shows_nothing(self, what: str) -> str:
-        return (
-            f"A {type(self).__name__} has no {what}: it draws from a stream that is read in order. Ask for that of "
-            "the datasets that it draws from."
+        raise NotImplementedError(
+            f"A {type(self).__name__} has no profile, summary, metrics, trace, preview and report, because it draws "
+            "from a stream that is read in order. Ask the iterators of the datasets that it draws from."
         )
 
     def start_prefetch(self) -> None:

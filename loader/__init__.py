@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.data_loader import DataLoader
     from millstream.loader.device_iterator import DeviceIterator, device_put
-    from millstream.loader.introspection import prometheus_text
+    from millstream.loader.inspectable import prometheus_text
     from millstream.loader.iterator import DataLoaderIterator
     from millstream.loader.load_function import load
     from millstream.loader.surviving_keys import surviving_keys
@@ -30,7 +30,7 @@ else:
             "ReadOptions": "millstream.loader.threads.options",
             "device_put": "millstream.loader.device_iterator",
             "load": "millstream.loader.load_function",
-            "prometheus_text": "millstream.loader.introspection",
+            "prometheus_text": "millstream.loader.inspectable",
             "surviving_keys": "millstream.loader.surviving_keys",
         },
     )

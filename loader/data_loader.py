@@ -10,10 +10,12 @@ from numpy.typing import NDArray
 
 from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.closing import Closing
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
 from millstream.loader.foreign_arguments import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
-from millstream.loader.introspection import ShownLoader
+from millstream.loader.insight import Insight
+from millstream.loader.inspectable import Inspectable
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -35,14 +37,11 @@ from millstream.sources import DataSource
 from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from millstream.loader.cluster.options import RayWorkers
-    from millstream.loader.threads.recorder import Recorder
 
 
 @final
-class DataLoader(ShownLoader, grain_kinds.DataLoader):
+class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
     """An iterable over the batches of a pipeline: the same batches every time, on any machine.
 
     The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and
@@ -86,6 +85,9 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
         >>> len(loader), next(iter(loader))
         (250, array([0.102, 0.742, 0.861, 0.882]))
     """
+
+    _execution: Execution
+    _profiler: Profiler
 
     @named_arguments(DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES)
     def __init__(
@@ -216,8 +218,10 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
         sampler = self.sampler
         if not isinstance(sampler, EpochSampler):
             raise TypeError(
-                f"epochs(n) needs a sampler with epochs, got {type(sampler).__name__}: write `for batch in loader`, "
-                "which reads its whole order."
+                "epochs(n) needs an IndexSampler, HierarchicalSampler or PackingSampler, got "
+                f"{type(sampler).__name__}, whose order is not divided into epochs of the loader. Keep one iterator, "
+                "batches = iter(loader), and end each epoch after a number of steps: "
+                "for batch in itertools.islice(batches, steps): ..."
             )
         if self._closed:
             raise ValueError("This DataLoader is closed: build a new one.")
@@ -233,7 +237,7 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
             loader._begin(self)  # noqa: SLF001  (of this class)
             with loader, iter(loader) as batches:
                 # Who closes this loader closes them, too.
-                self._execution.iterators[id(batches)] = batches
+                self._execution.insight.iterators[id(batches)] = batches
                 yield number, batches
 
     def close(self) -> None:
@@ -243,19 +247,49 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
         iterating over the loader again. Without this, idle workers leave after a minute, and with the loader.
         """
         self._closed = True
-        for reference in self._execution.iterators.valuerefs():
-            if (iterator := reference()) is not None:
-                iterator.close_with_loader()
+        for iterator in self._execution.insight.living_iterators():
+            iterator.close_with_loader()
         self._execution.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
-        own = {"_closed", "_execution", "_passes", "_plan", "_profiler", "_recorder", "_structures"}
+        own = {"_closed", "_execution", "_passes", "_plan", "_profiler"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._begin()
+
+    @property
+    def insight(self) -> Insight:
+        """The views of the pipeline, shared with its iterators."""
+        return self._execution.insight
+
+    def serve_top(self) -> None:
+        """Lets `millstream top`, run by the same user, monitor this loader: rates, waits, workers, stacks.
+
+        A thread answers over a private socket, which no other user can open, until the loader is closed or collected.
+        `MILLSTREAM_TOP=1` in the environment does this for every pipeline that is iterated over. Linux only.
+
+        Raises:
+            ValueError: the loader is closed.
+            OSError: there can be no private socket; the error has the reason.
+        """
+        from millstream.loader.monitoring.served_pipelines import serve  # noqa: PLC0415  (lazy: off by default)
+
+        if self._closed:
+            raise ValueError("This DataLoader is closed: build a new one.")
+        serve(self._execution)
+
+    def __repr__(self) -> str:
+        from millstream.loader.reporting.text_rendering import render_text  # noqa: PLC0415  (lazy: only people need it)
+
+        return render_text(self.insight.snapshot())
+
+    def _repr_html_(self) -> str:
+        from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
+
+        return render_loader(self.insight.snapshot())
 
     def __len__(self) -> int:
         """Returns the number of batches that this shard yields.
@@ -345,16 +379,6 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
         is_late = (found.positions >= start * size) & self._plan.shards[0].are_delivered(found.positions)
         return Occurrences(found.rows[is_late], found.positions[is_late] // size).table(len(asked))
 
-    def _equal_with(self, worker_count: int, worker_buffer_size: int, read_options: ReadOptions) -> "DataLoader":
-        """Returns a loader of the same stream that runs in another way, without a timeline."""
-        workers = dataclasses.replace(
-            self._workers, num_workers=worker_count, per_worker_buffer_size=worker_buffer_size
-        )
-        settings = {"_workers": workers, "_read_options": read_options, "_records_timeline": False}
-        equal = DataLoader.__new__(DataLoader)
-        equal.__setstate__(self.__getstate__() | settings)
-        return equal
-
     @functools.cached_property
     def _stream(self) -> Stream:
         """The description of the stream, made at construction. A pickled loader takes it along."""
@@ -367,12 +391,7 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
             whole: the loader that this one is an epoch of, and whose measurements it adds to; None for its own.
         """
         self._closed = False
-        self._structures: Mapping[str, tuple[str, ...]] = {}
-        if whole is None:
-            self._recorder = self._new_recorder() if self._records_timeline else None
-            self._profiler = Profiler(self._pipeline.labels, self._recorder)
-        else:
-            self._recorder, self._profiler = whole._recorder, whole._profiler  # noqa: SLF001  (of this class)
+        self._profiler = self._new_profiler() if whole is None else whole._profiler  # noqa: SLF001  (of this class)
         self._passes = RepeatedPasses(self._pipeline)
         self._execution = Execution(
             self._pipeline,
@@ -384,6 +403,8 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
             front=DEBUGGED if self._is_debugging else ACTORS if self._ray_workers is not None else LOADER,
         )
         self._plan = self._execution.plan
+        if whole is not None:
+            self._plan.errors = whole._plan.errors  # noqa: SLF001  (of this class)
 
     @property
     def _worker_options(self) -> MultiprocessingOptions:
@@ -392,11 +413,12 @@ class DataLoader(ShownLoader, grain_kinds.DataLoader):
             return self._workers
         return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
 
-    @staticmethod
-    def _new_recorder() -> "Recorder":
-        from millstream.loader.threads.recorder import Recorder  # noqa: PLC0415  (for those who ask for it)
+    def _new_profiler(self) -> Profiler:
+        if not self._records_timeline:
+            return Profiler(self._pipeline.labels)
+        from millstream.loader.threads.recorder import Recorder  # noqa: PLC0415  (lazy: off by default)
 
-        return Recorder()
+        return Profiler(self._pipeline.labels, Recorder())
 
     def _watch(self) -> Watch:
         """Returns what looks at each part of the work."""

@@ -2,11 +2,11 @@
 
 import functools
 import os
-import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.loader.checkpoints.state import Stream
+from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
@@ -22,7 +22,6 @@ from millstream.loader.threads.profiler import Profiler
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.pipeline.feed import Feed
-    from millstream.loader.reporting.snapshot import LoaderFacts
     from millstream.loader.threads.shared_threads import SharedThreads
     from millstream.loader.workers.crew import Crew
     from millstream.loader.workers.warm_pools import WarmPools
@@ -49,7 +48,7 @@ class Execution:
         pipeline: what is run.
         plan: the same, compiled.
         profiler: adds up where the time goes.
-        iterators: those that are still there.
+        insight: the views of the pipeline, which know its iterators.
         is_closed: whether it was closed for good.
         pools: the worker processes that wait for the next iterator; None where there are to be none.
     """
@@ -70,7 +69,6 @@ class Execution:
         threads: "SharedThreads | None" = None,
     ) -> None:
         self.pipeline = pipeline
-        self._front = front
         self._ray_workers = ray_workers
         self._workers = workers
         self._reading = reading
@@ -84,7 +82,8 @@ class Execution:
             _executor_here(reading, workers, threads)
         self.profiler = profiler or Profiler(pipeline.labels)
         self.plan = Plan(pipeline, watch or self.profiler.timed)
-        self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
+        cores = None if ray_workers is None else ray_workers.num_cores
+        self.insight = Insight(self.plan, self.profiler, workers, reading, front=front, num_cores=cores)
         self.is_closed = False
 
     def begin(self, stream: Stream | None = None, passes: RepeatedPasses | None = None) -> DataLoaderIterator:
@@ -99,34 +98,14 @@ class Execution:
             self.stop_idle_workers,
             passes=passes,
             stall_timeout=self._workers.stall_timeout,
-            facts=self.facts,
+            insight=self.insight,
         )
-        self.iterators[id(iterator)] = iterator
+        self.insight.iterators[id(iterator)] = iterator
         if os.environ.get("MILLSTREAM_TOP") == "1":
-            from millstream.loader.serving import serve_unasked  # noqa: PLC0415  (for those who look)
+            from millstream.loader.monitoring.served_pipelines import serve_by_environment  # noqa: PLC0415  (lazy)
 
-            serve_unasked(self)
+            serve_by_environment(self)
         return iterator
-
-    def facts(self, structures: Mapping[str, tuple[str, ...]] | None = None) -> "LoaderFacts":
-        """Returns what is known of it now.
-
-        Args:
-            structures: the leaves of what each stage gives, by the stage's label, where that was traced.
-        """
-        from millstream.loader.snapshot_of_loader import facts_of  # noqa: PLC0415  (for those who look)
-
-        self.count_delivered()
-        cores = None if self._ray_workers is None else self._ray_workers.num_cores
-        return facts_of(
-            self.plan, self.profiler, self._workers, self._reading, structures or {}, front=self._front, num_cores=cores
-        )
-
-    def count_delivered(self) -> None:
-        """Has the profiler count what iterators have delivered since the last time. Any thread may ask."""
-        for reference in self.iterators.valuerefs():
-            if (iterator := reference()) is not None:
-                iterator.count_delivered()
 
     def stop_idle_workers(self) -> None:
         """Ends the processes that no iterator uses."""

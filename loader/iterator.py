@@ -16,13 +16,16 @@ import enum
 import functools
 import math
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from millstream.checks import as_integer
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.resumable import ResumableIterator
 from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.insight import Insight
+from millstream.loader.inspectable import Inspectable
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
@@ -30,7 +33,6 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
 from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.pipeline.source_end import SourceEnded
-from millstream.loader.profile import Profile
 from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.state_of_plan import state_at
 from millstream.loader.threads.profiler import Profiler
@@ -38,8 +40,6 @@ from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.load import IteratorLook
-    from millstream.loader.reporting.snapshot import LoaderFacts
-    from millstream.loader.reporting.summary import Summary
 
 
 class Lifecycle(enum.Enum):
@@ -53,8 +53,22 @@ class Lifecycle(enum.Enum):
     """Closed by the user: `next` is an error, the state can still be taken."""
 
 
+class MeasuringConsumer(Protocol):
+    """An iterator around this one that the trainer calls, and that measures the trainer's waits."""
+
+    asked_at: float | None
+
+    @property
+    def step(self) -> int:
+        """The number of batches delivered to the trainer."""
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch that the next of these begins in."""
+
+
 @final
-class DataLoaderIterator(ResumableIterator):
+class DataLoaderIterator(Inspectable, ResumableIterator):
     """Yields the batches of a `DataLoader`, and knows its position among them.
 
     Made by `iter(loader)`. Its position is just after the last batch delivered: batches read ahead do not count,
@@ -87,7 +101,7 @@ class DataLoaderIterator(ResumableIterator):
         *,
         passes: RepeatedPasses | None = None,
         stall_timeout: float = math.inf,
-        facts: "Callable[[], LoaderFacts]",
+        insight: Insight,
     ) -> None:
         self._plan = plan
         self._stream = stream
@@ -95,7 +109,7 @@ class DataLoaderIterator(ResumableIterator):
         self._make_executor = make_executor
         self._stop_idle = stop_idle
         self._stall_timeout = stall_timeout
-        self._facts = facts
+        self._insight = insight
         # None once the iterator was moved: who does that knows where it is.
         self._passes = passes
         self._executor: Executor | None = None
@@ -106,8 +120,8 @@ class DataLoaderIterator(ResumableIterator):
         self._step = 0
         # The step up to which the profiler has counted what was delivered.
         self._counted_step = 0
-        # False if a consumer outside of this one measures its own waits.
-        self._is_outermost = True
+        # The consumer that measures its own waits, for instance device_put; None if the trainer calls this iterator.
+        self._consumer: weakref.ref[MeasuringConsumer] | None = None
         # The position is `_start`, or that after output `_row - 1` of `_outputs` where any of those were delivered.
         self._start = plan.beginning
         self._outputs: Outputs | None = None
@@ -120,7 +134,7 @@ class DataLoaderIterator(ResumableIterator):
         self._is_sound = True
         self._left_at: float | None = None
         # Since when the consumer is inside `next`, unless what it asks for was there already.
-        self._asked_at: float | None = None
+        self.asked_at: float | None = None
 
     @property
     def step(self) -> int:
@@ -199,7 +213,7 @@ class DataLoaderIterator(ResumableIterator):
         """Has the profiler count what was delivered since the last time. Any thread may ask."""
         # In one statement, without a call: nobody counts the same batches.
         before, self._counted_step = self._counted_step, self._step
-        if self._is_outermost:
+        if self._consumer is None:
             self._profiler.delivered(self._counted_step - before)
 
     def describe_next(self) -> str:
@@ -208,14 +222,18 @@ class DataLoaderIterator(ResumableIterator):
         return self._plan.describe(Blocks(block, block + 1, 0))
 
     @property
-    def is_outermost(self) -> bool:
-        """True if this iterator measures the consumer's waits."""
-        return self._is_outermost
+    def consumer(self) -> "MeasuringConsumer | None":
+        """The consumer that measures its own waits; None if this iterator measures those of the trainer."""
+        return None if self._consumer is None else self._consumer()
 
-    def measured_outside(self) -> Callable[[], Profiler]:
-        """Has the caller measure the consumer's waits from now on; returns what gives the profiler for that."""
-        self._is_outermost = False
-        return lambda: self._profiler
+    def let_measure(self, consumer: "MeasuringConsumer") -> None:
+        """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
+        self._consumer = weakref.ref(consumer)
+
+    def delivered_position(self) -> tuple[int, int | None]:
+        """Returns step and epoch as the trainer knows them. Any thread may call it."""
+        consumer = self.consumer
+        return (self._step, self.epoch) if consumer is None else (consumer.step, consumer.epoch)
 
     @property
     def stall_timeout(self) -> float:
@@ -226,36 +244,27 @@ class DataLoaderIterator(ResumableIterator):
         """Returns what this iterator does now, for those who look from outside. Any thread may ask."""
         from millstream.loader.pipeline.load import IteratorLook  # noqa: PLC0415  (for those who look)
 
-        now, asked_at, executor = time.perf_counter(), self._asked_at, self._executor
+        now, executor, consumer = time.perf_counter(), self._executor, self.consumer
+        asked_at = (self if consumer is None else consumer).asked_at
+        step, epoch = self.delivered_position()
         load = None
         # The executor works on meanwhile: what cannot be said now can be said the next time.
         with contextlib.suppress(RuntimeError, LookupError, OSError):
             load = None if executor is None else executor.load()
         return IteratorLook(
-            step=self._step,
+            step=step,
             records=records_before(self._plan, self._position()),
-            epoch=self.epoch,
+            epoch=epoch,
             lifecycle=self._lifecycle.name.lower(),
             waits_for=None if asked_at is None else max(0.0, now - asked_at),
             at_hand=max(0, self._stop - self._row),
             load=load,
         )
 
-    def profile(self) -> Profile:
-        """Returns where the time of the loader's iterators has gone so far, as `DataLoader.profile` does."""
-        return Profile(self._profiler.read())
-
-    def summary(self) -> "Summary":
-        """Returns a table of where the time of the loader's iterators has gone so far, and advice in sentences."""
-        from millstream.loader.reporting.summary import Summary  # noqa: PLC0415  (lazy: only people need it)
-
-        return Summary(self._facts())
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the measurements of the loader's iterators by stable names, as `DataLoader.metrics` does."""
-        from millstream.loader.reporting.metrics import metrics_of  # noqa: PLC0415  (as above)
-
-        return metrics_of(self._facts())
+    @property
+    def insight(self) -> Insight:
+        """The views of the pipeline, shared with its loader."""
+        return self._insight
 
     def worker_stacks(self) -> dict[int, str]:
         """Returns the stacks of the worker processes that work for this iterator, by process. Any thread may ask."""
@@ -398,15 +407,15 @@ class DataLoaderIterator(ResumableIterator):
     def _advance(self) -> bool:
         """Moves on to the next outputs; returns False at the end of the stream."""
         self.count_delivered()
-        if not self._is_outermost:
+        if self._consumer is not None:
             return self._take_outputs()
         start, is_first = time.perf_counter(), self._executor is None
-        self._asked_at = start
+        self.asked_at = start
         self._profiler.returned(self._left_at, start)
         try:
             return self._take_outputs()
         finally:
-            self._asked_at = None
+            self.asked_at = None
             self._left_at = time.perf_counter()
             self._profiler.waited(start, self._left_at, is_first=is_first)
 

@@ -1,4 +1,4 @@
-"""What is known of a loader, collected for those who show it. No record is read."""
+"""Collects the snapshot of a loader. It reads no record."""
 
 import dataclasses
 import itertools
@@ -11,12 +11,12 @@ from millstream.loader.pipeline.plan import KEYS, READ, Plan
 from millstream.loader.pipeline.stages import split_stages
 from millstream.loader.reporting.snapshot import (
     Kind,
-    LoaderFacts,
-    Measured,
-    OrderFacts,
-    Place,
-    SourceFacts,
-    StageFacts,
+    LoaderSnapshot,
+    Location,
+    Measurements,
+    OrderSnapshot,
+    SourceSnapshot,
+    StageSnapshot,
 )
 from millstream.loader.threads.front import Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
@@ -30,10 +30,10 @@ from millstream.sources.files.multi_file import Files
 from millstream.sources.source_checks import batched_read_of
 
 Structures = Mapping[str, tuple[str, ...]]
-"""The leaves of what each stage gives, by the stage's label."""
+"""Descriptions of the leaves of each stage's results, by the stage's label."""
 
 
-def facts_of(
+def snapshot_of(
     plan: Plan,
     profiler: Profiler,
     workers: MultiprocessingOptions,
@@ -42,25 +42,27 @@ def facts_of(
     *,
     front: Front,
     num_cores: int | None = None,
-) -> LoaderFacts:
-    """Returns what is known of a loader now.
+    position: tuple[int, int | None] = (0, None),
+) -> LoaderSnapshot:
+    """Returns the snapshot of a loader.
 
     Args:
-        plan: what it runs.
-        profiler: what was measured.
+        plan: the compiled pipeline.
+        profiler: its measurements.
         workers: its worker processes.
         reading: its threads.
-        structures: what was traced.
-        front: how the pipeline was said.
-        num_cores: how many cores the workers may use; None for those that this process may.
+        structures: traced results of its stages.
+        front: the API that it was built with.
+        num_cores: the number of cores for the workers; None for those of this process.
+        position: step and epoch of the newest iterator.
     """
     pipeline, seconds = plan.pipeline, profiler.read()
     reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead
-    return LoaderFacts(
-        source=source_facts(pipeline.source),
-        order=order_facts(pipeline.sampler, pipeline.order),
-        stages=tuple(_stages(plan, seconds, _place(workers, reading), structures)),
-        measured=_measured(profiler, seconds),
+    return LoaderSnapshot(
+        source=source_snapshot(pipeline.source),
+        order=order_snapshot(pipeline.sampler, pipeline.order),
+        stages=tuple(_stages(plan, seconds, _location(workers, reading), structures)),
+        measured=_measured(plan, profiler, seconds, position),
         shard=f"{pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
         num_workers=workers.num_workers,
         worker_buffer=workers.per_worker_buffer_size,
@@ -71,21 +73,22 @@ def facts_of(
     )
 
 
-def facts_later(facts: LoaderFacts, profiler: Profiler) -> LoaderFacts:
-    """Returns the facts of a loader as they are now: what was measured is new. Any thread may ask.
-
-    No code of the user's is called, which sources and samplers may have to be shown.
-    """
+def updated_snapshot(
+    snapshot: LoaderSnapshot, plan: Plan, profiler: Profiler, position: tuple[int, int | None]
+) -> LoaderSnapshot:
+    """Returns a snapshot with current measurements. It is safe in any thread, and calls no user code."""
     seconds = profiler.read()
     return dataclasses.replace(
-        facts,
-        measured=_measured(profiler, seconds),
-        stages=tuple(dataclasses.replace(stage, seconds=seconds[stage.label]) for stage in facts.stages),
+        snapshot,
+        measured=_measured(plan, profiler, seconds, position),
+        stages=tuple(dataclasses.replace(stage, seconds=seconds[stage.label]) for stage in snapshot.stages),
     )
 
 
-def _measured(profiler: Profiler, seconds: Mapping[str, float]) -> Measured:
-    return Measured(
+def _measured(
+    plan: Plan, profiler: Profiler, seconds: Mapping[str, float], position: tuple[int, int | None]
+) -> Measurements:
+    return Measurements(
         batches=profiler.outputs,
         first_seconds=profiler.first_seconds,
         wait_seconds=max(0.0, seconds[NEXT] - profiler.first_seconds),
@@ -94,73 +97,80 @@ def _measured(profiler: Profiler, seconds: Mapping[str, float]) -> Measured:
         core_seconds=profiler.core_seconds or None,
         deaths=profiler.deaths,
         stalls=profiler.stalls,
+        waits=tuple(profiler.waits.copy()),
+        records=profiler.outputs * plan.partition.block if plan.one_to_one else None,
+        errors=0 if plan.errors is None else len(plan.errors.texts),
+        step=position[0],
+        epoch=position[1],
     )
 
 
-def source_facts(source: DataSource[Any]) -> SourceFacts:
-    """Returns what is known of a source."""
-    return SourceFacts(
+def source_snapshot(source: DataSource[Any]) -> SourceSnapshot:
+    """Returns the snapshot of a source."""
+    return SourceSnapshot(
         name=source_name(source),
         kind=type(source).__name__,
         num_records=len(source),
-        reads_many=type(source) in (list, tuple, range) or batched_read_of(source) is not None,
+        reads_batches=type(source) in (list, tuple, range) or batched_read_of(source) is not None,
         parts=_parts(source),
         window_units=source.window_units if isinstance(source, Files) and hasattr(source, "window_units") else None,
     )
 
 
-def order_facts(sampler: Sampler, order: VectorisedSampler | AdaptedSampler) -> OrderFacts:
-    """Returns what is known of a sampler, given also as one that answers for whole blocks."""
-    return OrderFacts(
+def order_snapshot(sampler: Sampler, order: VectorisedSampler | AdaptedSampler) -> OrderSnapshot:
+    """Returns the snapshot of a sampler, given as the user built it and as the plan calls it."""
+    return OrderSnapshot(
         name=described(sampler, with_defaults=False),
         kind=type(sampler).__name__,
         length=order.length,
-        answers_for_many=not isinstance(order, AdaptedSampler) or hasattr(sampler, "record_keys"),
+        is_vectorised=not isinstance(order, AdaptedSampler) or hasattr(sampler, "record_keys"),
         weights=_parts(sampler),
         is_global_shuffle=isinstance(sampler, EpochSampler) and getattr(sampler, "shuffle", False),
     )
 
 
 def _parts(whole: object) -> tuple[tuple[str, float], ...]:
-    """Returns what our own sources and samplers consist of: a class of the user's may mean anything by its names."""
+    """Returns the parts of the library's own sources and samplers, because attributes of user classes mean anything."""
     return tuple(whole._picture_parts()) if isinstance(whole, Pictured) else ()  # noqa: SLF001  (in its own library)
 
 
-def _place(workers: MultiprocessingOptions, reading: ReadOptions) -> Place:
+def _location(workers: MultiprocessingOptions, reading: ReadOptions) -> Location:
     if workers.num_workers:
-        return Place.WORKERS
-    return Place.THREADS if reading.reads_ahead else Place.TRAINER
+        return Location.WORKERS
+    return Location.THREADS if reading.reads_ahead else Location.TRAINER
 
 
-def _stages(plan: Plan, seconds: Mapping[str, float], place: Place, structures: Structures) -> Sequence[StageFacts]:
-    """Returns the parts of the work, without steps that a chain puts between the user's operations.
+def _stages(
+    plan: Plan, seconds: Mapping[str, float], location: Location, structures: Structures
+) -> Sequence[StageSnapshot]:
+    """Returns the stages, without the steps that a chain inserts between the user's operations.
 
-    The trainer's thread makes what only copies out of workers.
+    With workers, the trainer's thread runs the operations that only copy elements.
     """
     pipeline = plan.pipeline
     found = [
-        StageFacts(KEYS, "record keys", Kind.KEYS, place, seconds[KEYS]),
-        StageFacts(READ, "read", Kind.READ, place, seconds[READ], structure=structures.get(READ)),
+        StageSnapshot(KEYS, "record keys", Kind.KEYS, location, seconds[KEYS]),
+        StageSnapshot(READ, "read", Kind.READ, location, seconds[READ], structure=structures.get(READ)),
     ]
     numbers = itertools.count()
     for stage, group in zip(plan.stages, split_stages(pipeline.operations), strict=True):
-        is_copied_here = place is Place.WORKERS and not stage.runs_user_code
+        is_copied_here = location is Location.WORKERS and not stage.runs_user_code
         for operation in group:
             number = next(numbers)
             if operation.is_between:
                 continue
             label = pipeline.labels[number]
             found.append(
-                StageFacts(
+                StageSnapshot(
                     label,
                     pipeline.names[number],
                     Kind.OPERATION,
-                    Place.TRAINER if is_copied_here else place,
+                    Location.TRAINER if is_copied_here else location,
                     seconds[label],
                     regroups=operation.regroups,
                     keeps_count=operation.keeps_count,
                     structure=structures.get(label),
                 )
             )
-    found.append(StageFacts(HAND_OVER, "hand-over", Kind.HAND_OVER, place, seconds[HAND_OVER]))
+    found.append(StageSnapshot(HAND_OVER, "hand-over", Kind.HAND_OVER, location, seconds[HAND_OVER]))
     return found

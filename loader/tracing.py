@@ -16,8 +16,8 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Watch
-from millstream.loader.reporting.html_rendering import loader_picture
-from millstream.loader.reporting.snapshot import LoaderFacts
+from millstream.loader.reporting.html_rendering import render_loader
+from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.transforms import Batch, BucketBatch, Rebatch, TokenBudgetBatch
 
@@ -96,9 +96,9 @@ class Trace:
         leaves: a line for each leaf of what a stage gives, by the label of the stage.
     """
 
-    def __init__(self, leaves: Mapping[str, tuple[str, ...]], facts: LoaderFacts) -> None:
+    def __init__(self, leaves: Mapping[str, tuple[str, ...]], snapshot: LoaderSnapshot) -> None:
         self.leaves = leaves
-        self._facts = facts
+        self._snapshot = snapshot
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -108,4 +108,4 @@ class Trace:
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        return loader_picture(self._facts)
+        return render_loader(self._snapshot)

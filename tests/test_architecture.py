@@ -22,7 +22,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "workers": {"pipeline", "threads", "transport"},
         "processes": {"pipeline", "threads", "transport", "workers"},
         "cluster": {"pipeline", "threads", "transport", "workers"},
-        "monitoring": set(),
+        "monitoring": {"processes", "reporting"},
         "reporting": {"threads"},
     },
     "dataset": {

@@ -216,13 +216,13 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def _top(options: argparse.Namespace) -> None:
-    from millstream.tools.top_command import listed, shown  # noqa: PLC0415
+    from millstream.tools.top_command import monitor, trainer_lines  # noqa: PLC0415
 
     if options.list:
-        for line in listed():
+        for line in trainer_lines():
             print(line)
         return
-    shown(options.pid, once=options.once, stacks=options.stacks, interval=options.interval)
+    monitor(options.pid, once=options.once, stacks=options.stacks, interval=options.interval)
 
 
 @contextlib.contextmanager

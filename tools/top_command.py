@@ -1,89 +1,83 @@
-"""`millstream top`: a running trainer's pipelines, asked over its private socket."""
+"""`millstream top`: a monitor of the pipelines of a running trainer."""
 
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
-from millstream.loader.monitoring.client import HOW_TO_SERVE, NotServed, asked, served_processes
+from millstream.loader.monitoring.client import NONE_SERVED, NotServed, query, served_processes
 from millstream.tools.top_lines import Line, Snapshot, command_text, lines_of, plain
 from millstream.tools.top_stacks import stack_lines
 
 
-def listed() -> Iterator[str]:
-    """Yields a line for each process of this user that can be looked at."""
+def trainer_lines() -> Iterator[str]:
+    """Yields a line for each process of this user that can be monitored."""
     processes = served_processes()
     for pid in processes:
-        # One that ends just now, or does not answer, keeps nobody from the others.
+        # A process that ends meanwhile, or does not answer, must not hide the others.
         try:
-            snapshot = asked(pid, "snapshot")
+            snapshot = query(pid, "snapshot")
         except (NotServed, OSError) as error:
             yield f"{pid:>8}  {error}"
         else:
             yield f"{pid:>8}  {command_text(snapshot)}"
     if not processes:
-        yield f"No trainer of this user can be looked at. {HOW_TO_SERVE.replace('it', 'one', 1)}"
+        yield NONE_SERVED
 
 
-def shown(pid: int | None, *, once: bool, stacks: bool, interval: float) -> None:
-    """Shows the pipelines of a process: live on a terminal, else one look as text.
+def monitor(pid: int | None, *, once: bool, stacks: bool, interval: float) -> None:
+    """Displays the pipelines of a process: live on a terminal, otherwise one snapshot as text.
 
     Args:
-        pid: its number; None for the only one there is.
-        once: whether one look is enough, on a terminal too.
-        stacks: whether to show the stacks, too.
-        interval: seconds between two looks, over which rates are taken.
+        pid: the process; None for the only one that can be monitored.
+        once: True to print one snapshot and exit on a terminal, too.
+        stacks: True to display the stacks as well.
+        interval: seconds between two snapshots. Rates are averages over it.
 
     Raises:
-        NotServed: it cannot be looked at.
+        NotServed: the process cannot be monitored.
         OSError: it does not answer.
     """
-    pid = _only_one() if pid is None else pid
-    looks = _Looks(pid)
+    pid = _only_process() if pid is None else pid
+    snapshots = _Snapshots(pid)
     if once or not sys.stdout.isatty():
         time.sleep(interval)
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        lines = [*looks.next(width), *(looks.stacks() if stacks else ())]
+        lines = [*snapshots.next(width), *(snapshots.stacks() if stacks else ())]
         print("\n".join(map(plain, lines)))
         return
-    from millstream.tools.top_screen import show_live  # noqa: PLC0415  (for a terminal)
+    from millstream.tools.top_screen import show_live  # noqa: PLC0415  (lazy: only terminals need it)
 
-    show_live(looks.next, looks.stacks, interval, with_stacks=stacks)
+    show_live(snapshots.next, snapshots.stacks, interval, with_stacks=stacks)
 
 
-class _Looks:
-    """Looks at a process, one after the other: each shows what has happened since the one before."""
+class _Snapshots:
+    """Snapshots of a process. Each is displayed with the changes since the one before."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._before = self._asked("snapshot")
+        self._before: Snapshot = query(pid, "snapshot")
 
     def next(self, width: int | None) -> list[Line]:
-        """Returns what there is to see since the last look, in lines of this many characters."""
-        now: Snapshot = self._asked("snapshot")
+        """Returns lines of at most `width` characters about the time since the last snapshot."""
+        now: Snapshot = query(self._pid, "snapshot")
         before, self._before = self._before, now
         return list(lines_of(before, now, width))
 
     def stacks(self) -> list[Line]:
-        """Returns the stacks of now."""
-        return list(stack_lines(self._asked("stacks")["stacks"]))
-
-    def _asked(self, question: str) -> Any:
-        return asked(self._pid, question)
+        """Returns the current stacks."""
+        return list(stack_lines(query(self._pid, "stacks")["stacks"]))
 
 
-def _only_one() -> int:
-    """Returns the one process that can be looked at.
+def _only_process() -> int:
+    """Returns the only process that can be monitored.
 
     Raises:
         NotServed: there is none, or there are several.
     """
     processes = served_processes()
-    if len(processes) != 1:
-        raise NotServed(
-            f"Say which process to look at: {', '.join(map(str, processes))}."
-            if processes
-            else f"No trainer of this user can be looked at. {HOW_TO_SERVE.replace('it', 'one', 1)}"
-        )
+    if not processes:
+        raise NotServed(NONE_SERVED)
+    if len(processes) > 1:
+        raise NotServed(f"Choose a process to monitor: {', '.join(map(str, processes))}.")
     return processes[0]

@@ -1,4 +1,4 @@
-"""`millstream top` on a terminal: the picture is drawn anew, and keys are listened to."""
+"""`millstream top` on a terminal: redraws at an interval, scrolls, and responds to keys."""
 
 import contextlib
 import os
@@ -9,74 +9,76 @@ import tty
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.tools.top_lines import FULL, HEAD, HOT, PLAIN, SOFT, Line, Piece
+from millstream.tools.top_lines import FULL, HEAD, HOT, PLAIN, SOFT, Line, Segment
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 _STYLES = {HEAD: "bold", SOFT: "dim", FULL: "cyan", HOT: "bold red", PLAIN: ""}
 
-_KEYS = "q quits, s shows the stacks of now, and hides them"
+_HELP = "q quit · s stacks · j and k scroll"
 
 
 def show_live(
-    look: Callable[[int], Sequence[Line]],
+    next_lines: Callable[[int], Sequence[Line]],
     stacks: Callable[[], Sequence[Line]],
     seconds: float,
     *,
     with_stacks: bool = False,
 ) -> None:
-    """Draws what there is to see until q is pressed, or the trainer is gone.
+    """Redraws until q is pressed or the trainer ends.
 
     Args:
-        look: returns what to draw in lines of this many characters; it is asked every `seconds`.
-        stacks: returns the stacks to draw beneath; it is asked when s is pressed.
-        seconds: how long to wait between two looks.
-        with_stacks: whether to draw the stacks from the beginning.
+        next_lines: returns the current lines of at most the given number of characters. It is called every `seconds`.
+        stacks: returns the lines of stacks. It is called when s is pressed.
+        seconds: interval between two calls of `next_lines`.
+        with_stacks: True to display the stacks from the beginning.
 
     Raises:
         ImportError: rich is not installed.
     """
     try:
-        from rich.console import Console  # noqa: PLC0415  (for those who look)
+        from rich.console import Console  # noqa: PLC0415  (lazy: only terminals need it)
         from rich.live import Live  # noqa: PLC0415
     except ImportError:
         raise ImportError(
-            "A live picture needs rich: pip install 'millstream[top]'. Without it, --once prints one look."
+            "The live display needs rich: pip install 'millstream[top]'. Without it, use --once for one snapshot."
         ) from None
     shown: Sequence[Line] = stacks() if with_stacks else ()
+    top = 0
     console = Console(highlight=False)
-    with _keys_at_once(), Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
+    with _unbuffered_keys(), Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
         while True:
-            lines = [*look(console.size.width), *shown]
-            live.update(_drawn(lines, console.size.height), refresh=True)
-            key = _key(seconds)
+            lines = [*next_lines(console.size.width), *shown]
+            room = max(1, console.size.height - 2)
+            top = max(0, min(top, len(lines) - room))
+            live.update(_rendered(lines, top, room), refresh=True)
+            key = _read_key(seconds)
             if key in ("q", "\x1b", "\x04"):
                 return
             if key == "s":
                 shown = () if shown else stacks()
+            top += room // 2 * ((key == "j") - (key == "k"))
 
 
-def _drawn(lines: Sequence[Line], height: int) -> "Text":
-    """Returns as many lines as the terminal has, and the keys on the last one."""
-    from rich.text import Text  # noqa: PLC0415
+def _rendered(lines: Sequence[Line], top: int, room: int) -> "Text":
+    """Returns the visible lines, and the help on the last one."""
+    from rich.text import Text  # noqa: PLC0415  (lazy: only terminals need it)
 
-    room = max(1, height - 2)
-    if len(lines) > room:
-        more = len(lines) - room + 1
-        lines = [*lines[: room - 1], [Piece(f"… {more} more lines: --once --stacks prints them all", SOFT)]]
+    below = max(0, len(lines) - top - room)
     text = Text(no_wrap=True, overflow="ellipsis")
-    for line in [*lines, [], [Piece(_KEYS, SOFT)]]:
-        for piece in line:
-            text.append(piece.text, style=_STYLES[piece.style])
+    more = f" · {below} more lines below" if below else ""
+    for line in [*lines[top : top + room], [], [Segment(f"{_HELP}{more}", SOFT)]]:
+        for segment in line:
+            text.append(segment.text, style=_STYLES[segment.style])
         text.append("\n")
     text.rstrip()
     return text
 
 
 @contextlib.contextmanager
-def _keys_at_once() -> Iterator[None]:
-    """Has the terminal give keys as they are pressed, without showing them; Ctrl-C stays what it is."""
+def _unbuffered_keys() -> Iterator[None]:
+    """Makes the terminal pass on each key when it is pressed, without an echo. Ctrl-C still interrupts."""
     if not sys.stdin.isatty():
         yield
         return
@@ -88,8 +90,8 @@ def _keys_at_once() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _key(seconds: float) -> str:
-    """Returns the key that is pressed, having waited for one for at most this long; "" for none."""
+def _read_key(seconds: float) -> str:
+    """Returns the key that is pressed within the given time; "" if none is."""
     source = [sys.stdin] if sys.stdin.isatty() else []
     ready, _, _ = select.select(source, [], [], seconds)
     return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""

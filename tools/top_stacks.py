@@ -1,14 +1,14 @@
-"""Stacks as `faulthandler` writes them, made short: threads that are at the same line are counted, not repeated."""
+"""Stacks in the format of `faulthandler`, shortened: threads with equal stacks are counted, not repeated."""
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from millstream.loader.reporting.quantities import count_text
-from millstream.tools.top_lines import HEAD, SOFT, Line, Piece
+from millstream.tools.top_lines import HEAD, SOFT, Line, Segment
 
-FEWEST = 2
-"""How many frames of a stack are shown at least, if it has them."""
+MIN_FRAMES = 2
+"""Smallest number of frames to which a stack is shortened."""
 
 _OWN = re.compile(r"/millstream/(?:loader|dataset)/|/threading\.py\"|^File \"<string>\"")
 _HEAD = re.compile(r"^(?:Current thread|Thread) (.*) \(most recent call first\):$")
@@ -18,22 +18,22 @@ def stack_lines(stacks: Sequence[Mapping[str, str]]) -> Iterator[Line]:
     """Yields stacks as lines, the most recent call first.
 
     Args:
-        stacks: of each process, who it is, and the text.
+        stacks: the name of each process, and its stacks as text.
     """
     for one in stacks:
         yield []
-        yield [Piece(f"Stacks of {one['who']}", HEAD), Piece(", the most recent call first", SOFT)]
+        yield [Segment(f"Stacks of {one['who']}", HEAD), Segment(", the most recent call first", SOFT)]
         for (frames, number), names in _grouped(one["text"]).items():
-            yield [Piece(f"  {names if number == 1 else count_text(number, 'thread')}", SOFT)]
-            yield from ([Piece(f"    {frame}")] for frame in frames)
+            yield [Segment(f"  {names if number == 1 else count_text(number, 'thread')}", SOFT)]
+            yield from ([Segment(f"    {frame}")] for frame in frames)
 
 
 def _grouped(text: str) -> dict[tuple[tuple[str, ...], int], str]:
-    """Returns the different stacks with the number of threads that have each, and the name of one of them."""
+    """Returns the different stacks, each with the number of threads that have it and the name of one of them."""
     names: dict[tuple[str, ...], str] = {}
     counts: Counter[tuple[str, ...]] = Counter()
-    for part in text.split("\n\n"):
-        lines = part.strip("\n").splitlines()
+    for stack in text.split("\n\n"):
+        lines = stack.strip("\n").splitlines()
         if not lines:
             continue
         head = _HEAD.match(lines[0])
@@ -44,6 +44,6 @@ def _grouped(text: str) -> dict[tuple[tuple[str, ...], int], str]:
 
 
 def _shortened(frames: list[str]) -> tuple[str, ...]:
-    """Returns frames without those at the outer end that are the library's and Python's own, as far as FEWEST."""
+    """Returns frames without the outermost ones of the library and of Python, but at least MIN_FRAMES."""
     last = max((number for number, frame in enumerate(frames) if not _OWN.search(frame)), default=-1)
-    return tuple(frames[: max(last + 2, FEWEST)])
+    return tuple(frames[: max(last + 2, MIN_FRAMES)])

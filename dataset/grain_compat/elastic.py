@@ -1,12 +1,11 @@
 """An iterator whose position is that of all shards together, so that it fits any number of them."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, final
+from typing import Any, NoReturn, SupportsIndex, final
 
 from millstream.dataset.chain_iterator import EngineIterator, checked_maps
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.peeling import peeled
-from millstream.dataset.shown_chain import traced_chain
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
 from millstream.loader.execution import Execution
@@ -17,9 +16,6 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
 from millstream.transforms.absence_check import AbsentElement
-
-if TYPE_CHECKING:
-    from millstream.loader.tracing import Trace
 
 
 @final
@@ -138,10 +134,6 @@ class ElasticIterator(EngineIterator):
             f"{hole} A map before ElasticIterator has returned None, so that shards would have different numbers of "
             "elements: leave such records out beforehand."
         ) from hole
-
-    def trace(self) -> "Trace":
-        """Returns the types, shapes and dtypes of what flows between the operations, found by making one element."""
-        return traced_chain(self._execution.pipeline, self._options, ELASTIC)
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches, at no cost.

@@ -75,7 +75,16 @@ FOR_THE_LIBRARY = {
 FOR_THE_LIBRARY |= {"noted_state", "place", "go", "takes_key_arrays"}
 FOR_THE_LIBRARY |= {"prepare", "begin", "arrange", "make", "unit", "keeps_remainder"}  # of operations that group
 FOR_THE_LIBRARY |= {"located", "located_pieces", "known_size", "copy_of", "stackable_columns", "default_values"}
-FOR_THE_LIBRARY |= {"is_outermost", "measured_outside", "describe_next", "count_delivered", "stall_timeout"}
+FOR_THE_LIBRARY |= {
+    "insight",
+    "consumer",
+    "let_measure",
+    "asked_at",
+    "delivered_position",
+    "describe_next",
+    "count_delivered",
+    "stall_timeout",
+}
 FOR_THE_LIBRARY |= {"occurrences"}  # of samplers, for `positions_of`
 FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
 """Members of public classes that only the library calls."""

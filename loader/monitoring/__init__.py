@@ -1,1 +1,1 @@
-"""A running trainer that is asked from outside, by its own user only: a private socket, and who speaks over it."""
+"""Monitoring of a running trainer by another process of the same user, over a private socket."""

@@ -1,4 +1,4 @@
-"""Asks a running trainer of this user, from another process."""
+"""The client of `millstream top`: queries a running trainer of the same user."""
 
 import contextlib
 import json
@@ -17,20 +17,21 @@ from millstream.loader.monitoring.socket_folder import (
 )
 
 FORMAT = 1
-"""Which form the answers have."""
+"""Version of the answers' format."""
 
 HOW_TO_SERVE = "Start it with MILLSTREAM_TOP=1 in its environment, or call loader.serve_top() in it."
+NONE_SERVED = f"No running trainer of yours can be monitored. {HOW_TO_SERVE.replace('it', 'one', 1)}"
 
 
-class NotServed(ValueError):  # noqa: N818  (it says so, and how to change it)
-    """The process cannot be looked at; the text says why."""
+class NotServed(ValueError):  # noqa: N818  (the name is a sentence)
+    """The process cannot be monitored. The text has the reason, and the remedy."""
 
 
 def served_processes() -> list[int]:
-    """Returns the processes of this user that can be looked at. What dead ones have left is removed."""
+    """Returns the processes of this user that can be monitored, and removes the sockets of dead ones."""
     found = set()
     for folder in folders():
-        # A folder that is not there, or not private, has no socket that we would speak to.
+        # A folder that does not exist or is not private has no socket to connect to.
         with contextlib.suppress(OSError), private_folder(folder) as descriptor:
             for name in os.listdir(descriptor):  # noqa: PTH208  (of a descriptor)
                 number = name.removesuffix(SUFFIX)
@@ -40,16 +41,16 @@ def served_processes() -> list[int]:
     return sorted(found)
 
 
-def asked(pid: int, question: str) -> Any:
-    """Returns what a process answers.
+def query(pid: int, question: str) -> Any:
+    """Returns the answer of a process.
 
     Args:
-        pid: its number.
+        pid: the process.
         question: "snapshot" or "stacks".
 
     Raises:
-        NotServed: it cannot be looked at, or is gone.
-        OSError: it does not answer.
+        NotServed: it cannot be monitored, or has ended.
+        OSError: it does not answer in time.
     """
     refused: OSError | None = None
     for folder in folders():
@@ -60,7 +61,7 @@ def asked(pid: int, question: str) -> Any:
             continue
         except TimeoutError:
             raise TimeoutError(
-                f"Process {pid} does not answer: it is stopped, or in C code that keeps the interpreter's lock."
+                f"Process {pid} does not answer: it is stopped, or runs C code that holds the interpreter's lock."
             ) from None
         except OSError as error:
             refused = error
@@ -70,12 +71,12 @@ def asked(pid: int, question: str) -> Any:
     if refused is not None:
         raise refused
     if not Path(f"/proc/{pid}").exists():
-        raise NotServed(f"There is no process {pid}{_others()}")
-    raise NotServed(f"Process {pid} serves no pipeline of this user. {HOW_TO_SERVE}")
+        raise NotServed(f"There is no process {pid}. {_served_text()}")
+    raise NotServed(f"Process {pid} cannot be monitored. {HOW_TO_SERVE}")
 
 
 def _answer_in(folder: int, pid: int, question: str) -> Any:
-    """Returns what a process says whose socket is in a folder; None where there is none."""
+    """Returns the answer of the process with a socket in a folder; None if there is no such socket."""
     connection = connected(folder, socket_name(pid))
     if connection is None:
         return None
@@ -83,21 +84,19 @@ def _answer_in(folder: int, pid: int, question: str) -> Any:
         if not is_own_user(peer_user(connection)):
             raise PermissionError(f"Process {pid} does not belong to this user, {os.geteuid()}.")
         connection.sendall(f"{question}\n".encode())
-        pieces = []
-        while piece := connection.recv(1 << 16):
-            pieces.append(piece)
-    if not pieces:
+        chunks = []
+        while chunk := connection.recv(1 << 16):
+            chunks.append(chunk)
+    if not chunks:
         raise NotServed(f"Process {pid} has ended, or does not answer this user.")
-    answer = json.loads(b"".join(pieces))
+    answer = json.loads(b"".join(chunks))
     if "error" in answer:
         raise NotServed(f"Process {pid} could not answer: {answer['error']}")
     if answer["format"] != FORMAT:
-        raise NotServed(f"Process {pid} has another version of millstream: look at it with that one.")
+        raise NotServed(f"Process {pid} runs another version of millstream. Monitor it with that version.")
     return answer
 
 
-def _others() -> str:
+def _served_text() -> str:
     served = served_processes()
-    if not served:
-        return f", and none that can be looked at. {HOW_TO_SERVE.replace('it', 'a trainer', 1)}"
-    return f". There are: {', '.join(map(str, served))}."
+    return f"These can be monitored: {', '.join(map(str, served))}." if served else NONE_SERVED

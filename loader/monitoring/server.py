@@ -1,13 +1,13 @@
 """The thread of a trainer that answers `millstream top`.
 
 Guarantees:
-    * There is one thread a process, and none before something is served. It ends, and its socket goes, when nothing is
-      served any more, and at the end of the interpreter, which waits for it for at most CLOSE_SECONDS.
-    * `start` takes no lock: whoever starts a thread too many has it leave at once, since one alone can hold the place.
-      The thread is started by one call of C code, which a signal's handler cannot interrupt.
-    * It answers one connection after the other, a user's own only, and gives none more than ANSWER_SECONDS.
-    * A forked process has neither thread nor socket: what it serves, it serves anew.
-    * It only looks. What it calls must be fit for any thread, at any time.
+    * There is at most one thread per process, and none before a pipeline is served. The thread and its socket end with
+      the last served pipeline, and with the interpreter, which waits for them for at most CLOSE_SECONDS.
+    * `start` takes no lock. If two calls start a thread each, one thread gets the slot and the other ends immediately.
+      One call of C code starts the thread, so a signal handler cannot interrupt the start.
+    * It answers one connection after another, of the same user only, each within ANSWER_SECONDS.
+    * A forked process has neither thread nor socket, and may start its own.
+    * It only reads. The callbacks must be safe in any thread at any time.
 """
 
 import _thread
@@ -33,34 +33,34 @@ from millstream.loader.monitoring.socket_folder import (
     socket_name,
 )
 
-LOOK_SECONDS = 0.5
-"""How often to look whether anything is served still."""
+POLL_SECONDS = 0.5
+"""Interval at which the thread checks if any pipeline is still served."""
 
 ANSWER_SECONDS = 1.0
-"""How long whoever asks may take to say what, and to read what it gets."""
+"""Timeout for a client to send its question and to read the answer."""
 
 START_SECONDS = 2.0
-"""How long to wait for the socket to be there."""
+"""Timeout for the socket to listen."""
 
 CLOSE_SECONDS = 2.0
-"""How long the end of the interpreter waits for the thread."""
+"""Timeout for the thread to end with the interpreter."""
 
-MOST_REQUEST_BYTES = 1000
+MAX_REQUEST_BYTES = 1000
 
 
 @final
 class Server:
-    """Answers questions from outside, for as long as there is something to ask about.
+    """Answers questions of other processes, as long as a pipeline is served.
 
     Args:
-        answer: what to say to a question, as JSON will have it; any thread may call it.
-        is_wanted: whether there is anything to ask about.
+        answer: returns the answer to a question, as a value for JSON. It is called in the server's thread.
+        is_wanted: returns True as long as a pipeline is served.
     """
 
     def __init__(self, answer: Callable[[str], object], is_wanted: Callable[[], bool]) -> None:
         self._answer = answer
         self._is_wanted = is_wanted
-        self._place = threading.Lock()
+        self._slot = threading.Lock()
         self._is_ending = False
         self._thread: threading.Thread | None = None
         self._listener: socket.socket | None = None
@@ -69,24 +69,24 @@ class Server:
         os.register_at_fork(after_in_child=self._forget)
 
     def start(self) -> None:
-        """Has a thread that answers, and returns when it can be asked.
+        """Starts the thread, unless it runs, and returns once its socket listens.
 
         Raises:
-            OSError: there can be no socket.
+            OSError: the socket cannot be created.
         """
-        if not self._place.locked():
+        if not self._slot.locked():
             begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
             _thread.start_new_thread(self._begin, (begun,))
             with contextlib.suppress(queue.Empty):
                 if (error := begun.get(timeout=START_SECONDS)) is not None:
                     raise error
-        # Another thread's start, or one that was interrupted, may not be through.
+        # Another call of `start`, or an interrupted one, may not have finished.
         deadline = time.monotonic() + START_SECONDS
-        while self._place.locked() and self._listener is None and time.monotonic() < deadline:
+        while self._slot.locked() and self._listener is None and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def _begin(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
-        # Of class Thread: it is on record then, with its name (see `reader_threads`, why not from where it is asked).
+        # A Thread object registers its name. `reader_threads` explains why another thread creates it.
         thread = threading.Thread(target=self._live, args=(begun,), name="millstream-top", daemon=True)
         try:
             thread.start()
@@ -94,16 +94,16 @@ class Server:
             begun.put(OSError(f"The system refuses another thread: {error}"))
 
     def _live(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
-        """The life of the thread: it serves while it has the place, and takes it again for what came in between."""
-        while self._is_wanted() and not self._is_ending and self._place.acquire(blocking=False):
+        """Serves while it holds the slot, and tries again for pipelines that were served meanwhile."""
+        while self._is_wanted() and not self._is_ending and self._slot.acquire(blocking=False):
             self._thread = threading.current_thread()
             try:
                 self._serve(begun)
-            except Exception as error:  # noqa: BLE001  (a thread has no one to raise to: who started it gets it)
+            except Exception as error:  # noqa: BLE001  (the caller of `start` raises it)
                 begun.put(error)
                 return
             finally:
-                self._place.release()
+                self._slot.release()
         begun.put(None)
 
     def _serve(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
@@ -111,7 +111,7 @@ class Server:
         with private_folder(server_folder(), make=True) as folder:
             if (other := connected(folder, name)) is not None:
                 other.close()
-                raise FileExistsError(f"Process {os.getpid()} of another container has the socket {name!r} already.")
+                raise FileExistsError(f"Process {os.getpid()} of another container already has the socket {name!r}.")
             with _listening(folder, name) as listener:
                 self._listener, self._folder = listener, folder
                 try:
@@ -126,9 +126,9 @@ class Server:
         poll = select.poll()
         poll.register(listener, select.POLLIN)
         while self._is_wanted() and not self._is_ending:
-            if not poll.poll(LOOK_SECONDS * 1000):
+            if not poll.poll(POLL_SECONDS * 1000):
                 continue
-            # Whoever asks may leave at any moment.
+            # The client may disconnect at any moment.
             with contextlib.suppress(OSError):
                 connection, _ = listener.accept()
                 with connection:
@@ -138,43 +138,43 @@ class Server:
         if not is_own_user(peer_user(connection)):
             return
         connection.settimeout(ANSWER_SECONDS)
-        asked = b""
-        while not asked.endswith(b"\n"):
-            piece = connection.recv(MOST_REQUEST_BYTES)
-            asked += piece
-            if not piece or len(asked) > MOST_REQUEST_BYTES:
+        request = b""
+        while not request.endswith(b"\n"):
+            chunk = connection.recv(MAX_REQUEST_BYTES)
+            request += chunk
+            if not chunk or len(request) > MAX_REQUEST_BYTES:
                 return
         try:
-            answer = self._answer(asked.decode(errors="replace").strip())
-        except Exception as error:  # noqa: BLE001  (what is looked at changes all the time, and may be the user's)
+            answer = self._answer(request.decode(errors="replace").strip())
+        except Exception as error:  # noqa: BLE001  (the state changes meanwhile, and names may be user code)
             answer = {"error": f"{type(error).__name__}: {error}"}
         connection.sendall(json.dumps(answer).encode())
 
     def _end(self) -> None:
-        """Ends the thread, at the end of the interpreter."""
+        """Ends the thread with the interpreter."""
         self._is_ending = True
         listener, thread = self._listener, self._thread
         if thread is None or not thread.is_alive():
             return
         if listener is not None:
-            # Wakes it.
+            # Wakes the thread.
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
         deadline = time.monotonic() + CLOSE_SECONDS
         thread.join(max(0.0, deadline - time.monotonic()))
 
     def _forget(self) -> None:
-        """Leaves the socket to the parent, in a forked process."""
+        """Leaves the socket to the parent of a forked process."""
         if (listener := self._listener) is not None:
             listener.close()
         if (folder := self._folder) is not None:
             os.close(folder)
         self._listener = self._folder = self._thread = None
-        self._place = threading.Lock()
+        self._slot = threading.Lock()
 
 
 def _listening(folder: int, name: str) -> socket.socket:
-    """Returns a socket that listens, in a folder; it has its name only then, so that nobody takes it for a dead one."""
+    """Returns a listening socket. It gets its name last, so that no client takes it for a dead one."""
     new = f".{name}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new, dir_fd=folder)

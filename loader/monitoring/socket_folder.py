@@ -1,10 +1,10 @@
-"""Where trainers that can be looked at have their sockets: one folder of each user's own, one socket a process.
+"""The folder for sockets of trainers: one folder per user, one socket per process.
 
 Guarantees:
-    * The folder belongs to this user and nobody else may enter it, or it is not used. It is looked at once and then
-      used by its descriptor: what is put in its place later is not used.
-    * A socket has its name, `PID.sock`, from when it listens until the trainer ends. One that refuses a connection is
-      what is left of a process that was killed, and is removed by whoever meets it.
+    * A folder is used only if it belongs to this user and no other user may enter it. It is checked once and then used
+      by its descriptor, so replacing it later has no effect.
+    * A socket is called `PID.sock` from when it listens until the trainer ends. A socket that refuses a connection was
+      left by a killed process, and whichever process finds it removes it.
 """
 
 import contextlib
@@ -20,16 +20,16 @@ from pathlib import Path
 SUFFIX = ".sock"
 
 CONNECT_SECONDS = 5.0
-"""How long a trainer may take to answer: one that is in C code with the interpreter's lock answers afterwards."""
+"""Timeout for an answer. A trainer in C code that holds the interpreter's lock answers after it."""
 
 
 def server_folder() -> Path:
-    """Returns where a trainer puts its socket: in `$XDG_RUNTIME_DIR`, else in a temporary folder of the user."""
+    """Returns the folder for a trainer's socket: in `$XDG_RUNTIME_DIR`, or else in a temporary folder."""
     return folders()[0]
 
 
 def folders() -> list[Path]:
-    """Returns where trainers of this user may have put sockets, whatever session or job they run in."""
+    """Returns the folders that may have sockets of this user's trainers, of any session or job."""
     user, runtime = os.geteuid(), os.environ.get("XDG_RUNTIME_DIR")
     found = [Path(runtime) / "millstream"] if runtime else []
     temporary = [Path(folder) / f"millstream-{user}" for folder in (tempfile.gettempdir(), "/tmp")]  # noqa: S108
@@ -41,12 +41,12 @@ def private_folder(folder: Path, *, make: bool = False) -> Iterator[int]:
     """Yields the descriptor of a folder that only this user may enter.
 
     Args:
-        folder: where it is.
-        make: whether to make it if it is not there.
+        folder: its path.
+        make: True to create it if it does not exist.
 
     Raises:
-        PermissionError: it is somebody else's, or others may enter it.
-        OSError: it is not there, or cannot be made.
+        PermissionError: it belongs to another user, or other users may enter it.
+        OSError: it does not exist, or cannot be created.
     """
     if make:
         with contextlib.suppress(FileExistsError):
@@ -67,17 +67,17 @@ def private_folder(folder: Path, *, make: bool = False) -> Iterator[int]:
 
 
 def address_in(descriptor: int, name: str) -> str:
-    """Returns the address of a socket in a folder. The path of a socket has 107 bytes at most: this one is short."""
+    """Returns a short address of a socket in a folder, because a socket's path has at most 107 bytes."""
     return f"/proc/self/fd/{descriptor}/{name}"
 
 
 def socket_name(pid: int) -> str:
-    """Returns what the socket of a process is called."""
+    """Returns the name of a process's socket."""
     return f"{pid}{SUFFIX}"
 
 
 def peer_user(connection: socket.socket) -> int:
-    """Returns the number of the user at the other end of a connection, as the kernel has it."""
+    """Returns the user id at the other end of a connection, according to the kernel."""
     _, user, _ = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     )
@@ -85,15 +85,15 @@ def peer_user(connection: socket.socket) -> int:
 
 
 def is_own_user(user: int) -> bool:
-    """Returns whether a user is the one that this process runs as. Nobody else may look, root neither."""
+    """Returns True for the user of this process. No other user is answered, not even root."""
     return user == os.geteuid()
 
 
 def connected(folder: int, name: str) -> socket.socket | None:
-    """Returns a connection to a socket in a folder; None where no one listens any more: then the name is removed.
+    """Returns a connection to a socket, or None if no process listens; then the socket is removed.
 
     Raises:
-        OSError: it cannot be reached.
+        OSError: the connection failed for another reason.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

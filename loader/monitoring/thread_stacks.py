@@ -1,4 +1,4 @@
-"""What the threads of this process are doing: their stacks, taken while they run on."""
+"""Stacks of all threads of this process, taken while they run."""
 
 import sys
 import threading
@@ -6,9 +6,9 @@ import traceback
 
 
 def stacks_of_threads() -> str:
-    """Returns the stacks of all threads of this process but the one that asks, the main thread first.
+    """Returns the stacks of all threads except the calling one, the main thread first.
 
-    The text is as `faulthandler` writes it: a head for each thread, then its frames, the most recent call first.
+    The format is that of `faulthandler`: a head per thread, then its frames, the most recent call first.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
@@ -21,6 +21,6 @@ def stacks_of_threads() -> str:
 
 
 def _lines_of(frame: object) -> list[str]:
-    # Without the lines of the source, which would have to be read.
+    # Source lines are omitted, because files would be read for them.
     found = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # type: ignore[arg-type]
     return [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found]

@@ -32,7 +32,7 @@ from millstream.loader.pipeline.random_streams import seed_of
 from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart, reader_of
 from millstream.loader.pipeline.requests import Fed, Group, Request
 from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
-from millstream.loader.pipeline.steps import annotated, run_steps
+from millstream.loader.pipeline.steps import Step, annotated, run_steps
 from millstream.loader.pipeline.substitutes import KeyCycle, with_substitutes
 from millstream.randomness import OF_BATCHES
 from millstream.samplers.protocols import is_mixed
@@ -268,7 +268,7 @@ class Plan:
             return run_steps(self._record_steps, run, np.empty)
         failed = list(run.failures)
         for step in self._record_steps:
-            run = without_failures(lambda part, step=step: step(part, np.empty), run, failed)
+            run = without_failures(functools.partial(_run_step, step), run, failed)
         run.failures = tuple(sorted(failed, key=lambda failure: failure.position))
         return run
 
@@ -285,3 +285,7 @@ def _with_shuffled_batches(pipeline: Pipeline, stages: Sequence[Sequence[Transfo
     size = records_per_block(stages, pipeline.share) * num_shards
     seed = derive_seed(seed_of(order) or 0, OF_BATCHES)
     return dataclasses.replace(pipeline, order=order.shuffled_within(size, seed))
+
+
+def _run_step(step: Step, run: Elements) -> Elements:
+    return step(run, np.empty)

@@ -1,1 +1,1 @@
-"""What people are shown of a loader: advice, tables, metrics and pictures, as pure functions of data."""
+"""Reports on a loader as pure functions of data: advice, tables, metrics and renderings."""

@@ -1,7 +1,7 @@
-"""Advice about a loader: sentences, each with the number that it rests on and with what to do about it.
+"""Performance advice about a loader: sentences with the measured number and the remedy.
 
-Each function below gives one kind of advice, or none. They see numbers only, so what holds for a loader can be tried
-out without running it.
+Each rule below returns one piece of advice, or None if it does not apply. Rules are pure functions of a snapshot, so
+tests need no running loader. Only `slowest_stage` reports the share of the slowest stage, with all remedies for it.
 """
 
 import dataclasses
@@ -9,320 +9,322 @@ import math
 from collections.abc import Callable, Iterator
 
 from millstream.loader.reporting.quantities import bytes_text, count_text, seconds_text, share_text
-from millstream.loader.reporting.snapshot import Kind, LoaderFacts, Place, StageFacts
+from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, Location, StageSnapshot
 
-FEW_SECONDS = 0.05
-"""What was measured for less than this says nothing yet."""
+MIN_SECONDS = 0.05
+"""Shortest measurement, in seconds, that advice may be based on."""
 
-WAITING = 0.05
-"""A trainer that waits for less than this part of the time would not gain from a faster loader."""
+NEGLIGIBLE_SHARE = 0.05
+"""Largest share of the loop's time that is not worth improving."""
 
 LARGE_SHARE = 0.2
-"""A part of the work that takes at least this share of it, and WAITING of the time, is worth advice of its own."""
+"""Smallest share of the stages' time that earns a stage advice of its own, unless it is negligible in the loop."""
 
-IDLE = 0.5
-"""Workers that work for less than this part of the time are more than are needed."""
+LOW_UTILIZATION = 0.5
+"""Workers that are busy for a smaller share of the time are more than the trainer needs."""
 
-MORE_ACTORS = 4
-"""No more than this many times the actors are recommended at once: what that many need is measured with them."""
+TARGET_UTILIZATION = 0.7
+"""Utilization of the workers that are recommended. The remainder is a reserve for slow batches."""
 
-COMFORTABLE = 0.7
-"""How busy the workers may be that are recommended: the slowest of some batches should not be waited for."""
+MAX_GROWTH = 4
+"""Largest factor by which advice raises the number of workers beyond the cores, or of actors, in one step."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """One sentence or two.
+    """One piece of advice.
 
     Attributes:
-        kind: which advice it is, in a word: stable, for programs.
-        text: what people read.
+        kind: a stable identifier, for programs.
+        text: one to three sentences, for people.
     """
 
     kind: str
     text: str
 
 
-def advice_of(facts: LoaderFacts) -> tuple[Advice, ...]:
-    """Returns what to say about a loader: what was found first, then what to do, the most important first."""
-    measured = facts.measured
-    if facts.front.is_debugging:
+Rule = Callable[[LoaderSnapshot], Advice | None]
+
+
+def advice_of(snapshot: LoaderSnapshot) -> tuple[Advice, ...]:
+    """Returns the advice for a loader: findings, then remedies, most important first."""
+    measured = snapshot.measured
+    if snapshot.front.is_debugging:
         return (
             Advice(
                 "debugging",
-                "debug=True makes everything in the trainer's thread, and checks it: what takes long here says little "
-                "about training. Leave debug out to measure.",
+                "With debug=True, the trainer's thread runs and checks everything, so its timings say little about "
+                "training. Remove debug=True to measure.",
             ),
         )
     if not measured.batches:
-        return (Advice("unmeasured", "Nothing has been measured yet: iterate over the loader, then ask again."),)
-    if measured.seconds < FEW_SECONDS:
+        return (Advice("unmeasured", "Nothing has been measured yet. Iterate over the loader first."),)
+    if measured.seconds < MIN_SECONDS:
         return (
             Advice(
                 "too_short",
-                f"Only {count_text(measured.batches, 'batch')} in {seconds_text(measured.seconds)} were measured, the "
-                "first of each pass left out: too little for advice. Ask again later.",
+                f"Only {count_text(measured.batches, 'batch')} in {seconds_text(measured.seconds)} have been measured, "
+                "without the first of each pass: too little for advice. Try again later.",
             ),
-            *_given(facts, (trouble,)),
+            *_apply(snapshot, (trouble,)),
         )
-    rules = (
-        (waiting, units, bottleneck, batched_reads, read_ahead, sampler_keys, pickled_batches, copied_batches)
-        if measured.wait_share >= WAITING
-        else (not_waiting, idle_workers)
-    )
-    return tuple(_given(facts, (*rules, trouble)))
+    if measured.wait_share < NEGLIGIBLE_SHARE:
+        return tuple(_apply(snapshot, (not_waiting, idle_workers, trouble)))
+    slowest = slowest_stage(snapshot)
+    rules: tuple[Rule, ...] = (sampler_keys, pickled_batches, copied_batches, trouble)
+    if slowest is None or slowest.kind != "batched_reads":
+        rules = (batched_reads, *rules)
+    return (waiting(snapshot), *([] if slowest is None else [slowest]), *_apply(snapshot, rules))
 
 
-Rule = Callable[[LoaderFacts], Advice | None]
+def _apply(snapshot: LoaderSnapshot, rules: tuple[Rule, ...]) -> Iterator[Advice]:
+    return (advice for rule in rules if (advice := rule(snapshot)) is not None)
 
 
-def _given(facts: LoaderFacts, rules: tuple[Rule, ...]) -> Iterator[Advice]:
-    return (advice for rule in rules if (advice := rule(facts)) is not None)
-
-
-def waiting(facts: LoaderFacts) -> Advice:
-    """Says how long the trainer waited."""
-    text = f"The trainer waited {share_text(facts.measured.wait_share)} of the time."
-    if facts.measured.trainer_seconds < WAITING * facts.measured.seconds:
+def waiting(snapshot: LoaderSnapshot) -> Advice:
+    """Reports the share of the time that the trainer waited."""
+    text = f"The trainer waited {share_text(snapshot.measured.wait_share)} of the time."
+    if snapshot.measured.trainer_seconds < NEGLIGIBLE_SHARE * snapshot.measured.seconds:
         text += (
-            f" It did next to nothing between two batches ({share_text(1 - facts.measured.wait_share)} of the time): "
-            "there is no training to hide the loading behind."
+            f" Everything else in its loop took {share_text(1 - snapshot.measured.wait_share)}: there is too little "
+            "compute to overlap loading with."
         )
     return Advice("waiting", text)
 
 
-def not_waiting(facts: LoaderFacts) -> Advice:
-    """Says that the trainer did not wait."""
+def not_waiting(snapshot: LoaderSnapshot) -> Advice:
+    """Reports that loading is fast enough."""
     return Advice(
         "not_waiting",
-        f"The trainer waited {share_text(facts.measured.wait_share)} of the time: a faster loader would not make "
-        "training faster.",
+        f"The trainer waited {share_text(snapshot.measured.wait_share)} of the time: a faster loader would not speed "
+        "up training.",
     )
 
 
-def units(facts: LoaderFacts) -> Advice | None:
-    """Says that units are decoded again and again because the order does not stay among a few of them."""
-    if facts.source.window_units is None or facts.stage(Kind.READ) is not facts.slowest:
+def slowest_stage(snapshot: LoaderSnapshot) -> Advice | None:
+    """Names the slowest stage, and what would make it faster or hide it."""
+    slowest = snapshot.slowest
+    if slowest.kind is Kind.READ and snapshot.source.window_units is not None:
+        return _slow_units(snapshot)
+    if snapshot.pipeline_seconds < NEGLIGIBLE_SHARE * snapshot.measured.seconds:
+        share = share_text(snapshot.pipeline_seconds / snapshot.measured.seconds)
+        return Advice(
+            "something_else",
+            f"The pipeline's stages took {share} of the time, so the trainer waited for something else, for instance "
+            "because other programs use the cores.",
+        )
+    if slowest.kind is Kind.HAND_OVER or _is_copied_by_trainer(snapshot, slowest):
+        # Other rules have the remedy.
         return None
-    if facts.order.is_global_shuffle:
-        order = f"HierarchicalSampler(source.unit_sizes, window_units={facts.source.window_units}, seed=...)"
+    if snapshot.num_workers and snapshot.busy_share < LOW_UTILIZATION:
+        buffers = snapshot.front.buffers.format(workers=snapshot.num_workers, buffer=2 * snapshot.worker_buffer)
+        return Advice(
+            "uneven",
+            f"{_utilization_text(snapshot)}: enough for this trainer on average, but single batches take longer. Keep "
+            f"more of them ready with {buffers}. If that does not help, other programs use the cores.",
+        )
+    if slowest.kind is Kind.READ:
+        return _slow_reads(snapshot)
+    subject = "Finding record keys" if slowest.kind is Kind.KEYS else f"{slowest.label},"
+    return Advice("bottleneck", f"{_finding(snapshot, subject)}. {_capitalized(_workers_remedy(snapshot))}")
+
+
+def _slow_units(snapshot: LoaderSnapshot) -> Advice:
+    if snapshot.order.is_global_shuffle:
+        order = f"HierarchicalSampler(source.unit_sizes, window_units={snapshot.source.window_units}, seed=...)"
         return Advice(
             "units",
-            f"{facts.source.kind} decodes a whole unit for nearly each record, because a global shuffle does not stay "
-            f"among the units in memory: use {order}, or load(source, shuffle=True), or raise cache_bytes.",
+            f"{snapshot.source.kind} decodes a whole unit for nearly every record, because a global shuffle jumps "
+            f"between more units than fit into memory. Use {order}, or load(source, shuffle=True), or raise "
+            "cache_bytes.",
         )
-    processes = " Each worker process decodes all units: use threads instead." if facts.num_workers else ""
-    return Advice(
-        "units",
-        f"Decoding units of {facts.source.kind} takes {share_text(facts.share(facts.slowest))} of the pipeline's time: "
-        f"select fewer columns.{processes}",
-    )
+    processes = " Each worker process decodes all units: use threads instead." if snapshot.num_workers else ""
+    finding = _finding(snapshot, f"Decoding units of {snapshot.source.kind}")
+    return Advice("units", f"{finding}. Select fewer columns.{processes}")
 
 
-def batched_reads(facts: LoaderFacts) -> Advice | None:
-    """Says that a source which is read record by record should read many at once."""
-    read = facts.stage(Kind.READ)
-    share = facts.share(read)
-    if facts.source.reads_many or facts.front.is_fed or not _is_large(facts, read):
+def _slow_reads(snapshot: LoaderSnapshot) -> Advice:
+    kind, finding, remedies = "bottleneck", _finding(snapshot, "Reading"), []
+    if _reads_one_by_one(snapshot):
+        kind, finding = "batched_reads", f"{finding}, one record at a time"
+        remedies.append(_getitems_remedy(snapshot))
+    if snapshot.num_workers:
+        remedies.append(_capitalized(_workers_remedy(snapshot)))
+    elif snapshot.stage(Kind.READ).location is Location.TRAINER:
+        kind, finding = "read_ahead", f"{finding}, and nothing is prefetched"
+        threads = snapshot.front.reading.format("ReadOptions()")
+        remedies.append(f"Use {threads} to read in threads while the trainer works.")
+    else:
+        kind = "read_further_ahead" if kind == "bottleneck" else kind
+        finding += f", with up to {count_text(snapshot.records_ahead, 'record')} prefetched"
+        buffer_size = max(1000, 2 * snapshot.records_ahead)
+        options = f"ReadOptions(num_threads={snapshot.num_threads}, prefetch_buffer_size={buffer_size})"
+        remedies.append(f"If the storage has a high latency, prefetch more: {snapshot.front.reading.format(options)}.")
+        remedies.append(f"If reading computes, for instance decodes, {_workers_remedy(snapshot)}")
+    return Advice(kind, " ".join([f"{finding}.", *remedies]))
+
+
+def _finding(snapshot: LoaderSnapshot, subject: str) -> str:
+    whose = "the workers'" if snapshot.num_workers else "the pipeline's"
+    return f"{subject} takes {share_text(snapshot.share(snapshot.slowest))} of {whose} time"
+
+
+def batched_reads(snapshot: LoaderSnapshot) -> Advice | None:
+    """Recommends `__getitems__` for a source that is read one record at a time, though another stage is slower."""
+    read = snapshot.stage(Kind.READ)
+    if not _reads_one_by_one(snapshot) or not _is_large(snapshot, read):
         return None
     return Advice(
         "batched_reads",
-        f"{facts.source.kind}.__getitems__ is missing: reading record by record takes {share_text(share)} of the "
-        "pipeline's time. Give the class a __getitems__(keys) that reads a whole batch in one call.",
+        f"Reading one record at a time takes {share_text(snapshot.share(read))} of the pipeline's time. "
+        f"{_getitems_remedy(snapshot)}",
     )
 
 
-def read_ahead(facts: LoaderFacts) -> Advice | None:
-    """Says that nothing is read while the trainer works, or not enough of what is far away."""
-    read = facts.stage(Kind.READ)
-    share = facts.share(read)
-    if read is not facts.slowest or facts.num_workers or not _is_large(facts, read):
-        return None
-    if facts.source.window_units is not None and read.place is not Place.TRAINER:
-        # `units` says what helps.
-        return None
-    takes = f"Reading takes {share_text(share)} of the pipeline's time"
-    if read.place is Place.TRAINER:
-        return Advice(
-            "read_ahead",
-            f"{takes}, and nothing is read ahead: {facts.front.reading.format('ReadOptions()')} has threads read while "
-            "the trainer works.",
-        )
-    further = f"ReadOptions(num_threads={facts.num_threads}, prefetch_buffer_size={max(1000, 2 * facts.records_ahead)})"
-    return Advice(
-        "read_further_ahead",
-        f"{takes}, at most {count_text(facts.records_ahead, 'record')} ahead. If the storage is far away, read further "
-        f"ahead: {facts.front.reading.format(further)}.",
+def _reads_one_by_one(snapshot: LoaderSnapshot) -> bool:
+    return not snapshot.source.reads_batches and not snapshot.front.is_fed
+
+
+def _getitems_remedy(snapshot: LoaderSnapshot) -> str:
+    return f"Add a method __getitems__(keys) to {snapshot.source.kind} that reads a batch in one call."
+
+
+def _capitalized(sentence: str) -> str:
+    return f"{sentence[0].upper()}{sentence[1:]}"
+
+
+def _workers_remedy(snapshot: LoaderSnapshot) -> str:
+    """Returns a sentence, without a capital, with the number of workers to use on this machine, or another remedy."""
+    if snapshot.front.is_on_cluster:
+        return _actors_remedy(snapshot)
+    cores, needed = snapshot.num_cores, _needed_cores(snapshot)
+    machine = f"this machine has {count_text(cores, 'core')}"
+    if snapshot.num_workers >= cores:
+        used = snapshot.used_cores
+        if used is None or used >= TARGET_UTILIZATION * cores:
+            return f"make this stage cheaper, or move work to the device: {machine}, all in use."
+        more = snapshot.front.workers.format(_workers_for_waiting(snapshot, used))
+        waits = f"the workers wait themselves, and use {used:.1f} of the {count_text(cores, 'core')} of this machine"
+        return f"use {more} to shorten the waits: {waits}."
+    if needed <= cores:
+        return f"use {snapshot.front.workers.format(max(needed, snapshot.num_workers + 1))} to hide it; {machine}."
+    if cores == 1:
+        return f"make this stage cheaper, or move work to the device: {machine}."
+    return f"use {snapshot.front.workers.format(cores)} to shorten the waits; {machine}."
+
+
+def _workers_for_waiting(snapshot: LoaderSnapshot, used: float) -> int:
+    """Returns the number of workers that would hide their own waits, within what the cores allow."""
+    needed = math.ceil(snapshot.pipeline_seconds / max(snapshot.measured.trainer_seconds, 1e-9))
+    limit = min(MAX_GROWTH * snapshot.num_workers, int(snapshot.num_cores * snapshot.num_workers / max(used, 1e-9)))
+    return max(snapshot.num_workers + 1, min(needed, limit))
+
+
+def _actors_remedy(snapshot: LoaderSnapshot) -> str:
+    needed = max(
+        snapshot.num_workers + 1, math.ceil(_needed_cores(snapshot) * snapshot.num_workers / snapshot.num_cores)
     )
+    limit = MAX_GROWTH * snapshot.num_workers
+    effect = "hide it" if needed <= limit else "shorten the waits"
+    return f"use {snapshot.front.workers.format(min(needed, limit))} to {effect}, if the cluster has room."
 
 
-def sampler_keys(facts: LoaderFacts) -> Advice | None:
-    """Says that a sampler which is asked position by position should answer for many at once."""
-    keys = facts.stage(Kind.KEYS)
-    share = facts.share(keys)
-    if facts.order.answers_for_many or not _is_large(facts, keys):
+def _needed_cores(snapshot: LoaderSnapshot) -> int:
+    """Returns the number of cores that would finish the pipeline's work while the trainer computes."""
+    # Threads that wait for the GIL seem busy: the work cannot exceed the capacity of the cores.
+    work = min(snapshot.pipeline_seconds, snapshot.num_cores * snapshot.measured.seconds)
+    return math.ceil(work / max(snapshot.measured.trainer_seconds, 1e-9))
+
+
+def sampler_keys(snapshot: LoaderSnapshot) -> Advice | None:
+    """Recommends `record_keys` for a sampler that is called once per position."""
+    keys = snapshot.stage(Kind.KEYS)
+    if snapshot.order.is_vectorised or not _is_large(snapshot, keys):
         return None
     return Advice(
         "sampler_keys",
-        f"{facts.order.kind} is asked for each position alone: that takes {share_text(share)} of the pipeline's time. "
-        "Give the class a record_keys(start, stop) that answers for many.",
+        f"{snapshot.order.kind} is called once per position, which takes {share_text(snapshot.share(keys))} of the "
+        "pipeline's time. Add a method record_keys(start, stop) that returns the keys of many positions in one call.",
     )
 
 
-def bottleneck(facts: LoaderFacts) -> Advice | None:
-    """Says which part of the work takes longest, and how many workers would hide it; or what else it is."""
-    slowest = facts.slowest
-    if slowest.kind is Kind.READ and facts.source.window_units is not None:
-        # `units` says what helps.
-        return None
-    if facts.pipeline_seconds < WAITING * facts.measured.seconds:
-        return Advice(
-            "something_else",
-            f"The work itself took {share_text(facts.pipeline_seconds / facts.measured.seconds)} of the time, so "
-            "the trainer waited for something else: other programs on this machine, perhaps.",
-        )
-    if slowest.kind is Kind.HAND_OVER or (slowest.place is Place.TRAINER and _is_done_elsewhere(facts, slowest)):
-        # Other advice is about that.
-        return None
-    if facts.num_workers and facts.busy_share < IDLE:
-        buffers = facts.front.buffers.format(workers=facts.num_workers, buffer=2 * facts.worker_buffer)
-        return Advice(
-            "uneven",
-            f"{_worked_text(facts)}, enough for this trainer, but not evenly: {buffers} would have more batches ready "
-            "for when some take long. If that does not help, other programs have kept this one from the cores.",
-        )
-    share = facts.share(slowest)
-    whose = "the workers'" if facts.num_workers else "the pipeline's"
-    takes = f"{slowest.label}{',' * (slowest.kind is Kind.OPERATION)} takes {share_text(share)} of {whose} time"
-    remedy = _more_actors(facts) if facts.front.is_on_cluster else _more_workers(facts)
-    return Advice("bottleneck", f"{takes}: {remedy}")
-
-
-def _more_workers(facts: LoaderFacts) -> str:
-    """Returns how many workers would help on this machine, or what else would."""
-    cores, needed = facts.num_cores, _needed_cores(facts)
-    has = f"this machine has {count_text(cores, 'core')}"
-    if facts.num_workers >= cores:
-        used = facts.used_cores
-        if used is None or used >= COMFORTABLE * cores:
-            return f"{has}, all at work: make it cheaper, or move work to the device."
-        return (
-            f"{_workers_text(facts, _workers_for_waiting(facts, used))} would shorten the waits, because the workers "
-            f"wait themselves: {has}, of which they use {used:.1f}."
-        )
-    if needed <= cores:
-        return f"{_workers_text(facts, max(needed, facts.num_workers + 1))} would hide it; {has}."
-    if cores == 1:
-        return f"{has}: make it cheaper, or move work to the device."
-    return f"{_workers_text(facts, cores)} would shorten the waits; {has}."
-
-
-def _workers_for_waiting(facts: LoaderFacts, used: float) -> int:
-    """Returns how many workers would hide their own waits: as many as are needed, or as the cores suffice for."""
-    needed = math.ceil(facts.pipeline_seconds / max(facts.measured.trainer_seconds, 1e-9))
-    most = min(MORE_ACTORS * facts.num_workers, int(facts.num_cores * facts.num_workers / max(used, 1e-9)))
-    return max(facts.num_workers + 1, min(needed, most))
-
-
-def _more_actors(facts: LoaderFacts) -> str:
-    """Returns how many actors would help: as many as are needed, but no more than a few times those that there are."""
-    needed = max(facts.num_workers + 1, math.ceil(_needed_cores(facts) * facts.num_workers / facts.num_cores))
-    most = MORE_ACTORS * facts.num_workers
-    if needed <= most:
-        return f"{_workers_text(facts, needed)} would hide it, where the cluster has room for them."
-    return f"{_workers_text(facts, most)} would shorten the waits, where the cluster has room for them."
-
-
-def _needed_cores(facts: LoaderFacts) -> int:
-    """Returns how many cores would do the work while the trainer trains."""
-    # Threads that wait for Python's lock count as working: no more was done than the cores can do.
-    work = min(facts.pipeline_seconds, facts.num_cores * facts.measured.seconds)
-    return math.ceil(work / max(facts.measured.trainer_seconds, 1e-9))
-
-
-def _workers_text(facts: LoaderFacts, count: int) -> str:
-    return facts.front.workers.format(count)
-
-
-def pickled_batches(facts: LoaderFacts) -> Advice | None:
-    """Says that the way from the workers to the trainer takes long."""
-    hand_over = facts.stage(Kind.HAND_OVER)
-    share = facts.share(hand_over)
-    if not facts.num_workers or not _is_large(facts, hand_over):
+def pickled_batches(snapshot: LoaderSnapshot) -> Advice | None:
+    """Recommends arrays and small dtypes if the transfer from workers to the trainer is slow."""
+    hand_over = snapshot.stage(Kind.HAND_OVER)
+    if not snapshot.num_workers or not _is_large(snapshot, hand_over):
         return None
     return Advice(
         "hand_over",
-        f"Handing batches over takes {share_text(share)} of the workers' time{_size_text(facts)}. Arrays of numbers "
-        "arrive without a copy; strings, bytes, lists and objects are pickled. Turn them into arrays in an operation, "
-        "and keep small types such as uint8 small until they are on the device.",
+        f"The transfer of batches{_size_text(snapshot)} to the trainer takes {share_text(snapshot.share(hand_over))} "
+        "of the workers' time. Numeric arrays arrive without a copy; strings, bytes, lists and other objects are "
+        "pickled. Turn them into arrays in an operation, and keep small dtypes such as uint8 until the batch is on the "
+        "device.",
     )
 
 
-def copied_batches(facts: LoaderFacts) -> Advice | None:
-    """Says that the trainer's own thread puts the batches together."""
-    copying = [stage for stage in facts.stages if _is_copied_by_trainer(facts, stage)]
+def copied_batches(snapshot: LoaderSnapshot) -> Advice | None:
+    """Recommends pipelines whose batches are built by the workers instead of the trainer's thread."""
+    copying = [stage for stage in snapshot.stages if _is_copied_by_trainer(snapshot, stage)]
     seconds = sum(stage.seconds for stage in copying)
-    if not copying or seconds < WAITING * facts.measured.seconds:
+    if not copying or seconds < NEGLIGIBLE_SHARE * snapshot.measured.seconds:
         return None
-    size = "" if facts.measured.batch_bytes is None else f"Batches are {bytes_text(facts.measured.batch_bytes)}, and "
-    text = (
-        f"{size}the trainer's thread copies them: {copying[0].label}, takes "
-        f"{share_text(seconds / facts.measured.seconds)} of its time, since it takes elements as they come. "
+    finding = (
+        f"The trainer's thread copies the batches{_size_text(snapshot)}: {copying[0].label}, takes "
+        f"{share_text(seconds / snapshot.measured.seconds)} of its time, because a batch depends on the elements that "
+        "were dropped before it."
     )
-    if any(not stage.keeps_count and not stage.regroups for stage in facts.stages):
-        text += (
-            "Filter ahead: millstream.surviving_keys finds the keys for a DataLoader's IndexSampler(len(keys), "
-            "keys=keys)."
+    if any(not stage.keeps_count and not stage.regroups for stage in snapshot.stages):
+        remedy = (
+            "Filter in advance: millstream.surviving_keys finds the keys, and a DataLoader with "
+            "IndexSampler(len(keys), keys=keys) reads them."
         )
     else:
-        text += "Where lengths are known ahead, a DataLoader's PackingSampler has the workers make the rows."
-    return Advice("copied_batches", text[0].upper() + text[1:])
+        finding = finding.replace("the elements that were dropped before it", "the sizes of the elements")
+        remedy = "If lengths are known in advance, a DataLoader with a PackingSampler builds the rows in its workers."
+    return Advice("copied_batches", f"{finding} {remedy}")
 
 
-def idle_workers(facts: LoaderFacts) -> Advice | None:
-    """Says that fewer workers would do."""
-    if facts.num_workers < 2:
+def idle_workers(snapshot: LoaderSnapshot) -> Advice | None:
+    """Recommends fewer workers."""
+    if snapshot.num_workers < 2:
         return None
-    enough = max(1, math.ceil(facts.pipeline_seconds / (COMFORTABLE * facts.measured.seconds)))
-    if facts.busy_share >= IDLE or enough >= facts.num_workers:
+    enough = max(1, math.ceil(snapshot.pipeline_seconds / (TARGET_UTILIZATION * snapshot.measured.seconds)))
+    if snapshot.busy_share >= LOW_UTILIZATION or enough >= snapshot.num_workers:
         return None
     return Advice(
         "idle_workers",
-        f"{_worked_text(facts)}: {_workers_text(facts, enough)} would do, and take less memory.",
+        f"{_utilization_text(snapshot)}. Use {snapshot.front.workers.format(enough)} to save memory.",
     )
 
 
-def trouble(facts: LoaderFacts) -> Advice | None:
-    """Says that workers died or stalled."""
-    measured = facts.measured
-    happened = []
+def trouble(snapshot: LoaderSnapshot) -> Advice | None:
+    """Refers to the log if workers died or stalled."""
+    measured = snapshot.measured
+    events = []
     if measured.deaths:
-        happened.append(f"{count_text(measured.deaths, facts.front.worker)} died")
+        events.append(f"{count_text(measured.deaths, snapshot.front.worker)} died")
     if measured.stalls:
-        happened.append(f"workers stalled {count_text(measured.stalls, 'time')}")
-    if not happened:
+        events.append(f"workers stalled {count_text(measured.stalls, 'time')}")
+    if not events:
         return None
-    text = " and ".join(happened)
-    return Advice("trouble", f"{text[0].upper()}{text[1:]}: the log of `millstream` says at which records, and why.")
+    text = _capitalized(" and ".join(events))
+    return Advice("trouble", f"{text}: the log of `millstream` has the records and the cause.")
 
 
-def _worked_text(facts: LoaderFacts) -> str:
-    return f"The {count_text(facts.num_workers, facts.front.worker)} worked {share_text(facts.busy_share)} of the time"
+def _utilization_text(snapshot: LoaderSnapshot) -> str:
+    workers = count_text(snapshot.num_workers, snapshot.front.worker)
+    verb = "was" if snapshot.num_workers == 1 else "were"
+    return f"The {workers} {verb} busy {share_text(snapshot.busy_share)} of the time"
 
 
-def _is_large(facts: LoaderFacts, stage: StageFacts) -> bool:
-    return facts.share(stage) >= LARGE_SHARE and stage.seconds >= WAITING * facts.measured.seconds
+def _is_large(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
+    return snapshot.share(stage) >= LARGE_SHARE and stage.seconds >= NEGLIGIBLE_SHARE * snapshot.measured.seconds
 
 
-def _is_done_elsewhere(facts: LoaderFacts, stage: StageFacts) -> bool:
-    """Whether something else than more workers takes this part of the work off the trainer's thread."""
-    return stage.kind is Kind.READ or _is_copied_by_trainer(facts, stage)
+def _is_copied_by_trainer(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
+    return bool(snapshot.num_workers) and stage.kind is Kind.OPERATION and stage.location is Location.TRAINER
 
 
-def _is_copied_by_trainer(facts: LoaderFacts, stage: StageFacts) -> bool:
-    return bool(facts.num_workers) and stage.kind is Kind.OPERATION and stage.place is Place.TRAINER
-
-
-def _size_text(facts: LoaderFacts) -> str:
-    size = facts.measured.batch_bytes
-    return "" if size is None else f", {bytes_text(size)} each"
+def _size_text(snapshot: LoaderSnapshot) -> str:
+    size = snapshot.measured.batch_bytes
+    return "" if size is None else f" ({bytes_text(size)} each)"

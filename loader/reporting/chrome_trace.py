@@ -1,8 +1,8 @@
-"""A recording as Chrome's trace events, which https://ui.perfetto.dev opens.
+"""A recording in Chrome's trace event format, which https://ui.perfetto.dev opens.
 
-The format is described in "Trace Event Format",
-https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds; they are whole
-nanoseconds, so that a piece within another one ends within it when Perfetto has rounded them.
+"Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, describes it.
+Times are microseconds. They are rounded to nanoseconds here, because Perfetto rounds start and duration separately, and
+a nested span must not end after the one around it.
 """
 
 import json
@@ -14,17 +14,17 @@ from millstream.loader.threads.profiler import Event
 from millstream.loader.threads.recorder import TRAINER, Sample, Span
 
 TROUBLE = "deaths and stalls"
-"""The track of what went wrong with workers."""
+"""Name of the track with the deaths and stalls of workers."""
 
 
 def chrome_trace(spans: Sequence[Span], memory: Iterable[Sample], events: Iterable[Event]) -> str:
-    """Returns a recording of this process's as JSON that Perfetto and chrome://tracing open."""
+    """Returns a recording of this process as JSON that Perfetto and chrome://tracing open."""
     here = os.getpid()
     events = list(events)
     trouble = {TROUBLE: 1 + len(lanes_of(spans))} if events else {}
     traced = [
         *_tracks(spans, here, trouble),
-        *_pieces(spans, here),
+        *_spans(spans, here),
         *_counters(memory, spans, here),
         *_instants(events, here, trouble),
     ]
@@ -32,46 +32,42 @@ def chrome_trace(spans: Sequence[Span], memory: Iterable[Sample], events: Iterab
 
 
 def lanes_of(spans: Iterable[Span]) -> list[str]:
-    """Returns who worked, the trainer first, then threads and workers in the order of their numbers."""
+    """Returns the names of the trainer, then of threads and workers in the order of their numbers."""
     return sorted({span.who for span in spans}, key=lambda who: (who != TRAINER, len(who), who))
 
 
 def batches_text(first: int, last: int) -> str:
-    """Returns which batches a piece of work was for: `batch 3`, `batches 3 to 5`."""
+    """Returns the batches of a span as text: `batch 3`, `batches 3 to 5`."""
     return f"batch {first}" if first == last else f"batches {first} to {last}"
 
 
 def _tracks(spans: Sequence[Span], here: int, trouble: dict[str, int]) -> Iterator[dict[str, Any]]:
-    """Yields names and order: the trainer first, then workers. Perfetto shows the numbers beside the names."""
-    workers = {span.process: _name_of(span) for span in spans if span.process is not None}
+    """Yields names and order of the tracks: the trainer, then workers. Perfetto adds the numbers to the names."""
+    workers = {span.process: span.who.removesuffix(f" {span.process}") for span in spans if span.process is not None}
     processes = {here: TRAINER} | dict(sorted(workers.items()))
-    for place, (process, name) in enumerate(processes.items()):
-        yield _about(process, process, "process_name", {"name": name})
-        yield _about(process, process, "process_sort_index", {"sort_index": place})
+    for row, (process, name) in enumerate(processes.items()):
+        yield _metadata(process, process, "process_name", {"name": name})
+        yield _metadata(process, process, "process_sort_index", {"sort_index": row})
         threads = {name: process} if process != here else _threads_of(spans, here) | trouble
         for number, (who, thread) in enumerate(threads.items()):
-            yield _about(process, thread, "thread_name", {"name": who})
-            yield _about(process, thread, "thread_sort_index", {"sort_index": number})
+            yield _metadata(process, thread, "thread_name", {"name": who})
+            yield _metadata(process, thread, "thread_sort_index", {"sort_index": number})
 
 
-def _name_of(worker: Span) -> str:
-    return worker.who.removesuffix(f" {worker.process}")
-
-
-def _about(process: int, thread: int, what: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments}
+def _metadata(process: int, thread: int, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments}
 
 
 def _threads_of(spans: Iterable[Span], here: int) -> dict[str, int]:
-    """Returns the threads of the trainer's process with their numbers: its own first, even where it did nothing.
+    """Returns the threads of the trainer's process with their numbers, the trainer's own first, even if it was idle.
 
-    The main thread has the number of its process, as on Linux. None has the number 0, which is the idle system's.
+    The main thread has the number of its process, as on Linux. No thread has the number 0, which means the idle task.
     """
     others = [who for who in lanes_of(span for span in spans if span.process is None) if who != TRAINER]
     return {TRAINER: here} | {who: number for number, who in enumerate(others, 1)}
 
 
-def _pieces(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
+def _spans(spans: Sequence[Span], here: int) -> Iterator[dict[str, Any]]:
     threads = _threads_of(spans, here)
     for span in spans:
         name, arguments = span.what, dict[str, Any]()

@@ -1,11 +1,12 @@
-"""The picture of a loader for notebooks and pages: HTML that needs nothing else."""
+"""The HTML rendering of a loader, for notebooks and reports. It loads nothing from elsewhere."""
+
+from collections.abc import Iterator
 
 from millstream.html_fragments import card, escaped, figure, leaf_lines, proportions, words
 from millstream.loader.reporting.advice import advice_of
-from millstream.loader.reporting.locations import frames, is_bottleneck
-from millstream.loader.reporting.phrases import trainer_text
+from millstream.loader.reporting.phrases import is_bottleneck, stages_by_location, trainer_text
 from millstream.loader.reporting.quantities import seconds_text, share_text
-from millstream.loader.reporting.snapshot import LoaderFacts, StageFacts
+from millstream.loader.reporting.snapshot import LoaderSnapshot, StageSnapshot
 
 STYLE = """
 .millstream .ms-flow{margin:.1em 1em;color:var(--ms-soft)}
@@ -25,68 +26,73 @@ font-family:system-ui,sans-serif}
 .millstream h1{font-size:1.3em;margin:0 0 .3em}
 .millstream h2{font-size:1.1em;margin:1.4em 0 .5em}
 """
-"""What this picture needs beside the style of all."""
+"""Style sheet of loaders, in addition to the common one."""
 
 _FLOW = '<div class="ms-flow">↓</div>'
 
 
-def loader_picture(facts: LoaderFacts) -> str:
-    """Returns the picture of a loader, with the style that it needs."""
-    return figure(loader_parts(facts), style=STYLE)
+def render_loader(snapshot: LoaderSnapshot) -> str:
+    """Returns the rendering of a loader, with its style sheet."""
+    return figure(loader_boxes(snapshot), style=STYLE)
 
 
-def iterator_picture(name: str, facts: LoaderFacts) -> str:
-    """Returns the picture of an iterator that has no loader beside it: where it is, and what it runs."""
-    return figure(card("iterator", name), '<div class="ms-flow">runs</div>', loader_parts(facts), style=STYLE)
+def render_iterator(description: str, snapshot: LoaderSnapshot) -> str:
+    """Returns the rendering of a chain's iterator: its description, and the pipeline that it runs."""
+    return figure(card("iterator", description), '<div class="ms-flow">runs</div>', loader_boxes(snapshot), style=STYLE)
 
 
-def summary_picture(facts: LoaderFacts) -> str:
-    """Returns the picture of a loader with the advice about it."""
-    return figure(loader_parts(facts), advice_list(facts), style=STYLE)
+def render_summary(snapshot: LoaderSnapshot) -> str:
+    """Returns the rendering of a loader, and the advice about it."""
+    return figure(loader_boxes(snapshot), advice_list(snapshot), style=STYLE)
 
 
-def loader_parts(facts: LoaderFacts) -> str:
-    """Returns the picture of a loader without its style: source, order, stages in the hands of those who do them."""
-    source = card("source", facts.source.name, *([proportions(facts.source.parts)] if facts.source.parts else []))
-    order = card("order", facts.order.name, *([proportions(facts.order.weights)] if facts.order.weights else []))
-    boxes = [source, order, *(_frame(facts, who, stages) for who, stages in frames(facts)), _trainer(facts)]
+def loader_boxes(snapshot: LoaderSnapshot) -> str:
+    """Returns boxes for source, order, stages by location, and trainer, without a style sheet."""
+    source = card(
+        "source", snapshot.source.name, *([proportions(snapshot.source.parts)] if snapshot.source.parts else [])
+    )
+    order = card(
+        "order", snapshot.order.name, *([proportions(snapshot.order.weights)] if snapshot.order.weights else [])
+    )
+    boxes = [source, order, *_frames(snapshot), _trainer(snapshot)]
     return _FLOW.join(boxes)
 
 
-def advice_list(facts: LoaderFacts) -> str:
+def advice_list(snapshot: LoaderSnapshot) -> str:
     """Returns the advice about a loader as a list."""
-    return f"<ul>{''.join(f'<li>{escaped(item.text)}</li>' for item in advice_of(facts))}</ul>"
+    return f"<ul>{''.join(f'<li>{escaped(item.text)}</li>' for item in advice_of(snapshot))}</ul>"
 
 
-def _frame(facts: LoaderFacts, who: str, stages: list[StageFacts]) -> str:
-    rows = "".join(_stage(facts, stage) for stage in stages)
-    return f'<div class="ms-frame"><div class="ms-soft">{escaped(who)}</div>{rows}</div>'
+def _frames(snapshot: LoaderSnapshot) -> Iterator[str]:
+    for location, stages in stages_by_location(snapshot):
+        rows = "".join(_stage(snapshot, stage) for stage in stages)
+        yield f'<div class="ms-frame"><div class="ms-soft">{escaped(location)}</div>{rows}</div>'
 
 
-def _stage(facts: LoaderFacts, stage: StageFacts) -> str:
-    mark = " ms-slowest" if is_bottleneck(facts, stage) else ""
-    numbers = _numbers(facts, stage) if facts.pipeline_seconds else ""
+def _stage(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
+    mark = " ms-slowest" if is_bottleneck(snapshot, stage) else ""
+    numbers = _numbers(snapshot, stage) if snapshot.pipeline_seconds else ""
     leaves = leaf_lines(stage.structure or ())
     row = f'<div class="ms-row"><code>{escaped(stage.label)}</code>{numbers}</div>'
     return f'<div class="ms-stage{mark}">{row}{leaves}</div>'
 
 
-def _numbers(facts: LoaderFacts, stage: StageFacts) -> str:
-    batches, share = facts.measured.batches, facts.share(stage)
+def _numbers(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
+    batches, share = snapshot.measured.batches, snapshot.share(stage)
     each = f"{seconds_text(stage.seconds / batches)} a batch" if batches else ""
     rate = f"{batches / stage.seconds:,.0f} batches/s" if batches and stage.seconds else ""
     return _bar(share) + "".join(
         f'<span class="ms-number{soft}" title="{title}">{escaped(text)}</span>'
         for text, soft, title in (
-            (share_text(share), "", "part of the work's time"),
-            (each, "", "time for a batch, all who work on it added up"),
-            (rate, " ms-soft", "what one core could do if it did nothing else"),
+            (share_text(share), "", "share of all stages' time"),
+            (each, "", "time per batch, summed over threads and processes"),
+            (rate, " ms-soft", "rate of one core that runs this stage only"),
         )
     )
 
 
-def _trainer(facts: LoaderFacts) -> str:
-    measured = facts.measured
+def _trainer(snapshot: LoaderSnapshot) -> str:
+    measured = snapshot.measured
     parts = [words({"": trainer_text(measured)})]
     if measured.seconds:
         parts.append(

@@ -1,35 +1,66 @@
-"""Parts of sentences about a loader: who works for it, and what the trainer got."""
+"""Phrases about a loader that its renderings share: the threads and workers, the trainer, and the stages of each."""
+
+import itertools
+from collections.abc import Iterator
 
 from millstream.loader.reporting.quantities import bytes_text, count_text, seconds_text, share_text
-from millstream.loader.reporting.snapshot import LoaderFacts, Measured
+from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, Location, Measurements, StageSnapshot
+
+COMPONENTS_SHOWN = 8
+"""The number of a mixture's components that a line of text names."""
 
 
-def who_works(facts: LoaderFacts) -> str:
-    """Returns who makes the batches, as a part of a sentence."""
-    threads = count_text(facts.num_threads, "thread") if facts.num_threads else "no threads"
-    if facts.num_workers:
-        workers = count_text(facts.num_workers, facts.front.worker)
-        where = " for them" if facts.front.is_on_cluster else ""
-        return f"{workers} with {threads}{' each' if facts.num_workers > 1 else ''}, {_cores(facts)}{where}"
-    return (
-        f"no worker processes, up to {threads}, {_cores(facts)}"
-        if facts.num_threads
-        else (f"no worker processes, {threads}, {_cores(facts)}")
-    )
+def workers_text(snapshot: LoaderSnapshot) -> str:
+    """Returns the number of workers, threads and cores, as part of a sentence."""
+    threads = count_text(snapshot.num_threads, "thread") if snapshot.num_threads else "no threads"
+    cores = count_text(snapshot.num_cores, "core")
+    if snapshot.num_workers:
+        workers = count_text(snapshot.num_workers, snapshot.front.worker)
+        each = " each" if snapshot.num_workers > 1 else ""
+        return f"{workers} with {threads}{each}, {cores}{' for them' if snapshot.front.is_on_cluster else ''}"
+    return f"no worker processes, {'up to ' if snapshot.num_threads else ''}{threads}, {cores}"
 
 
-def trainer_text(measured: Measured) -> str:
-    """Returns what the trainer got so far, as a part of a sentence."""
+def trainer_text(measured: Measurements) -> str:
+    """Returns the batches that the trainer received so far and its wait, as part of a sentence."""
     if not measured.batches:
         return "no batch yet"
     size = "" if measured.batch_bytes is None else f" of {bytes_text(measured.batch_bytes)}"
+    batches = f"{count_text(measured.batches, 'batch')}{size}"
     if not measured.seconds:
-        return f"{count_text(measured.batches, 'batch')}{size}"
-    return (
-        f"{count_text(measured.batches, 'batch')}{size} in {seconds_text(measured.seconds)}, "
-        f"{share_text(measured.wait_share)} of it waiting"
-    )
+        return batches
+    return f"{batches} in {seconds_text(measured.seconds)}, {share_text(measured.wait_share)} of it waiting"
 
 
-def _cores(facts: LoaderFacts) -> str:
-    return count_text(facts.num_cores, "core")
+def mixture_text(weights: tuple[tuple[str, float], ...]) -> str:
+    """Returns the components of a mixture with their shares: `web 75 %, books 25 %`."""
+    total = sum(weight for _, weight in weights) or 1.0
+    shown = [f"{name} {share_text(weight / total)}" for name, weight in weights[:COMPONENTS_SHOWN]]
+    more = len(weights) - len(shown)
+    return ", ".join([*shown, *([f"{more} more"] if more else [])])
+
+
+def stages_by_location(snapshot: LoaderSnapshot) -> Iterator[tuple[str, list[StageSnapshot]]]:
+    """Yields runs of consecutive stages that run in the same threads or processes, each with a name for these."""
+    shown = [stage for stage in snapshot.stages if stage.kind is not Kind.HAND_OVER]
+    runs = [(location, list(run)) for location, run in itertools.groupby(shown, key=lambda stage: stage.location)]
+    if snapshot.num_workers:
+        # The transfer comes after the workers' last stage, and before those of the trainer's thread.
+        row = next(number for number, (location, _) in enumerate(runs) if location is Location.WORKERS)
+        runs[row][1].append(snapshot.stage(Kind.HAND_OVER))
+    return ((_location_text(snapshot, location), run) for location, run in runs)
+
+
+def is_bottleneck(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
+    """Returns True if a stage is the slowest of those measured."""
+    return snapshot.pipeline_seconds > 0 and stage is snapshot.slowest
+
+
+def _location_text(snapshot: LoaderSnapshot, location: Location) -> str:
+    threads = f" with up to {count_text(snapshot.num_threads, 'thread')}" if snapshot.num_threads else ""
+    if location is Location.WORKERS:
+        each = " each" if snapshot.num_workers > 1 else ""
+        return f"{count_text(snapshot.num_workers, snapshot.front.worker)}{threads}{each}"
+    if location is Location.THREADS:
+        return f"up to {count_text(snapshot.num_threads, 'thread')} of the trainer's process"
+    return "the trainer's thread"

@@ -1,4 +1,4 @@
-"""Batches as pictures: images as images, tokens as text, packed rows coloured by the documents in them."""
+"""Previews of batches: images as images, tokens as text, packed rows coloured by document."""
 
 import base64
 import itertools
@@ -15,19 +15,19 @@ from millstream.loader.reporting.png import pixels_of, png_of
 from millstream.loader.reporting.quantities import count_text
 
 Decode: TypeAlias = Callable[[list[int]], str]
-"""Makes a text of the numbers of tokens."""
+"""Turns token ids into text."""
 
 IMAGE_PIXELS = 256
-"""Images are at most this wide and high."""
+"""Largest width and height of an image; larger ones are reduced."""
 
 TEXT_LENGTH = 1_000
-"""Longer texts are cut."""
+"""Longest text; longer ones are cut."""
 
 TOKENS_SHOWN = 512
-"""Of a longer row of tokens, the beginning is shown."""
+"""Number of tokens displayed of a row."""
 
 COMPANIONS = ("_segment_ids", "_positions")
-"""What the names of leaves end in that say how the row of the same name without it is packed."""
+"""Suffixes of the leaves that describe the packing of another leaf: `tokens_segment_ids` describes `tokens`."""
 
 STYLE = """
 .millstream table{border-collapse:collapse;margin:.3em 0 1em;max-width:100%}
@@ -41,7 +41,7 @@ background:var(--ms-page);color:var(--ms-text);overflow-wrap:anywhere}
 
 @final
 class Preview:
-    """A few batches, as a picture in notebooks; `save` writes it as a page for a browser.
+    """A rendering of a few batches for notebooks; `save` writes it as a page for a browser.
 
     Attributes:
         batches: the batches themselves.
@@ -54,18 +54,17 @@ class Preview:
         self._decode = decode
 
     def __repr__(self) -> str:
-        return (
-            f"<Preview of {count_text(len(self.batches), 'batch')}: a picture in notebooks, else .save('preview.html')>"
-        )
+        batches = count_text(len(self.batches), "batch")
+        return f"<Preview of {batches}: displayed by notebooks; elsewhere, use .save('preview.html')>"
 
     def _repr_html_(self) -> str:
         return figure(*self._tables(), style=STYLE)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the picture as a page that needs nothing else, and returns where.
+        """Writes a self-contained page, and returns its path.
 
         Args:
-            path: the file to write; what is there is replaced.
+            path: the file to write; an existing one is replaced.
         """
         path = Path(path)
         path.write_text(document("millstream: preview", self._repr_html_()), encoding="utf-8")
@@ -74,24 +73,24 @@ class Preview:
     def _tables(self) -> Iterator[str]:
         for number, batch in enumerate(self.batches):
             leaves = dict(tree.leaves(batch))
-            rows = rows_of(leaves, most=self._rows) if self._is_batched else [leaves]
+            rows = rows_of(leaves, self._rows) if self._is_batched else [leaves]
             yield f"<div>batch {number}{_rest(leaves, len(rows)) if self._is_batched else ''}</div>"
             yield table(rows, self._decode)
 
 
-def rows_of(leaves: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
-    """Returns the first elements of a batch, as leaves by path."""
+def rows_of(leaves: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
+    """Returns the first elements of a batch, each as leaves by path."""
     lengths = [len(leaf) for leaf in leaves.values() if isinstance(leaf, np.ndarray | list) and np.ndim(leaf)]
     return [
         {path: leaf[row] if np.ndim(leaf) and row < len(leaf) else leaf for path, leaf in leaves.items()}
-        for row in range(min(most, min(lengths, default=0)))
+        for row in range(min(limit, min(lengths, default=0)))
     ]
 
 
 def table(rows: Sequence[Mapping[str, Any]], decode: Decode | None) -> str:
-    """Returns elements as a table, with a column for each leaf but those that say how another one is packed."""
+    """Returns a table of elements with a column per leaf, except the leaves that describe the packing of others."""
     if not rows:
-        return "<div>nothing that could be shown</div>"
+        return "<div>no elements</div>"
     paths = [path for path in rows[0] if not _is_companion(path, rows[0])]
     head = "".join(f"<th>{escaped(path or 'element')}</th>" for path in paths)
     lines = ("".join(f"<td>{_cell(row, path, decode)}</td>" for path in paths) for row in rows)
@@ -108,7 +107,7 @@ def _is_companion(path: str, leaves: Iterable[str]) -> bool:
 
 
 def _companion(path: str, ending: str) -> str:
-    """Returns where the companion of a leaf is: that of `['tokens']` is `['tokens_segment_ids']`."""
+    """Returns the path of a companion: `['tokens_segment_ids']` for `['tokens']`."""
     return f"{path[:-2]}{ending}{path[-2:]}" if path.endswith(("']", '"]')) else path + ending
 
 
@@ -127,7 +126,7 @@ def _cell(row: Mapping[str, Any], path: str, decode: Decode | None) -> str:
 
 
 def _tokens(tokens: NDArray[Any], segments: NDArray[Any] | None, decode: Decode | None) -> str:
-    """Returns a row of tokens, coloured by segment; what belongs to no segment is padding."""
+    """Returns a row of tokens, coloured by segment. Tokens of segment 0 are padding."""
     if segments is None or segments.shape != tokens.shape:
         return escaped(_text(tokens, decode))
     bounds = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
@@ -135,7 +134,7 @@ def _tokens(tokens: NDArray[Any], segments: NDArray[Any] | None, decode: Decode 
     for start, stop in itertools.pairwise(bounds):
         segment = int(segments[start]) if stop > start else 0
         if not segment:
-            parts.append(f'<span class="ms-soft">{stop - start} of padding</span>' if stop > start else "")
+            parts.append(f'<span class="ms-soft">{stop - start} padding tokens</span>' if stop > start else "")
             continue
         colour = f"hsl({segment * 137.5 % 360:.0f} 60% var(--ms-light))"
         parts.append(

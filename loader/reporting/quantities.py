@@ -1,8 +1,8 @@
-"""Numbers as people read them: bytes, seconds, shares, counts."""
+"""Text for numbers with a unit: bytes, seconds, shares, counts."""
 
 
 def bytes_text(number: float) -> str:
-    """Returns a number of bytes in the unit that fits: `19 MB`, `1.5 GB`, decimal as for files."""
+    """Returns a number of bytes in a decimal unit: `19 MB`, `1.5 GB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if abs(number) < 999.5:
             return _with_unit(number, unit)
@@ -11,7 +11,7 @@ def bytes_text(number: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Returns a time in the unit that fits: `85 µs`, `3.2 ms`, `12 s`."""
+    """Returns a duration: `85 µs`, `3.2 ms`, `12 s`."""
     if not seconds:
         return "0 s"
     for factor, unit in ((1e6, "µs"), (1e3, "ms")):
@@ -21,17 +21,17 @@ def seconds_text(seconds: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """Returns a part of a whole: `38 %`."""
+    """Returns a share as a percentage: `38 %`."""
     return f"{share:.0%}".replace("%", " %")
 
 
 def count_text(number: int, noun: str) -> str:
-    """Returns how many there are of something: `1 batch`, `12,000 records`."""
+    """Returns a count with its noun: `1 batch`, `12,000 records`."""
     plural = noun if number == 1 else f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
     return f"{number:,} {plural}"
 
 
 def _with_unit(number: float, unit: str) -> str:
-    # Two digits that count, as in 1.5 and 19.
+    # Two significant digits, as in 1.5 and 19.
     digits = 0 if abs(number) >= 9.95 or number == int(number) else 1
     return f"{number:,.{digits}f} {unit}"

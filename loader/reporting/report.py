@@ -1,61 +1,92 @@
-"""The report on a loader: one page that needs nothing else."""
+"""The report on a loader: one self-contained HTML page."""
 
 import base64
-from collections.abc import Sequence
+import datetime as dt
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Iterator, Sequence
 
 from millstream.html_fragments import document, escaped, figure
 from millstream.loader.reporting.chrome_trace import chrome_trace
-from millstream.loader.reporting.html_rendering import STYLE, advice_list, loader_parts
-from millstream.loader.reporting.phrases import trainer_text, who_works
-from millstream.loader.reporting.quantities import count_text
-from millstream.loader.reporting.snapshot import LoaderFacts
+from millstream.loader.reporting.html_rendering import STYLE, advice_list, loader_boxes
+from millstream.loader.reporting.phrases import trainer_text, workers_text
+from millstream.loader.reporting.quantities import bytes_text, count_text
+from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.loader.reporting.timeline import STYLE as TIMELINE_STYLE
-from millstream.loader.reporting.timeline import memory_drawing, timeline
+from millstream.loader.reporting.timeline import timeline
 from millstream.loader.threads.profiler import Event
 from millstream.loader.threads.recorder import Sample, Span
 
+PACKAGES = ("millstream", "numpy", "jax", "torch")
+"""The packages whose versions a report states, if they are imported."""
+
 
 def report_page(
-    facts: LoaderFacts, spans: Sequence[Span], memory: Sequence[Sample], events: Sequence[Event], *, is_recorded: bool
+    snapshot: LoaderSnapshot,
+    spans: Sequence[Span],
+    memory: Sequence[Sample],
+    events: Sequence[Event],
+    *,
+    is_recorded: bool,
 ) -> str:
-    """Returns the page: advice, picture, timeline, memory, and what went wrong.
+    """Returns the page: advice, pipeline, timeline, memory, and the deaths and stalls of workers.
 
     Args:
-        facts: about the loader.
-        spans: who did what, as recorded.
-        memory: looks at the memory of processes.
-        events: deaths and stalls.
-        is_recorded: whether the loader records its timeline.
+        snapshot: the loader.
+        spans: the recorded work of the trainer, threads and workers.
+        memory: samples of the memory of processes.
+        events: deaths and stalls of workers.
+        is_recorded: True if the loader records spans.
     """
     parts = [
-        f"<h1>{escaped(facts.source.name)}</h1>",
-        f"<p>{escaped(who_works(facts))}; {escaped(trainer_text(facts.measured))}.</p>",
-        "<h2>What to change</h2>",
-        advice_list(facts),
+        f"<h1>{escaped(snapshot.source.name)}</h1>",
+        f"<p>{escaped(workers_text(snapshot))}; {escaped(trainer_text(snapshot.measured))}.</p>",
+        f'<p class="ms-soft">{escaped(_origin_text())}</p>',
+        "<h2>Advice</h2>",
+        advice_list(snapshot),
         "<h2>The pipeline</h2>",
-        loader_parts(facts),
+        loader_boxes(snapshot),
         "<h2>The last seconds</h2>",
         _timeline_part(spans, memory, events, is_recorded=is_recorded),
+        *_memory_part(memory),
+        "<h2>Workers that died or stalled</h2>",
+        _events_part(events, spans),
     ]
-    if drawing := memory_drawing(memory):
-        parts += ["<h2>Memory</h2>", drawing]
-    parts += ["<h2>Workers that died or stalled</h2>", _events_part(events, spans)]
     return document("millstream: report on a loader", figure(*parts, style=STYLE + TIMELINE_STYLE))
+
+
+def _origin_text() -> str:
+    """Returns time, host, command and versions."""
+    now = dt.datetime.now().astimezone()
+    versions = [f"Python {platform.python_version()}"]
+    versions += [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES if name in sys.modules]
+    return f"{now:%Y-%m-%d %H:%M:%S %Z}, {platform.node()}, {platform.system()}; {', '.join(versions)}"
 
 
 def _timeline_part(
     spans: Sequence[Span], memory: Sequence[Sample], events: Sequence[Event], *, is_recorded: bool
 ) -> str:
     if not is_recorded:
-        return "<p>Not recorded: build the loader with <code>enable_profiling=True</code>.</p>"
+        return "<p>Not recorded. Build the loader with <code>enable_profiling=True</code>.</p>"
     if not spans:
-        return "<p>Nothing was recorded yet.</p>"
+        return "<p>Nothing has been recorded yet.</p>"
     data = base64.b64encode(chrome_trace(spans, memory, events).encode()).decode()
     return (
-        f"{timeline(spans, events)}<p>Red: the trainer waits; grey: it works. Hover over a piece for its batches. "
-        f'All of it: <a download="millstream-trace.json" href="data:application/json;base64,{data}">the trace of '
-        f'{escaped(count_text(len(spans), "piece"))} of work</a>, for <a href="https://ui.perfetto.dev">Perfetto</a>.</p>'
+        f"{timeline(spans, events)}<p>The trainer waits (red), waits for the first batch of a pass while workers "
+        "start (dark grey), or computes (light grey). Hover over a span for its batches. "
+        f'<a download="millstream-trace.json" href="data:application/json;base64,{data}">The complete trace of '
+        f'{escaped(count_text(len(spans), "span"))}</a> opens in <a href="https://ui.perfetto.dev">Perfetto</a>.</p>'
     )
+
+
+def _memory_part(memory: Sequence[Sample]) -> Iterator[str]:
+    largest: dict[str, int] = {}
+    for sample in memory:
+        largest[sample.who] = max(sample.num_bytes, largest.get(sample.who, 0))
+    if largest:
+        rows = (f"<li>{escaped(who)}: at most {escaped(bytes_text(size))}</li>" for who, size in largest.items())
+        yield f"<h2>Memory</h2><ul>{''.join(rows)}</ul>"
 
 
 def _events_part(events: Sequence[Event], spans: Sequence[Span]) -> str:

@@ -1,4 +1,4 @@
-"""What is known of a loader when somebody looks: how it is built, and what was measured. Nothing here is computed."""
+"""The state of a loader at one moment: its configuration and its measurements, as plain data."""
 
 import dataclasses
 import enum
@@ -7,48 +7,48 @@ from millstream.loader.threads.front import LOADER, Front
 
 
 class Kind(enum.Enum):
-    """What a part of the work is."""
+    """The kind of a stage."""
 
     KEYS = enum.auto()
-    """Finding out which records a call is about."""
+    """Finding the keys of the records that a call is about."""
     READ = enum.auto()
-    """Reading them."""
+    """Reading these records."""
     OPERATION = enum.auto()
     """One of the operations."""
     HAND_OVER = enum.auto()
     """Pickling and unpickling between processes."""
 
 
-class Place(enum.Enum):
-    """Who does a part of the work."""
+class Location(enum.Enum):
+    """The threads or processes that run a stage."""
 
     TRAINER = "trainer"
     """The thread that calls `next`."""
     THREADS = "threads"
-    """Threads that read ahead, in the trainer's process."""
+    """Threads of the trainer's process that read ahead."""
     WORKERS = "workers"
-    """Worker processes."""
+    """Worker processes, or actors."""
 
 
 @dataclasses.dataclass(frozen=True)
-class StageFacts:
-    """One part of the work.
+class StageSnapshot:
+    """One stage of the pipeline's work.
 
     Attributes:
-        label: what it is called where the whole pipeline is looked at: `operations[1], Map(decode)`.
-        name: what it is called by itself: `Map(decode)`.
-        kind: what it is.
-        place: who does it.
-        seconds: how long it took so far, added up over all who did it.
-        regroups: whether it makes elements of those that came, whichever block they are of.
-        keeps_count: whether it makes one element of each.
-        structure: the leaves of what it gives, each with path, shape and dtype; None where nobody has traced it.
+        label: its name within the pipeline: `operations[1], Map(decode)`.
+        name: its name by itself: `Map(decode)`.
+        kind: its kind.
+        location: the threads or processes that run it.
+        seconds: the seconds that it has taken, summed over these.
+        regroups: True if its elements are built from those of several blocks.
+        keeps_count: True if it builds one element from each.
+        structure: path, shape and dtype of each leaf of its results; None if they were not traced.
     """
 
     label: str
     name: str
     kind: Kind
-    place: Place
+    location: Location
     seconds: float
     regroups: bool = False
     keeps_count: bool = True
@@ -56,60 +56,66 @@ class StageFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class SourceFacts:
-    """Where the records come from.
+class SourceSnapshot:
+    """The source of the records.
 
     Attributes:
-        name: what it is called.
-        kind: its class.
-        num_records: how many it has.
-        reads_many: whether many records can be read in one call, or are at hand without a read.
-        parts: the sources that lie end to end in it, with the number of records of each.
-        window_units: how many of its units a shuffle should keep together; None if any order is as fast.
+        name: its description.
+        kind: the name of its class.
+        num_records: the number of its records.
+        reads_batches: True if one call reads many records, or if they are in memory.
+        parts: the concatenated sources, each with its number of records; empty if there is one source.
+        window_units: the number of its units that a shuffle should keep together; None if any order is as fast.
     """
 
     name: str
     kind: str
     num_records: int
-    reads_many: bool
+    reads_batches: bool
     parts: tuple[tuple[str, float], ...] = ()
     window_units: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class OrderFacts:
-    """Which records come when.
+class OrderSnapshot:
+    """The order of the records.
 
     Attributes:
-        name: what the sampler is called.
-        kind: its class.
-        length: how many positions it has; None where it is endless.
-        answers_for_many: whether it gives the keys of many positions at once.
-        weights: what the components of a mixture are called, and how many of their records come in proportion.
-        is_global_shuffle: true if any record may follow any other.
+        name: the sampler's description.
+        kind: the name of its class.
+        length: the number of its positions; None if it is endless.
+        is_vectorised: True if one call returns the keys of many positions.
+        weights: the components of a mixture, each with its weight; empty for other orders.
+        is_global_shuffle: True if any record may follow any other.
     """
 
     name: str
     kind: str
     length: int | None
-    answers_for_many: bool
+    is_vectorised: bool
     weights: tuple[tuple[str, float], ...] = ()
     is_global_shuffle: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """What was counted and timed, over all iterators of a loader.
+class Measurements:
+    """Counts and times, summed over all iterators of a loader.
 
     Attributes:
-        batches: how many batches the trainer got.
-        first_seconds: how long it waited for the first batch of each pass: the start of workers is in it.
-        wait_seconds: how long it waited for all others, or made them itself where nobody else does.
-        trainer_seconds: how long it did something else, between two batches.
-        batch_bytes: how large the arrays of the first batch were; None before there is one.
-        deaths: how many worker processes died and were replaced.
-        stalls: how often a worker made no progress for so long that it was reported.
-        core_seconds: the seconds in which worker processes had a core; None if that was not measured.
+        batches: the number of batches delivered to the trainer.
+        first_seconds: the seconds of waiting for the first batch of each pass. They include the start of workers.
+        wait_seconds: the seconds of waiting for all other batches, or of computing them in the trainer's thread.
+        trainer_seconds: the seconds that the trainer spent between two batches.
+        batch_bytes: the size of the arrays in the first batch; None before it.
+        deaths: the number of workers that died and were replaced.
+        stalls: the number of times that a worker without progress was reported.
+        core_seconds: the seconds in which worker processes used a core; None if they were not measured.
+        waits: the seconds of the last waits, except those for first batches, up to 1,000.
+        records: the number of records in the batches delivered, where a short batch counts as a full one; None if
+            the pipeline is not 1:1.
+        errors: the number of records that failed and were skipped.
+        step: the step of the newest iterator.
+        epoch: the epoch of the newest iterator; None if the order has no epochs.
     """
 
     batches: int = 0
@@ -120,40 +126,45 @@ class Measured:
     deaths: int = 0
     stalls: int = 0
     core_seconds: float | None = None
+    waits: tuple[float, ...] = ()
+    records: int | None = None
+    errors: int = 0
+    step: int = 0
+    epoch: int | None = None
 
     @property
     def seconds(self) -> float:
-        """How long the loop ran, the waits for first batches left out."""
+        """The seconds of the training loop, except those of waiting for first batches."""
         return self.wait_seconds + self.trainer_seconds
 
     @property
     def wait_share(self) -> float:
-        """Which part of that time the trainer waited, 0 … 1."""
+        """The share of these seconds that the trainer waited, 0 … 1."""
         return self.wait_seconds / self.seconds if self.seconds else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
-class LoaderFacts:
-    """A loader.
+class LoaderSnapshot:
+    """A loader at one moment.
 
     Attributes:
-        source: where the records come from.
-        order: which of them come when.
-        stages: the parts of the work, in the order in which they are done.
-        measured: what was counted and timed.
-        shard: which shard it reads: `0 of 1`.
-        num_workers: how many workers it has.
-        worker_buffer: how many finished batches each of them has ready.
-        num_threads: how many threads read ahead, in this process or in each worker; 0 where nothing is read ahead.
-        records_ahead: how many records these threads read ahead at most.
-        num_cores: how many cores the work may use: this process's, or those that a cluster set aside for the actors.
-        front: how it was said.
+        source: the source of the records.
+        order: their order.
+        stages: the stages, in the order in which they run.
+        measured: counts and times.
+        shard: the shard that it reads: `0 of 1`.
+        num_workers: the number of workers.
+        worker_buffer: the number of finished batches that each worker keeps ready.
+        num_threads: the number of threads that read ahead, in this process or per worker; 0 if none do.
+        records_ahead: the largest number of records that these threads prefetch.
+        num_cores: the number of cores available to this process, or reserved for the actors by a cluster.
+        front: the API that the user built the pipeline with.
     """
 
-    source: SourceFacts
-    order: OrderFacts
-    stages: tuple[StageFacts, ...]
-    measured: Measured
+    source: SourceSnapshot
+    order: OrderSnapshot
+    stages: tuple[StageSnapshot, ...]
+    measured: Measurements
     shard: str
     num_workers: int
     worker_buffer: int
@@ -164,31 +175,31 @@ class LoaderFacts:
 
     @property
     def pipeline_seconds(self) -> float:
-        """What all parts of the work took together."""
+        """The seconds of all stages."""
         return sum(stage.seconds for stage in self.stages)
 
     @property
     def busy_share(self) -> float:
-        """The share of the time in which the workers worked, 0 … 1, if there are any."""
+        """The share of the time that the workers were busy, 0 … 1. There must be workers."""
         return self.pipeline_seconds / (self.num_workers * self.measured.seconds)
 
     @property
     def used_cores(self) -> float | None:
-        """The number of cores that the workers used on average; None if that was not measured."""
+        """The average number of cores that the workers used; None if it was not measured."""
         if self.measured.core_seconds is None or not self.pipeline_seconds:
             return None
         share = min(1.0, self.measured.core_seconds / self.pipeline_seconds)
         return share * min(self.busy_share, 1.0) * self.num_workers
 
-    def share(self, stage: StageFacts) -> float:
-        """Returns which part of the work's time one part took, 0 … 1."""
+    def share(self, stage: StageSnapshot) -> float:
+        """Returns the share of the stages' seconds that one stage took, 0 … 1."""
         return stage.seconds / self.pipeline_seconds if self.pipeline_seconds else 0.0
 
     @property
-    def slowest(self) -> StageFacts:
-        """The part of the work that took longest."""
+    def slowest(self) -> StageSnapshot:
+        """The stage that took most seconds."""
         return max(self.stages, key=lambda stage: stage.seconds)
 
-    def stage(self, kind: Kind) -> StageFacts:
-        """Returns the one part of a kind of which there is one."""
+    def stage(self, kind: Kind) -> StageSnapshot:
+        """Returns the only stage of a kind: KEYS, READ or HAND_OVER."""
         return next(stage for stage in self.stages if stage.kind is kind)

@@ -32,8 +32,11 @@ HAND_OVER = "hand-over"
 NEXT = "next"
 CONSUMER = "consumer"
 
-MOST_EVENTS = 200
-"""How many deaths and stalls are kept."""
+MAX_EVENTS = 200
+"""The number of deaths and stalls that are kept."""
+
+MAX_WAITS = 1_000
+"""The number of waits that are kept."""
 
 
 class Event(NamedTuple):
@@ -59,6 +62,7 @@ class Profiler:
         deaths: how many worker processes died.
         stalls: how often one made no progress for so long that it was reported.
         events: the last of these.
+        waits: the seconds of the consumer's last waits, except those for first outputs.
     """
 
     def __init__(self, operations: Sequence[str], recorder: "Recorder | None" = None) -> None:
@@ -71,8 +75,9 @@ class Profiler:
         self._cores_since = time.process_time()
         self.deaths = 0
         self.stalls = 0
-        self.events: deque[Event] = deque(maxlen=MOST_EVENTS)
-        self._recorder = recorder
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.waits: deque[float] = deque(maxlen=MAX_WAITS)
+        self.recorder = recorder
 
     def add(self, stage: str, seconds: float) -> None:
         """Adds to one stage."""
@@ -90,7 +95,7 @@ class Profiler:
                 seconds = time.perf_counter() - start
                 self._seconds[stage] += seconds
 
-        recorder = self._recorder
+        recorder = self.recorder
         if recorder is None:
             return call
 
@@ -108,10 +113,10 @@ class Profiler:
         """Takes note that the consumer asks for outputs, having been away since it left."""
         if left_at is not None:
             self._seconds[CONSUMER] += now - left_at
-        if self._recorder is not None:
-            self._recorder.will_work()
+        if self.recorder is not None:
+            self.recorder.will_work()
             if left_at is not None:
-                self._recorder.note_training(left_at, now)
+                self.recorder.note_training(left_at, now)
 
     def waited(self, start: float, stop: float, *, is_first: bool) -> None:
         """Records a wait of the consumer.
@@ -122,10 +127,12 @@ class Profiler:
             is_first: True if nothing was begun when it came.
         """
         self._seconds[NEXT] += stop - start
-        if self._recorder is not None:
-            self._recorder.note_wait(start, stop)
+        if self.recorder is not None:
+            self.recorder.note_wait(start, stop, is_first=is_first)
         if is_first:
             self.first_seconds += stop - start
+        else:
+            self.waits.append(stop - start)
 
     def delivered(self, count: int) -> None:
         """Counts outputs that the consumer got."""
@@ -157,10 +164,10 @@ class Profiler:
             actor: what the worker is called, if it is not a process of this machine.
         """
         self.add_all(stages)
-        if self._recorder is not None and process is not None:
+        if self.recorder is not None and process is not None:
             span = None if blocks is None else (blocks.start, blocks.stop - 1)
             spent = tuple(zip(self._names, stages, strict=False))
-            self._recorder.note_call(process, begun, seconds, span, spent, actor=actor)
+            self.recorder.note_call(process, begun, seconds, span, spent, actor=actor)
 
     def died(self, text: str) -> None:
         """Counts a worker that died, and keeps what is said about it."""

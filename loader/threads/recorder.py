@@ -26,8 +26,11 @@ MOST_SAMPLES = 4_000
 TRAINER = "trainer"
 """Who calls `next`."""
 
+STARTS = "starts"
+"""The trainer's wait for the first batch of a pass: threads and workers start."""
+
 WAITS = "waits"
-"""What the trainer does inside `next`, unless it works there."""
+"""Its wait inside `next` for any other batch, unless it works there."""
 
 TRAINS = "trains"
 """What it does outside."""
@@ -104,9 +107,9 @@ class Recorder:
         who = f"worker {process}" if actor is None else actor
         self.spans.append(Span(who, process, "call", start, start + seconds, blocks, spent))
 
-    def note_wait(self, start: float, stop: float) -> None:
-        """Notes that the trainer waited."""
-        self._note_trainer(WAITS, start, stop)
+    def note_wait(self, start: float, stop: float, *, is_first: bool) -> None:
+        """Records a wait of the trainer, for the first batch of a pass or for another one."""
+        self._note_trainer(STARTS if is_first else WAITS, start, stop)
 
     def note_training(self, start: float, stop: float) -> None:
         """Notes that the trainer did something else."""

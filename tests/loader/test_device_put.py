@@ -487,7 +487,7 @@ def test_close_is_final_and_the_state_stays() -> None:
     with millstream.device_put(iter(loader_of())) as other:
         other.set_state(state)
         assert [batch.tolist() for batch in other] == EXPECTED[1:]
-    assert repr(other) == "<DeviceIterator at step 10, up to 2 batches ahead on the default device>"
+    assert repr(other) == "<DeviceIterator at step 10, prefetches up to 2 batches to the default device>"
 
 
 def test_it_goes_on_where_the_iterator_is() -> None:
@@ -530,7 +530,7 @@ def test_it_is_saved_and_restored_by_orbax(interface: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [
-        ((loader_of(),), TypeError, r"got DataLoader: write device_put\(iter\(loader\)\)"),
+        ((loader_of(),), TypeError, r"got DataLoader. Write device_put\(iter\(loader\)\)"),
         ((iter(loader_of()), jax.local_devices), TypeError, "device must be a jax.Device"),
         ((iter(loader_of()), jax.sharding.PartitionSpec()), TypeError, r"got P\(\) of type"),
         ((iter(loader_of()), None, 0), ValueError, "buffer_size must be at least 1, got 0"),

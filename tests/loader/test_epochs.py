@@ -108,12 +108,29 @@ def test_wrong_numbers_of_epochs(arguments: tuple[Any, ...], error: type[Excepti
 def test_an_order_without_epochs_has_no_epochs() -> None:
     """A sampler of the user's, or a mixture, is read as a whole."""
     loader = millstream.load({"a": range(3), "b": range(3)}, weights=[1, 1], num_epochs=1)
-    with pytest.raises(TypeError, match="got MixtureSampler: write `for batch in loader`"):
+    with pytest.raises(TypeError, match=r"got MixtureSampler, .* itertools\.islice\(batches, steps\)"):
         loader.epochs(2)
     with loader_of() as closed:
         pass
     with pytest.raises(ValueError, match="closed"):
         closed.epochs(2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_all_epochs_are_those_of_the_loader(workers: int) -> None:
+    """Records that fail in an epoch are listed by the loader, and the limit counts those of all epochs."""
+    options: dict[str, Any] = {"shuffle": True, "seed": 0, "batch_size": 3, "on_error": "skip", "worker_count": workers}
+    with millstream.load(range(6), transformations=[refuse_four], **options) as loader:
+        assert [len(list(batches)) for _, batches in loader.epochs(2)] == [2, 2]
+        assert loader.errors == {4: "ValueError: 4 is refused"}
+        assert loader.metrics()["loader/errors"] == 1.0
+
+
+def refuse_four(number: int) -> int:
+    """Returns a number other than 4."""
+    if number == 4:
+        raise ValueError("4 is refused")
+    return number
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import pytest
 
 import millstream
 from millstream.loader.monitoring import server
-from millstream.loader.monitoring.client import asked
+from millstream.loader.monitoring.client import query
 from millstream.loader.threads import inline_executor, shared_threads
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources import ParquetDataSource, TextLineDataSource
@@ -538,7 +538,7 @@ def test_a_loader_is_served_whatever_interrupts_the_start_of_it(
         with loader_of() as loader:
             interrupt(loader.serve_top, chance.uniform(1e-5, 2 * LATEST_SECONDS), 1 + trial % 3)
             loader.serve_top()
-            assert [one["source"] for one in asked(os.getpid(), "snapshot")["pipelines"]] == [LIST]
+            assert [one["source"] for one in query(os.getpid(), "snapshot")["pipelines"]] == [LIST]
             # One too many, of the start that was interrupted, leaves at once; on a busy machine that may be a while.
             deadline = time.monotonic() + WAIT_SECONDS
             while len(answering_threads()) > 1 and time.monotonic() < deadline:

@@ -61,7 +61,7 @@ def test_a_trainer_asks_to_be_looked_at(tmp_path: Path) -> None:
         texts = [top(tmp_path, trainer.pid, "--stacks", "--interval=0.05")[0] for _ in range(2)]
 
     assert all("no worker processes, up to 16 threads" in text for text in texts)
-    assert all("made ahead" in text for text in texts)
+    assert all("prefetched" in text for text in texts)
 
 
 def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
         ):
             os.close(theirs)
             try:
-                text = read_until(terminal.fileno(), "q quits")
+                text = read_until(terminal.fileno(), "q quit")
                 assert "Stacks of process" not in text
                 terminal.write(b"s")
                 read_until(terminal.fileno(), f"Stacks of process {trainer.pid}")
@@ -110,8 +110,10 @@ def test_what_cannot_be_looked_at(tmp_path: Path) -> None:
     _, none = top(tmp_path, "--once", status=1)
     listed, _ = top(tmp_path, "--list")
 
-    assert silent.startswith(f"millstream: Process {trainer.pid} serves no pipeline of this user. Start it with {how}")
-    assert gone.startswith(f"millstream: There is no process {trainer.pid}, and none that can be looked at. ")
+    assert silent.startswith(f"millstream: Process {trainer.pid} cannot be monitored. Start it with {how}")
+    assert gone.startswith(
+        f"millstream: There is no process {trainer.pid}. No running trainer of yours can be monitored. "
+    )
     assert "MILLSTREAM_TOP=1" in gone
     assert how in none
     assert how in listed
@@ -131,7 +133,7 @@ def test_what_a_killed_trainer_leaves_is_removed(tmp_path: Path) -> None:
 
     listed, _ = top(tmp_path, "--list")
 
-    assert "No trainer of this user" in listed
+    assert "No running trainer of yours" in listed
     assert list(folder.iterdir()) == []
 
 
@@ -146,7 +148,7 @@ def test_a_stopped_trainer_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest
         # It goes on for a moment after the signal was sent.
         assert os.WIFSTOPPED(os.waitpid(trainer.pid, os.WUNTRACED)[1])
         with pytest.raises(TimeoutError, match=f"Process {trainer.pid} does not answer: it is stopped"):
-            client.asked(trainer.pid, "snapshot")
+            client.query(trainer.pid, "snapshot")
 
 
 def snapshot(batches: int, waited: float, at: float, **iterator: Any) -> dict[str, Any]:
@@ -200,7 +202,7 @@ def test_rates_are_those_between_two_looks() -> None:
     assert "████████████░░░░░░░░░░░░  50 %   7 % since the start" in text
     assert "in next() for 2 s" in text
     assert "running, 5 MB, 50 % of a core" in text
-    assert "workers that died: 1, that stalled: 0" in text
+    assert "workers: 1 died, 0 stalled" in text
     assert max(map(len, text.splitlines())) < 120
 
 

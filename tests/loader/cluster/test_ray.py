@@ -109,6 +109,36 @@ def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
     return executor._pool
 
 
+def refuse_sevens(number: int) -> int:
+    """Returns a number that is not a multiple of 7."""
+    if number % 7 == 0:
+        raise ValueError(f"{number} is a multiple of 7")
+    return number
+
+
+def test_actors_skip_records_that_fail() -> None:
+    """With on_error="skip", the batches and the errors by key are those of one process; above max_errors it raises."""
+    options: dict[str, Any] = {
+        "shuffle": True,
+        "seed": 3,
+        "num_epochs": 1,
+        "transformations": [refuse_sevens],
+        "batch_size": 4,
+        "on_error": "skip",
+    }
+    here = millstream.load(range(40), **options)
+    expected = [batch.tolist() for batch in here]
+    with millstream.load(range(40), **options, **on_ray()) as loader:
+        assert [batch.tolist() for batch in loader] == expected
+        assert loader.errors == here.errors
+        assert sorted(loader.errors) == [0, 7, 14, 21, 28, 35]
+    with (
+        millstream.load(range(40), **options, **on_ray(1), max_errors=2) as limited,
+        pytest.raises(ValueError, match="is a multiple of 7"),
+    ):
+        list(limited)
+
+
 @UNEVEN_ENDS
 @given(pipeline=pipelines(), buffer_size=st.sampled_from([1, 3]), threads=st.sampled_from([0, 16]), data=st.data())
 @settings(deadline=None, max_examples=3)

@@ -16,7 +16,7 @@ import pytest
 
 import millstream
 from millstream.loader.monitoring import server, socket_folder
-from millstream.loader.monitoring.client import NotServed, asked, served_processes
+from millstream.loader.monitoring.client import NotServed, query, served_processes
 from millstream.loader.monitoring.socket_folder import connected, is_own_user, private_folder, socket_name
 from millstream.loader.processes import crash_log
 from support.faults.user_faults import WAIT_SECONDS
@@ -67,7 +67,7 @@ def test_a_snapshot_says_what_the_loader_says() -> None:
         next(batches)
     loader.serve_top()
 
-    (pipeline,) = asked(os.getpid(), "snapshot")["pipelines"]
+    (pipeline,) = query(os.getpid(), "snapshot")["pipelines"]
 
     metrics = loader.metrics()
     assert pipeline["measured"]["batches"] == metrics["loader/batches"] == 3
@@ -84,17 +84,17 @@ def test_it_is_over_when_the_loader_is_closed_or_gone(runtime: Path) -> None:
     closed.serve_top()
     dropped.serve_top()
     assert os.getpid() in served_processes()
-    assert len(asked(os.getpid(), "snapshot")["pipelines"]) == 2
+    assert len(query(os.getpid(), "snapshot")["pipelines"]) == 2
 
     closed.close()
-    assert len(asked(os.getpid(), "snapshot")["pipelines"]) == 1
+    assert len(query(os.getpid(), "snapshot")["pipelines"]) == 1
     del dropped
     gc.collect()
     wait_for_end_of_server()
 
     assert list((runtime / "millstream").iterdir()) == []
-    with pytest.raises(NotServed, match="serves no pipeline of this user"):
-        asked(os.getpid(), "snapshot")
+    with pytest.raises(NotServed, match="cannot be monitored"):
+        query(os.getpid(), "snapshot")
     with pytest.raises(ValueError, match="closed"):
         closed.serve_top()
     with loader_of() as another:
@@ -109,8 +109,8 @@ def test_the_environment_serves_chains_too(monkeypatch: pytest.MonkeyPatch) -> N
     elements = iter(chain.mp_prefetch(millstream.MultiprocessingOptions(num_workers=1)))
     next(elements)
 
-    snapshot = asked(os.getpid(), "snapshot")
-    stacks = asked(os.getpid(), "stacks")["stacks"]
+    snapshot = query(os.getpid(), "snapshot")
+    stacks = query(os.getpid(), "stacks")["stacks"]
 
     assert any(len(iterator["load"]["workers"]) == 1 for one in snapshot["pipelines"] for iterator in one["iterators"])
     assert [one["who"].rpartition(" ")[0] for one in stacks] == ["process", "worker process"]
@@ -126,18 +126,18 @@ def test_stacks_that_were_asked_for_are_not_last_words() -> None:
     loader.serve_top()
     with iter(loader) as batches:
         got = [list(next(batches))]
-        assert "answer_calls" in asked(os.getpid(), "stacks")["stacks"][1]["text"]
-        assert "answer_calls" in asked(os.getpid(), "stacks")["stacks"][1]["text"]
+        assert "answer_calls" in query(os.getpid(), "stacks")["stacks"][1]["text"]
+        assert "answer_calls" in query(os.getpid(), "stacks")["stacks"][1]["text"]
         ((worker,),) = (
             iterator["load"]["workers"]
-            for one in asked(os.getpid(), "snapshot")["pipelines"]
+            for one in query(os.getpid(), "snapshot")["pipelines"]
             for iterator in one["iterators"]
         )
         os.kill(worker["pid"], signal.SIGKILL)
         got += map(list, batches)
 
     assert got == [[2 * value for value in range(4 * row, 4 * row + 4)] for row in range(10)]
-    (event,) = loader._profiler.events
+    (event,) = loader.insight.profiler.events
     assert "killed by SIGKILL" in event.text
     assert "answer_calls" not in event.text
     loader.close()
@@ -155,12 +155,12 @@ def test_a_forked_process_leaves_the_socket_to_its_parent() -> None:
             own = loader_of()
             own.serve_top()
             is_served = set(served_processes()) == {os.getpid(), os.getppid()}
-            status = 0 if is_served and asked(os.getpid(), "snapshot")["pid"] == os.getpid() else 2
+            status = 0 if is_served and query(os.getpid(), "snapshot")["pid"] == os.getpid() else 2
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert os.getpid() in served_processes()
-    assert asked(os.getpid(), "snapshot")["pid"] == os.getpid()
+    assert query(os.getpid(), "snapshot")["pid"] == os.getpid()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -194,7 +194,7 @@ def test_another_user_gets_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         folder.chmod(0o700)
         assert status == 0
-        assert asked(os.getpid(), "snapshot")["pid"] == os.getpid()
+        assert query(os.getpid(), "snapshot")["pid"] == os.getpid()
         loader.close()
         wait_for_end_of_server()
     assert is_own_user(os.geteuid())
@@ -222,7 +222,7 @@ def test_a_folder_that_others_may_enter_is_not_used(
     monkeypatch.setenv("MILLSTREAM_TOP", "1")
     with caplog.at_level(logging.WARNING, "millstream"), loader_of() as loader:
         assert len(list(loader)) == 10
-    assert "cannot be looked at by `millstream top`" in caplog.text
+    assert "`millstream top` cannot monitor this pipeline" in caplog.text
     assert list((runtime / "millstream").iterdir()) == []
 
 
@@ -238,4 +238,4 @@ def test_bad_questions_end_nothing(runtime: Path, asks: bytes) -> None:
             answer = received(connection, asks)
 
         assert (b"error" in answer) == (asks == b"nonsense\n")
-        assert asked(os.getpid(), "snapshot")["pid"] == os.getpid()
+        assert query(os.getpid(), "snapshot")["pid"] == os.getpid()

@@ -11,119 +11,122 @@ from hypothesis import strategies
 
 import millstream
 from millstream.loader.reporting.advice import advice_of
-from millstream.loader.reporting.snapshot import LoaderFacts, Place
+from millstream.loader.reporting.snapshot import LoaderSnapshot, Location
 from millstream.loader.threads.front import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, Front
 from millstream.loader.threads.options import available_cores
-from support.draw.loader_facts import facts_of_run, with_order, with_source, with_stage
+from support.draw.loader_snapshots import snapshot_of_run, with_order, with_source, with_stage
 
 
-def kinds(facts: LoaderFacts) -> list[str]:
+def kinds(snapshot: LoaderSnapshot) -> list[str]:
     """Returns which advice is given."""
-    return [advice.kind for advice in advice_of(facts)]
+    return [advice.kind for advice in advice_of(snapshot)]
 
 
-def text_of(facts: LoaderFacts, kind: str) -> str:
+def text_of(snapshot: LoaderSnapshot, kind: str) -> str:
     """Returns the one advice of a kind."""
-    (text,) = [advice.text for advice in advice_of(facts) if advice.kind == kind]
+    (text,) = [advice.text for advice in advice_of(snapshot) if advice.kind == kind]
     return text
 
 
 def test_nothing_is_said_of_what_was_not_measured() -> None:
     """Before the first batch, and while only moments were measured, there is no advice on speed."""
-    assert kinds(facts_of_run(augment=1.0, waits=1.0, trains=1.0)) != ["unmeasured"]
-    facts = facts_of_run(augment=0.01, waits=0.01, trains=0.01)
-    assert kinds(facts) == ["too_short"]
-    assert "100 batches in 20 ms" in text_of(facts, "too_short")
+    assert kinds(snapshot_of_run(augment=1.0, waits=1.0, trains=1.0)) != ["unmeasured"]
+    snapshot = snapshot_of_run(augment=0.01, waits=0.01, trains=0.01)
+    assert kinds(snapshot) == ["too_short"]
+    assert "100 batches in 20 ms" in text_of(snapshot, "too_short")
 
 
 def test_a_waiting_trainer_is_told_for_how_long_and_how_many_workers_hide_it() -> None:
     """The sentences have the share of the waits, the slowest part with its share, and how many workers hide it."""
-    facts = facts_of_run(read=9.0, augment=22.0, waits=3.8, trains=6.2 + 2.0, workers=3)
-    assert kinds(facts) == ["waiting", "bottleneck"]
-    assert text_of(facts, "waiting") == "The trainer waited 32 % of the time."
-    assert text_of(facts, "bottleneck") == (
-        "operations[0], Augment, takes 71 % of the workers' time: worker_count=4 would hide it; "
+    snapshot = snapshot_of_run(read=9.0, augment=22.0, waits=3.8, trains=6.2 + 2.0, workers=3)
+    assert kinds(snapshot) == ["waiting", "bottleneck"]
+    assert text_of(snapshot, "waiting") == "The trainer waited 32 % of the time."
+    assert text_of(snapshot, "bottleneck") == (
+        "operations[0], Augment, takes 71 % of the workers' time. Use worker_count=4 to hide it; "
         "this machine has 8 cores."
     )
-    facts = facts_of_run(read=9.0, augment=22.0, waits=3.8, trains=6.2 + 2.0, workers=3, front=CHAIN)
-    assert ".mp_prefetch(4) would hide it" in text_of(facts, "bottleneck")
+    snapshot = snapshot_of_run(read=9.0, augment=22.0, waits=3.8, trains=6.2 + 2.0, workers=3, front=CHAIN)
+    assert "Use .mp_prefetch(4) to hide it" in text_of(snapshot, "bottleneck")
 
 
 def test_a_trainer_that_does_not_wait_is_left_alone() -> None:
     """However slow the pipeline is in itself: if it is hidden, nothing is to be done."""
-    facts = facts_of_run(augment=50.0, waits=0.2, trains=9.8, workers=6)
-    assert kinds(facts) == ["not_waiting"]
-    assert text_of(facts, "not_waiting").startswith("The trainer waited 2 % of the time")
+    snapshot = snapshot_of_run(augment=50.0, waits=0.2, trains=9.8, workers=6)
+    assert kinds(snapshot) == ["not_waiting"]
+    assert text_of(snapshot, "not_waiting").startswith("The trainer waited 2 % of the time")
 
 
 def test_a_loop_without_training_is_told_that() -> None:
     """Where the loop does nothing but draw batches, there is nothing to hide the loading behind."""
-    assert "no training to hide" in text_of(facts_of_run(augment=9.9, waits=9.9, trains=0.1), "waiting")
-    assert "no training to hide" not in text_of(facts_of_run(augment=9.0, waits=9.0, trains=1.0), "waiting")
+    assert "too little compute to overlap" in text_of(snapshot_of_run(augment=9.9, waits=9.9, trains=0.1), "waiting")
+    assert "too little compute to overlap" not in text_of(
+        snapshot_of_run(augment=9.0, waits=9.0, trains=1.0), "waiting"
+    )
 
 
 def test_no_more_workers_than_cores_are_recommended() -> None:
     """Where the cores do not suffice, the advice says so; where all are at work, it does not ask for more."""
-    facts = facts_of_run(augment=40.0, waits=9.0, trains=1.0, workers=2, cores=4)
-    assert "worker_count=4 would shorten the waits; this machine has 4 cores." in text_of(facts, "bottleneck")
-    facts = facts_of_run(augment=40.0, waits=9.0, trains=1.0, workers=4, cores=4)
-    assert "all at work" in text_of(facts, "bottleneck")
+    snapshot = snapshot_of_run(augment=40.0, waits=9.0, trains=1.0, workers=2, cores=4)
+    assert "Use worker_count=4 to shorten the waits; this machine has 4 cores." in text_of(snapshot, "bottleneck")
+    snapshot = snapshot_of_run(augment=40.0, waits=9.0, trains=1.0, workers=4, cores=4)
+    assert "all in use" in text_of(snapshot, "bottleneck")
     for core_seconds, advised in ((38.0, None), (4.0, "worker_count=16"), (14.0, "worker_count=11")):
-        facts = facts_of_run(augment=40.0, waits=9.0, trains=1.0, workers=4, cores=4, core_seconds=core_seconds)
-        text = text_of(facts, "bottleneck")
+        snapshot = snapshot_of_run(augment=40.0, waits=9.0, trains=1.0, workers=4, cores=4, core_seconds=core_seconds)
+        text = text_of(snapshot, "bottleneck")
         # Workers that sleep or wait for a store leave their cores idle.
-        assert ("all at work" in text) == (advised is None)
+        assert ("all in use" in text) == (advised is None)
         assert advised is None or advised in text
-    facts = facts_of_run(augment=9.0, waits=9.0, trains=1.0, cores=1)
-    assert "worker_count" not in text_of(facts, "bottleneck")
+    snapshot = snapshot_of_run(augment=9.0, waits=9.0, trains=1.0, cores=1)
+    assert "worker_count" not in text_of(snapshot, "bottleneck")
 
 
 def test_actors_are_asked_for_as_a_cluster_has_them() -> None:
     """Not by worker_count, and whatever cores this machine has: some more, of which the cluster knows what to think."""
     run: dict[str, Any] = {"augment": 30.0, "waits": 4.0, "trains": 8.0}
-    facts = facts_of_run(**run, workers=3, cores=3, front=ACTORS)
-    assert text_of(facts, "bottleneck") == (
-        "operations[0], Augment, takes 100 % of the workers' time: workers=RayWorkers(num_workers=4) would hide it, "
-        "where the cluster has room for them."
+    snapshot = snapshot_of_run(**run, workers=3, cores=3, front=ACTORS)
+    assert text_of(snapshot, "bottleneck") == (
+        "operations[0], Augment, takes 100 % of the workers' time. Use workers=RayWorkers(num_workers=4) to hide it, "
+        "if the cluster has room."
     )
     # Two cores each: five would do the work, so three actors.
-    assert "RayWorkers(num_workers=3) would hide" in text_of(
-        facts_of_run(augment=40.0, waits=4.0, trains=8.0, workers=2, cores=4, front=ACTORS), "bottleneck"
+    assert "RayWorkers(num_workers=3) to hide" in text_of(
+        snapshot_of_run(augment=40.0, waits=4.0, trains=8.0, workers=2, cores=4, front=ACTORS), "bottleneck"
     )
-    facts = facts_of_run(augment=30.0, waits=9.99, trains=0.01, workers=3, cores=3, front=ACTORS)
-    assert "RayWorkers(num_workers=12) would shorten the waits" in text_of(facts, "bottleneck")
-    facts = facts_of_run(augment=5.0, waits=0.1, trains=9.9, workers=4, deaths=1, front=ACTORS)
-    assert text_of(facts, "idle_workers") == (
-        "The 4 Ray actors worked 12 % of the time: workers=RayWorkers(num_workers=1) would do, and take less memory."
+    snapshot = snapshot_of_run(augment=30.0, waits=9.99, trains=0.01, workers=3, cores=3, front=ACTORS)
+    assert "RayWorkers(num_workers=12) to shorten the waits" in text_of(snapshot, "bottleneck")
+    snapshot = snapshot_of_run(augment=5.0, waits=0.1, trains=9.9, workers=4, deaths=1, front=ACTORS)
+    assert text_of(snapshot, "idle_workers") == (
+        "The 4 Ray actors were busy 12 % of the time. Use workers=RayWorkers(num_workers=1) to save memory."
     )
-    assert text_of(facts, "trouble").startswith("1 Ray actor died:")
+    assert text_of(snapshot, "trouble").startswith("1 Ray actor died:")
 
 
 def test_what_was_measured_in_debug_mode_is_no_ground_for_advice() -> None:
     """It says that, and nothing else."""
-    assert kinds(facts_of_run(augment=9.0, waits=9.0, trains=1.0, threads=0, front=DEBUGGED)) == ["debugging"]
+    assert kinds(snapshot_of_run(augment=9.0, waits=9.0, trains=1.0, threads=0, front=DEBUGGED)) == ["debugging"]
 
 
 def test_a_stream_is_not_asked_to_read_many_records() -> None:
     """Nobody reads the elements of a stream by number."""
     run: dict[str, Any] = {"read": 6.0, "augment": 4.0, "waits": 4.0, "trains": 6.0}
-    assert "batched_reads" in kinds(with_source(facts_of_run(**run, front=CHAIN), reads_many=False))
-    assert "batched_reads" not in kinds(with_source(facts_of_run(**run, front=FED_CHAIN), reads_many=False))
+    assert "batched_reads" in kinds(with_source(snapshot_of_run(**run, front=CHAIN), reads_batches=False))
+    assert "batched_reads" not in kinds(with_source(snapshot_of_run(**run, front=FED_CHAIN), reads_batches=False))
 
 
 def test_workers_that_have_time_left_are_not_said_to_be_too_few() -> None:
     """A trainer that waits beside idle workers waits for a slow batch now and then: more ready, not more workers."""
     run: dict[str, Any] = {"augment": 3.0, "waits": 1.0, "trains": 9.0, "workers": 2, "cores": 2}
-    facts = facts_of_run(**run)
-    assert kinds(facts) == ["waiting", "uneven"]
-    assert text_of(facts, "uneven").startswith(
-        "The 2 worker processes worked 15 % of the time, enough for this trainer, but not evenly: worker_buffer_size=2 "
+    snapshot = snapshot_of_run(**run)
+    assert kinds(snapshot) == ["waiting", "uneven"]
+    assert text_of(snapshot, "uneven").startswith(
+        "The 2 worker processes were busy 15 % of the time: enough for this trainer on average, but "
     )
-    chain = text_of(facts_of_run(**run, front=CHAIN), "uneven")
-    assert ".mp_prefetch(MultiprocessingOptions(2, per_worker_buffer_size=2)) would" in chain
-    busy = facts_of_run(**run | {"augment": 10.0})
+    chain = text_of(snapshot_of_run(**run, front=CHAIN), "uneven")
+    assert "worker_buffer_size=2" in text_of(snapshot, "uneven")
+    assert "with .mp_prefetch(MultiprocessingOptions(2, per_worker_buffer_size=2))" in chain
+    busy = snapshot_of_run(**run | {"augment": 10.0})
     assert kinds(busy) == ["waiting", "bottleneck"]
-    assert kinds(facts_of_run(**run | {"workers": 0})) == ["waiting", "bottleneck"]
+    assert kinds(snapshot_of_run(**run | {"workers": 0})) == ["waiting", "bottleneck"]
 
 
 RUNS: tuple[dict[str, Any], ...] = (
@@ -144,7 +147,7 @@ WRITTEN = re.compile(r"\.?\b\w+(?:=\w+\([^()]*\)|=\w+|\((?:\w+\([^()]*\)|\d+)\))
 def written_by(front: Front) -> set[str]:
     """Returns what advice tells people to write, of all that can be wrong."""
     runs = [run for run in RUNS if run.get("workers") or not front.is_on_cluster]
-    texts = [advice.text for run in runs for advice in advice_of(facts_of_run(**run, front=front))]
+    texts = [advice.text for run in runs for advice in advice_of(snapshot_of_run(**run, front=front))]
     return {written for text in texts for written in WRITTEN.findall(text)}
 
 
@@ -212,70 +215,74 @@ def test_the_steps_that_advice_tells_people_to_write_are_those_of_a_chain(front:
 
 def test_waits_for_the_lock_ask_for_no_more_workers() -> None:
     """Sixteen threads in one another's way seem to work all the time: no more was done than two cores can do."""
-    facts = facts_of_run(augment=160.0, waits=3.0, trains=7.0, cores=2)
-    assert "worker_count=2 would shorten" in text_of(facts, "bottleneck")
-    facts = facts_of_run(augment=160.0, waits=0.6, trains=9.4, cores=4)
-    assert "would shorten" not in text_of(facts, "bottleneck") or "worker_count=4" in text_of(facts, "bottleneck")
+    snapshot = snapshot_of_run(augment=160.0, waits=3.0, trains=7.0, cores=2)
+    assert "worker_count=2 to shorten" in text_of(snapshot, "bottleneck")
+    snapshot = snapshot_of_run(augment=160.0, waits=0.6, trains=9.4, cores=4)
+    assert "to shorten" not in text_of(snapshot, "bottleneck") or "worker_count=4" in text_of(snapshot, "bottleneck")
 
 
 def test_a_pipeline_that_does_next_to_nothing_is_not_blamed() -> None:
     """A trainer that waits though there is hardly any work waits for something else; else that is not said."""
-    facts = facts_of_run(augment=0.1, hand_over=0.2, waits=1.0, trains=9.0, workers=2)
-    assert kinds(facts) == ["waiting", "something_else"]
-    assert "took 3 % of the time" in text_of(facts, "something_else")
-    assert "something_else" not in kinds(facts_of_run(augment=5.0, waits=1.0, trains=9.0, workers=2))
+    snapshot = snapshot_of_run(augment=0.1, hand_over=0.2, waits=1.0, trains=9.0, workers=2)
+    assert kinds(snapshot) == ["waiting", "something_else"]
+    assert "took 3 % of the time" in text_of(snapshot, "something_else")
+    assert "something_else" not in kinds(snapshot_of_run(augment=5.0, waits=1.0, trains=9.0, workers=2))
 
 
 def test_a_source_without_batched_reads_is_named() -> None:
     """Its class and the share of reading are in the sentence; not so where it has them, or where reading is little."""
-    facts = with_source(facts_of_run(read=6.0, augment=4.0, waits=4.0, trains=6.0), reads_many=False)
-    assert text_of(facts, "batched_reads").startswith(
-        "Tokens.__getitems__ is missing: reading record by record takes 60 % of the pipeline's time."
+    snapshot = with_source(snapshot_of_run(read=6.0, augment=4.0, waits=4.0, trains=6.0), reads_batches=False)
+    assert text_of(snapshot, "batched_reads").startswith(
+        "Reading takes 60 % of the pipeline's time, one record at a time, with up to 500 records prefetched. "
+        "Add a method __getitems__(keys) to Tokens that reads a batch in one call."
     )
-    assert "batched_reads" not in kinds(with_source(facts, reads_many=True))
-    little = with_source(facts_of_run(read=1.0, augment=9.0, waits=4.0, trains=6.0), reads_many=False)
+    assert str([advice.text for advice in advice_of(snapshot)]).count("60 %") == 1
+    assert "batched_reads" not in kinds(with_source(snapshot, reads_batches=True))
+    little = with_source(snapshot_of_run(read=1.0, augment=9.0, waits=4.0, trains=6.0), reads_batches=False)
     assert "batched_reads" not in kinds(little)
 
 
 def test_reads_that_could_be_ahead_are_named() -> None:
     """Without threads and workers, threads; with threads, more records ahead; with workers, neither."""
-    facts = facts_of_run(read=6.0, augment=1.0, waits=6.0, trains=4.0, threads=0)
-    assert kinds(facts) == ["waiting", "read_ahead"]
-    facts = facts_of_run(read=60.0, augment=1.0, waits=6.0, trains=4.0)
-    assert "prefetch_buffer_size=1000" in text_of(facts, "read_further_ahead")
-    assert "86 % of" not in text_of(facts, "read_further_ahead")
-    facts = facts_of_run(read=6.0, augment=1.0, waits=6.0, trains=4.0, workers=1)
-    assert not {"read_ahead", "read_further_ahead"} & set(kinds(facts))
-    facts = facts_of_run(read=1.0, augment=6.0, waits=6.0, trains=4.0, threads=0)
-    assert not {"read_ahead", "read_further_ahead"} & set(kinds(facts))
+    snapshot = snapshot_of_run(read=6.0, augment=1.0, waits=6.0, trains=4.0, threads=0)
+    assert kinds(snapshot) == ["waiting", "read_ahead"]
+    snapshot = snapshot_of_run(read=60.0, augment=1.0, waits=6.0, trains=4.0)
+    assert "prefetch_buffer_size=1000" in text_of(snapshot, "read_further_ahead")
+    assert "86 % of" not in text_of(snapshot, "read_further_ahead")
+    snapshot = snapshot_of_run(read=6.0, augment=1.0, waits=6.0, trains=4.0, workers=1)
+    assert not {"read_ahead", "read_further_ahead"} & set(kinds(snapshot))
+    snapshot = snapshot_of_run(read=1.0, augment=6.0, waits=6.0, trains=4.0, threads=0)
+    assert not {"read_ahead", "read_further_ahead"} & set(kinds(snapshot))
 
 
 def test_a_sampler_that_is_asked_one_by_one_is_named() -> None:
     """Its class and the share; not so for one that answers for many, or where it takes little."""
-    facts = with_order(
-        facts_of_run(keys=5.0, augment=5.0, waits=5.0, trains=5.0), answers_for_many=False, kind="Curriculum"
+    snapshot = with_order(
+        snapshot_of_run(keys=5.0, augment=5.0, waits=5.0, trains=5.0), is_vectorised=False, kind="Curriculum"
     )
-    assert text_of(facts, "sampler_keys").startswith("Curriculum is asked for each position alone: that takes 50 %")
-    assert "sampler_keys" not in kinds(with_order(facts, answers_for_many=True))
-    little = with_order(facts_of_run(keys=0.5, augment=5.0, waits=5.0, trains=5.0), answers_for_many=False)
+    assert text_of(snapshot, "sampler_keys").startswith("Curriculum is called once per position, which takes 50 %")
+    assert "sampler_keys" not in kinds(with_order(snapshot, is_vectorised=True))
+    little = with_order(snapshot_of_run(keys=0.5, augment=5.0, waits=5.0, trains=5.0), is_vectorised=False)
     assert "sampler_keys" not in kinds(little)
 
 
 def test_batches_that_are_pickled_are_named() -> None:
     """A hand-over that takes long is named with the size of the batches; a short one is not."""
-    facts = facts_of_run(augment=5.0, hand_over=5.0, waits=5.0, trains=5.0, workers=2, batch_bytes=19_000_000)
-    assert "Handing batches over takes 50 % of the workers' time, 19 MB each." in text_of(facts, "hand_over")
-    assert "hand_over" not in kinds(facts_of_run(augment=5.0, hand_over=0.5, waits=5.0, trains=5.0, workers=2))
-    assert "hand_over" not in kinds(facts_of_run(augment=5.0, hand_over=5.0, waits=5.0, trains=5.0))
+    snapshot = snapshot_of_run(augment=5.0, hand_over=5.0, waits=5.0, trains=5.0, workers=2, batch_bytes=19_000_000)
+    assert "The transfer of batches (19 MB each) to the trainer takes 50 % of the workers' time." in text_of(
+        snapshot, "hand_over"
+    )
+    assert "hand_over" not in kinds(snapshot_of_run(augment=5.0, hand_over=0.5, waits=5.0, trains=5.0, workers=2))
+    assert "hand_over" not in kinds(snapshot_of_run(augment=5.0, hand_over=5.0, waits=5.0, trains=5.0))
 
 
 def test_batches_that_the_trainer_copies_are_named() -> None:
     """Where its own thread stacks what workers have made, with size and share, and what avoids it."""
-    run = facts_of_run(augment=5.0, batch=2.0, waits=5.0, trains=5.0, workers=2, batch_bytes=19_000_000)
-    copied = with_stage(run, "operations[1]", place=Place.TRAINER)
+    run = snapshot_of_run(augment=5.0, batch=2.0, waits=5.0, trains=5.0, workers=2, batch_bytes=19_000_000)
+    copied = with_stage(run, "operations[1]", location=Location.TRAINER)
     filtered = with_stage(copied, "operations[0]", keeps_count=False)
     assert text_of(filtered, "copied_batches").startswith(
-        "Batches are 19 MB, and the trainer's thread copies them: operations[1], Batch(8), takes 20 % of its time"
+        "The trainer's thread copies the batches (19 MB each): operations[1], Batch(8), takes 20 % of its time"
     )
     assert "surviving_keys" in text_of(filtered, "copied_batches")
     packed = with_stage(copied, "operations[1]", regroups=True)
@@ -286,26 +293,28 @@ def test_batches_that_the_trainer_copies_are_named() -> None:
 
 def test_the_trainers_own_copying_is_not_blamed_on_the_workers() -> None:
     """Where it is the slowest part, more workers would not help, and are not recommended."""
-    run = facts_of_run(augment=1.0, batch=4.0, waits=5.0, trains=5.0, workers=2)
-    assert kinds(with_stage(run, "operations[1]", place=Place.TRAINER)) == ["waiting", "copied_batches"]
+    run = snapshot_of_run(augment=1.0, batch=4.0, waits=5.0, trains=5.0, workers=2)
+    assert kinds(with_stage(run, "operations[1]", location=Location.TRAINER)) == ["waiting", "copied_batches"]
 
 
 def test_workers_that_have_little_to_do_are_named() -> None:
     """With how much they worked and how many would do; not so where they are busy, or where there is one."""
-    facts = facts_of_run(augment=5.0, waits=0.1, trains=9.9, workers=4)
-    assert "The 4 worker processes worked 12 % of the time: worker_count=1 would do" in text_of(facts, "idle_workers")
-    assert "idle_workers" not in kinds(facts_of_run(augment=30.0, waits=0.1, trains=9.9, workers=4))
-    assert "idle_workers" not in kinds(facts_of_run(augment=1.0, waits=0.1, trains=9.9, workers=1))
+    snapshot = snapshot_of_run(augment=5.0, waits=0.1, trains=9.9, workers=4)
+    assert "The 4 worker processes were busy 12 % of the time. Use worker_count=1 to" in text_of(
+        snapshot, "idle_workers"
+    )
+    assert "idle_workers" not in kinds(snapshot_of_run(augment=30.0, waits=0.1, trains=9.9, workers=4))
+    assert "idle_workers" not in kinds(snapshot_of_run(augment=1.0, waits=0.1, trains=9.9, workers=1))
 
 
 @pytest.mark.parametrize("waits", [0.0, 0.01, 5.0], ids=["hidden", "moments", "waiting"])
 def test_deaths_and_stalls_are_named_whatever_else_there_is(waits: float) -> None:
     """With how many there were; where there were none, nothing is said."""
     run = {"augment": 5.0, "waits": waits, "trains": 0.0 if waits == 0.01 else 5.0, "workers": 2}
-    facts = facts_of_run(**run, deaths=2, stalls=1)  # type: ignore[arg-type]
-    assert text_of(facts, "trouble").startswith("2 worker processes died and workers stalled 1 time:")
-    assert text_of(facts_of_run(**run, deaths=1), "trouble").startswith("1 worker process died:")  # type: ignore[arg-type]
-    assert "trouble" not in kinds(facts_of_run(**run))  # type: ignore[arg-type]
+    snapshot = snapshot_of_run(**run, deaths=2, stalls=1)  # type: ignore[arg-type]
+    assert text_of(snapshot, "trouble").startswith("2 worker processes died and workers stalled 1 time:")
+    assert text_of(snapshot_of_run(**run, deaths=1), "trouble").startswith("1 worker process died:")  # type: ignore[arg-type]
+    assert "trouble" not in kinds(snapshot_of_run(**run))  # type: ignore[arg-type]
 
 
 SECONDS = strategies.one_of(strategies.just(0.0), strategies.floats(1e-6, 1e6))
@@ -321,13 +330,13 @@ def test_advice_of_any_numbers_is_sentences(seconds: tuple[float, ...], workers:
     """Whatever was measured, there is advice, each kind once, and it never asks for more workers than cores."""
     names = ("keys", "read", "augment", "batch", "hand_over", "waits", "trains")
     run: dict[str, Any] = dict(zip(names, seconds, strict=True))
-    facts = facts_of_run(
+    snapshot = snapshot_of_run(
         **run,
         workers=workers,
         threads=threads,
         cores=cores,
     )
-    given = advice_of(facts)
+    given = advice_of(snapshot)
     assert given
     assert len({advice.kind for advice in given}) == len(given)
     for advice in given:
@@ -341,13 +350,13 @@ def test_advice_of_any_numbers_is_sentences(seconds: tuple[float, ...], workers:
 @pytest.mark.parametrize("is_global_shuffle", [False, True])
 def test_slow_units_are_not_answered_with_workers(workers: int, *, is_global_shuffle: bool) -> None:
     """Where decoding units is slow, the advice is the order, fewer columns or threads: never workers or read-ahead."""
-    facts = facts_of_run(read=50.0, waits=50.0, trains=5.0, workers=workers, threads=4)
-    facts = with_order(with_source(facts, window_units=7), is_global_shuffle=is_global_shuffle)
-    texts = {advice.kind: advice.text for advice in advice_of(facts)}
+    snapshot = snapshot_of_run(read=50.0, waits=50.0, trains=5.0, workers=workers, threads=4)
+    snapshot = with_order(with_source(snapshot, window_units=7), is_global_shuffle=is_global_shuffle)
+    texts = {advice.kind: advice.text for advice in advice_of(snapshot)}
     assert not set(texts) & {"bottleneck", "read_further_ahead", "uneven"}
     assert ("window_units=7" in texts["units"]) == is_global_shuffle
     assert "worker_count" not in " ".join(texts.values())
-    assert "units" not in kinds(with_source(facts, window_units=None))
+    assert "units" not in kinds(with_source(snapshot, window_units=None))
 
 
 def test_advice_tells_workers_that_sleep_from_workers_that_compute() -> None:
@@ -355,12 +364,12 @@ def test_advice_tells_workers_that_sleep_from_workers_that_compute() -> None:
     cores = available_cores()
     with millstream.load(range(40 * cores), num_epochs=1, transformations=[sleep], worker_count=cores) as loader:
         list(loader)
-        facts = loader._facts()
-    assert facts.measured.core_seconds is not None
-    assert facts.measured.core_seconds < 0.7 * facts.pipeline_seconds
+        snapshot = loader.insight.snapshot()
+    assert snapshot.measured.core_seconds is not None
+    assert snapshot.measured.core_seconds < 0.7 * snapshot.pipeline_seconds
     (advice,) = [advice.text for advice in loader.summary().advice if advice.kind == "bottleneck"]
-    assert "all at work" not in advice
-    assert "would shorten the waits, because the workers wait themselves" in advice
+    assert "all in use" not in advice
+    assert "to shorten the waits: the workers wait themselves" in advice
 
 
 def sleep(number: int) -> int:

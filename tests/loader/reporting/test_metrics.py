@@ -1,5 +1,6 @@
 """Metrics have stable names and the values that were measured; Prometheus's own parser reads the page."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -10,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import millstream
 from millstream.loader.reporting.metrics import exposition, metrics_of
-from support.draw.loader_facts import facts_of_run, with_stage
+from support.draw.loader_snapshots import snapshot_of_run, with_stage
 
 NAMES = [
     "loader/batches",
@@ -19,9 +20,17 @@ NAMES = [
     "loader/trainer_seconds",
     "loader/worker_deaths",
     "loader/worker_stalls",
+    "loader/errors",
     "loader/workers",
     "loader/batch_bytes",
+    "loader/step",
+    "loader/records",
+    "loader/epoch",
     "loader/wait_share",
+    "loader/wait_share_total",
+    "loader/batches_per_second",
+    "loader/wait_seconds_p50",
+    "loader/wait_seconds_p99",
     "loader/seconds/keys",
     "loader/seconds/read",
     "loader/seconds/operation_0",
@@ -64,16 +73,32 @@ def test_metrics_are_what_the_profile_says() -> None:
     assert metrics["loader/seconds/operation_0"] == profile["operations[0], Map(abs)"]
 
 
+def test_rates_are_those_since_the_previous_call() -> None:
+    """Waits and batches before the previous call do not count; without any since then, the totals do."""
+    before = snapshot_of_run(waits=1.0, trains=9.0)
+    measured = dataclasses.replace(
+        before.measured, batches=110, wait_seconds=4.0, trainer_seconds=10.0, waits=(0.0, 0.0, 0.5, 2.5)
+    )
+    now = dataclasses.replace(before, measured=measured)
+    metrics = metrics_of(now, before.measured)
+
+    assert metrics["loader/wait_share"] == 0.75
+    assert metrics["loader/wait_share_total"] == pytest.approx(4 / 14)
+    assert metrics["loader/batches_per_second"] == 2.5
+    assert (metrics["loader/wait_seconds_p50"], metrics["loader/wait_seconds_p99"]) == (0.5, 2.5)
+    assert metrics_of(now, now.measured)["loader/wait_share"] == pytest.approx(4 / 14)
+
+
 def test_a_page_has_what_the_metrics_have() -> None:
     """Prometheus reads the values that `metrics()` gives, each stage with its short name and its own."""
-    facts = facts_of_run(read=1.5, augment=2.5, waits=1.0, trains=3.0, workers=2, deaths=1, batch_bytes=10)
-    metrics, page = metrics_of(facts), samples(exposition({None: facts}))
+    snapshot = snapshot_of_run(read=1.5, augment=2.5, waits=1.0, trains=3.0, workers=2, deaths=1, batch_bytes=10)
+    metrics, page = metrics_of(snapshot), samples(exposition({None: snapshot}))
     assert page["millstream_batches_total", frozenset()] == metrics["loader/batches"] == 100
     assert page["millstream_worker_deaths_total", frozenset()] == 1
     assert page["millstream_batch_bytes", frozenset()] == 10
     augment = frozenset({("stage", "operation_0"), ("name", "Augment")})
     assert page["millstream_stage_seconds_total", augment] == metrics["loader/seconds/operation_0"] == 2.5
-    assert len(page) == len(metrics) - 1
+    assert len(page) == len(metrics) - 5  # Prometheus computes rates itself.
 
 
 def test_several_loaders_are_on_one_page() -> None:
@@ -81,7 +106,7 @@ def test_several_loaders_are_on_one_page() -> None:
     loaders = {"train": millstream.load(range(8), batch_size=4), "eval": millstream.load(range(8), batch_size=2)}
     page = millstream.prometheus_text(loaders)
     described = [line for line in page.splitlines() if line.startswith("# TYPE")]
-    assert len(described) == len(set(described)) == 9
+    assert len(described) == len(set(described)) == 13
     for name in loaders:
         assert samples(page)["millstream_batches_total", frozenset({("loader", name)})] == 0
     assert samples(millstream.prometheus_text(loaders["train"]))["millstream_batches_total", frozenset()] == 0
@@ -92,20 +117,22 @@ def test_any_name_survives(loader: str, operation: str, seconds: float) -> None:
     """Quotes, backslashes and newlines in names, and any number, are read as they were written."""
     hypothesis.assume("\r" not in loader + operation)  # The parser takes lines apart as Python does.
     hypothesis.assume(len((loader + operation).replace("\n", "").splitlines()) <= 1)
-    facts = with_stage(facts_of_run(), "operations[0]", name=operation, seconds=seconds)
+    snapshot = with_stage(snapshot_of_run(), "operations[0]", name=operation, seconds=seconds)
     key = frozenset({("loader", loader), ("stage", "operation_0"), ("name", operation)})
-    assert samples(exposition({loader: facts}))["millstream_stage_seconds_total", key] == seconds
+    assert samples(exposition({loader: snapshot}))["millstream_stage_seconds_total", key] == seconds
 
 
 def test_numbers_are_written_exactly() -> None:
     """A float is read back as the same float, infinity too."""
     for seconds in (0.1, 1e-300, 1e300, math.inf):
-        page = samples(exposition({None: facts_of_run(waits=seconds)}))
+        page = samples(exposition({None: snapshot_of_run(waits=seconds)}))
         assert page["millstream_wait_seconds_total", frozenset()] == seconds
 
 
 def test_what_is_not_a_loader_is_refused() -> None:
     """The error says what to write."""
     wrong: Any = [1]
-    with pytest.raises(TypeError, match=r"shows loaders, got int: write prometheus_text\(loader\)"):
+    with pytest.raises(
+        TypeError, match=r"must be loaders or their iterators, got int\. Write prometheus_text\(loader\)"
+    ):
         millstream.prometheus_text({"train": wrong[0]})

@@ -13,11 +13,11 @@ from hypothesis import strategies
 
 import millstream
 from millstream.html_fragments import card, document, figure, proportions
-from millstream.loader.reporting.html_rendering import loader_picture, summary_picture
-from millstream.loader.reporting.snapshot import Place
-from millstream.loader.reporting.text_rendering import text_picture
+from millstream.loader.reporting.html_rendering import render_loader, render_summary
+from millstream.loader.reporting.snapshot import Location
+from millstream.loader.reporting.text_rendering import render_text
 from support.documents.html_pages import Page
-from support.draw.loader_facts import facts_of_run, with_source, with_stage
+from support.draw.loader_snapshots import snapshot_of_run, with_source, with_stage
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -64,21 +64,21 @@ def test_what_the_trainer_does_beside_workers_is_in_a_frame_of_its_own() -> None
 
 def test_the_slowest_stage_is_marked_once_there_is_one() -> None:
     """In the terminal and in the notebook: one mark, at the stage that took longest, with its time and rate."""
-    facts = facts_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
-    (line,) = [line for line in text_picture(facts).splitlines() if "slowest" in line]
+    snapshot = snapshot_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
+    (line,) = [line for line in render_text(snapshot).splitlines() if "slowest" in line]
     assert line.split() == ["│", "operations[0],", "Augment", "40", "ms", "a", "batch", "80", "%", "<-", "slowest"]
-    page = loader_picture(facts)
+    page = render_loader(snapshot)
     assert page.count("ms-stage ms-slowest") == 1
     text = Page(page).text
     assert "25 batches/s" in text
     assert "100 batches in 4 s, 75 % of it waiting" in text
-    assert "ms-stage ms-slowest" not in loader_picture(facts_of_run())
+    assert "ms-stage ms-slowest" not in render_loader(snapshot_of_run())
 
 
 def test_a_summary_in_a_notebook_has_picture_and_advice() -> None:
     """The sentences are those of the text."""
-    facts = facts_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
-    assert "The trainer waited 75 % of the time." in Page(summary_picture(facts)).text
+    snapshot = snapshot_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
+    assert "The trainer waited 75 % of the time." in Page(render_summary(snapshot)).text
 
 
 def test_a_mixture_shows_its_weights() -> None:
@@ -194,12 +194,12 @@ def test_looking_in_the_middle_of_a_pass_changes_nothing() -> None:
 )
 def test_any_name_is_shown_as_it_is(name: str, leaf: str, parts: Sequence[tuple[str, float]]) -> None:
     """Tags and quotes in names are text: a picture of anything is whole HTML."""
-    facts = with_source(facts_of_run(augment=1.0, waits=1.0, trains=1.0), name=name, parts=tuple(parts))
-    facts = with_stage(facts, "operations[0]", label=name, structure=(leaf,), place=Place.TRAINER)
-    for page in (loader_picture(facts), document(name, figure(card(name, leaf, proportions(parts))))):
+    snapshot = with_source(snapshot_of_run(augment=1.0, waits=1.0, trains=1.0), name=name, parts=tuple(parts))
+    snapshot = with_stage(snapshot, "operations[0]", label=name, structure=(leaf,), location=Location.TRAINER)
+    for page in (render_loader(snapshot), document(name, figure(card(name, leaf, proportions(parts))))):
         Page(page)
     if name.strip() and "\r" not in name and "\0" not in name:
-        assert name in Page(loader_picture(facts)).text
+        assert name in Page(render_loader(snapshot)).text
 
 
 def test_what_makes_pictures_is_imported_by_those_who_look() -> None:

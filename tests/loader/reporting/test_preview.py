@@ -108,7 +108,7 @@ def test_packed_rows_are_coloured_by_document() -> None:
         ("3", "1", "3"),
     ]
     assert len({colour for _, _, colour, _ in segments}) == 3
-    assert "3 of padding" in Page(page).text
+    assert "3 padding tokens" in Page(page).text
     assert "segment_ids" not in Page(page).text
 
 

@@ -1,0 +1,105 @@
+"""Batches that one thread draws and puts on the device, from one position on, before they are requested."""
+
+import dataclasses
+import queue
+from collections.abc import Callable
+from typing import Any, final
+
+from millstream.errors import WorkerStalledError
+from millstream.loader.placement import Placement
+from millstream.loader.threads.reader_threads import ReaderThreads
+from millstream.loader.threads.waiting import Wait
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DevicePosition:
+    """A position between two batches: its state, step and epoch."""
+
+    state: Any
+    step: int | None
+    epoch: int | None
+
+    @classmethod
+    def of(cls, iterator: Any) -> "DevicePosition":
+        """Returns the position of an iterator."""
+        return cls(iterator.get_state(), getattr(iterator, "step", None), getattr(iterator, "epoch", None))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """A batch on the device, and the position after it."""
+
+    batch: Any
+    position: DevicePosition
+
+
+@final
+class DeviceStaging:
+    """The batches staged from one position on. The thread runs jobs; the consumer takes their outcomes in order.
+
+    Args:
+        iterator: the iterator to draw from.
+        placement: the device.
+        start: the state to draw from.
+
+    Attributes:
+        outcomes: the outcome of each job: a batch, or an exception.
+        next_position: the position before the batch that `take` returns next; None if it may be another one.
+        is_awaited: True if the consumer waits for an outcome, or was interrupted while it did.
+        is_over: True if jobs must do nothing more. Either side may set it.
+    """
+
+    def __init__(self, iterator: Any, placement: Placement, start: Any) -> None:
+        self._iterator = iterator
+        self._placement = placement
+        self._start = start
+        self._has_begun = False
+        self.outcomes: queue.SimpleQueue[StagedBatch | BaseException] = queue.SimpleQueue()
+        self.next_position: DevicePosition | None = None
+        self.is_awaited = False
+        self.is_over = False
+
+    def stage(self) -> None:
+        """Puts the next batch on the device. A job of the thread."""
+        self.run(self._next_on_device)
+
+    def run(self, work: Callable[[], Any]) -> None:
+        """Adds the outcome of a function: its result with the position after it, or its exception. Also a job."""
+        if self.is_over:
+            return
+        try:
+            outcome: StagedBatch | BaseException = StagedBatch(work(), DevicePosition.of(self._iterator))
+        except BaseException as error:  # noqa: BLE001  (the consumer raises it)
+            self.is_over = True
+            outcome = error
+        self.outcomes.put(outcome)
+
+    def take(self, wait: Wait, readers: ReaderThreads) -> StagedBatch:
+        """Waits for the outcome of the next job; returns its batch, or raises its exception.
+
+        Raises:
+            WorkerStalledError: there is no outcome in time.
+        """
+        self.next_position = None
+        self.is_awaited = True
+        outcome: StagedBatch | BaseException | None = None
+        while outcome is None:
+            try:
+                outcome = self.outcomes.get(timeout=wait.seconds)
+            except queue.Empty:
+                describe = getattr(self._iterator, "describe_next", None)
+                text = "a batch in flight to the device" if describe is None else describe()
+                outcome = wait.was_in_vain(text, readers.busy_threads)
+        self.is_awaited = isinstance(outcome, WorkerStalledError)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        self.next_position = outcome.position
+        return outcome
+
+    def _next_on_device(self) -> Any:
+        if not self._has_begun:
+            # The previous staging may have drawn more than was delivered.
+            if self._iterator.get_state() != self._start:
+                self._iterator.set_state(self._start)
+            self._has_begun = True
+        return self._placement.put(next(self._iterator))

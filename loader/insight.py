@@ -1,0 +1,206 @@
+"""Views of a running pipeline: profile, summary, metrics, trace, preview and report.
+
+A loader and its iterators share one `Insight`. It imports the modules that compute a view when one is requested.
+"""
+
+import itertools
+import weakref
+from typing import TYPE_CHECKING
+
+from millstream.checks import as_integer
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.progress import epoch_of
+from millstream.loader.profile import Profile
+from millstream.loader.threads.front import LOADER, Front
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from millstream.loader.iterator import DataLoaderIterator
+    from millstream.loader.reporting.preview import Preview
+    from millstream.loader.reporting.snapshot import LoaderSnapshot, Measurements
+    from millstream.loader.reporting.summary import Summary
+    from millstream.loader.threads.recorder import Recorder
+    from millstream.loader.tracing import Trace
+
+
+class Insight:
+    """Computes the views of one pipeline from its plan and its measurements.
+
+    Args:
+        plan: the compiled pipeline.
+        profiler: its measurements.
+        workers: its worker processes.
+        reading: its threads.
+        front: the API that it was built with.
+        num_cores: the number of cores for the workers; None for those of this process.
+
+    Attributes:
+        profiler: the measurements.
+        iterators: the iterators over the pipeline that still exist, by identity.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        profiler: Profiler,
+        workers: MultiprocessingOptions,
+        reading: ReadOptions,
+        *,
+        front: Front = LOADER,
+        num_cores: int | None = None,
+    ) -> None:
+        self._plan = plan
+        self.profiler = profiler
+        self._workers = workers
+        self._reading = reading
+        self._front = front
+        self._num_cores = num_cores
+        self._structures: Mapping[str, tuple[str, ...]] = {}
+        self._previous: Measurements | None = None
+        self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
+
+    def snapshot(self) -> "LoaderSnapshot":
+        """Returns the configuration and the current measurements."""
+        from millstream.loader.snapshot_of_loader import snapshot_of  # noqa: PLC0415  (lazy: only views need it)
+
+        self.count_delivered()
+        return snapshot_of(
+            self._plan,
+            self.profiler,
+            self._workers,
+            self._reading,
+            self._structures,
+            front=self._front,
+            num_cores=self._num_cores,
+            position=self._position(),
+        )
+
+    def updated(self, snapshot: "LoaderSnapshot") -> "LoaderSnapshot":
+        """Returns an earlier snapshot with current measurements. It is safe in any thread, and runs no user code."""
+        from millstream.loader.snapshot_of_loader import updated_snapshot  # noqa: PLC0415  (lazy, as above)
+
+        self.count_delivered()
+        return updated_snapshot(snapshot, self._plan, self.profiler, self._position())
+
+    def profile(self) -> Profile:
+        """Returns the seconds of each stage."""
+        return Profile({stage: seconds for stage, seconds in self.profiler.read().items() if stage in self._labels})
+
+    def summary(self) -> "Summary":
+        """Returns a table of the stages, and advice."""
+        from millstream.loader.reporting.summary import Summary  # noqa: PLC0415  (lazy, as above)
+
+        return Summary(self.snapshot())
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the measurements by name: totals, and rates since the previous call."""
+        from millstream.loader.reporting.metrics import metrics_of  # noqa: PLC0415  (lazy, as above)
+
+        snapshot = self.snapshot()
+        previous, self._previous = self._previous, snapshot.measured
+        return metrics_of(snapshot, previous)
+
+    def trace(self, pipeline: Pipeline | None = None) -> "Trace":
+        """Returns the structure of each stage's results, found by computing one output.
+
+        Args:
+            pipeline: the pipeline to trace instead, an equivalent one with the user's operations one by one.
+        """
+        from millstream.loader.tracing import Trace, traced  # noqa: PLC0415  (lazy, as above)
+
+        self._check_random_access("trace")
+        structures = traced(pipeline or self._plan.pipeline)
+        labels = self._labels if pipeline is None else _labels_of(pipeline)
+        shown = {label: leaves for label, leaves in structures.items() if label in labels}
+        if pipeline is None:
+            self._structures = shown
+            return Trace(shown, self.snapshot())
+        insight = Insight(Plan(pipeline), Profiler(pipeline.labels), self._workers, self._reading, front=self._front)
+        insight._structures = shown
+        return Trace(shown, insight.snapshot())
+
+    def preview(
+        self,
+        num_batches: int,
+        *,
+        rows: int,
+        decode: "Callable[[list[int]], str] | None",
+        pipeline: Pipeline | None = None,
+    ) -> "Preview":
+        """Returns a rendering of the first outputs of the pipeline, or of an equivalent one."""
+        from millstream.loader.reporting.preview import Preview  # noqa: PLC0415  (lazy, as above)
+        from millstream.loader.tracing import first_outputs, makes_batches  # noqa: PLC0415
+
+        count, rows = as_integer(num_batches, "num_batches", 1), as_integer(rows, "rows", 1)
+        self._check_random_access("preview")
+        pipeline = pipeline or self._plan.pipeline
+        batches = list(itertools.islice(first_outputs(pipeline), count))
+        return Preview(batches, is_batched=makes_batches(pipeline), rows=rows, decode=decode)
+
+    def report(self, path: "str | Path") -> "Path":
+        """Writes a report, and returns its path."""
+        from pathlib import Path  # noqa: PLC0415  (lazy, as above)
+
+        path, recorder = Path(path), self._recorder
+        if path.suffix not in (".html", ".json"):
+            raise ValueError(f"The path of a report must end in .html or .json, got {str(path)!r}.")
+        if path.suffix == ".json" and recorder is None:
+            raise ValueError("There is no trace to write. Build the loader with enable_profiling=True.")
+        # Copies, because other threads may append to these.
+        spans = [] if recorder is None else list(recorder.spans.copy())
+        memory = [] if recorder is None else list(recorder.memory.copy())
+        events = list(self.profiler.events.copy())
+        if path.suffix == ".json":
+            from millstream.loader.reporting.chrome_trace import chrome_trace  # noqa: PLC0415  (lazy, as above)
+
+            text = chrome_trace(spans, memory, events)
+        else:
+            from millstream.loader.reporting.report import report_page  # noqa: PLC0415  (lazy, as above)
+
+            text = report_page(self.snapshot(), spans, memory, events, is_recorded=recorder is not None)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def count_delivered(self) -> None:
+        """Adds the batches that iterators have delivered since the last time. Any thread may call it."""
+        for iterator in self.living_iterators():
+            iterator.count_delivered()
+
+    def living_iterators(self) -> "list[DataLoaderIterator]":
+        """Returns the iterators that still exist, the newest last."""
+        references = self.iterators.valuerefs()
+        return [iterator for reference in references if (iterator := reference()) is not None]
+
+    def _position(self) -> tuple[int, int | None]:
+        """Returns step and epoch of the newest iterator."""
+        living = self.living_iterators()
+        return living[-1].delivered_position() if living else (0, epoch_of(self._plan, self._plan.beginning))
+
+    @property
+    def _recorder(self) -> "Recorder | None":
+        return self.profiler.recorder
+
+    @property
+    def _labels(self) -> set[str]:
+        return _labels_of(self._plan.pipeline)
+
+    def _check_random_access(self, verb: str) -> None:
+        if self._front.is_fed:
+            raise NotImplementedError(
+                f"Cannot {verb} operations after a stream that is read in order. Do so with the datasets that it draws "
+                "from."
+            )
+        if reason := self._plan.reads_in_order_only:
+            raise TypeError(f"Cannot {verb}: {reason}")
+
+
+def _labels_of(pipeline: Pipeline) -> set[str]:
+    """Returns the labels of the stages, without the steps that a chain inserts between the user's operations."""
+    operations = zip(pipeline.labels, pipeline.operations, strict=True)
+    own = (label for label, operation in operations if not operation.is_between)
+    return {"keys", "read", HAND_OVER, NEXT, CONSUMER, *own}

@@ -1,0 +1,141 @@
+"""The views that loaders and their iterators have in common, for people and for dashboards."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from millstream.loader.insight import Insight
+from millstream.loader.profile import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from millstream.loader.reporting.preview import Preview
+    from millstream.loader.reporting.summary import Summary
+    from millstream.loader.tracing import Trace
+
+
+class Inspectable:
+    """A loader or iterator with views of its pipeline."""
+
+    @property
+    def insight(self) -> Insight:
+        """The views of the pipeline, shared by a loader and its iterators."""
+        raise NotImplementedError
+
+    def profile(self) -> Profile:
+        """Returns the seconds that each stage has taken so far, as a dict. Printed, it is a table.
+
+        It covers all iterators of a loader. It is always on, and costs less than a microsecond per stage of a batch.
+
+        `keys`, `read` and one stage per operation (`operations[0], Map(decode)`) are the pipeline itself, summed over
+        all threads and worker processes, waits included. `hand-over` is pickling and unpickling between processes.
+        `next` is the time of the training loop inside `next`: waiting, or computing if there are no threads and
+        workers. `consumer` is its time between two calls of `next`. If `consumer` is much more than `next`, a faster
+        loader would not speed up training.
+        """
+        return self.insight.profile()
+
+    def summary(self) -> "Summary":
+        """Returns a table of the time that each stage takes, and advice. Printed, it is a page of text.
+
+        It is computed from the same measurements as `profile()`. `summary().advice` has the pieces of advice.
+        """
+        return self.insight.summary()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the measurements so far by stable names, for the dashboards of W&B, TensorBoard and the like.
+
+        Totals over all iterators of a loader: `loader/batches`, `loader/records` (of 1:1 pipelines),
+        `loader/errors` (records skipped by `on_error="skip"`), `loader/wait_seconds`, `loader/first_wait_seconds` (of
+        the first batch of each pass, not in the former), `loader/trainer_seconds`, `loader/wait_share_total` (0 … 1),
+        `loader/worker_deaths`, `loader/worker_stalls`, and the seconds of each stage: `loader/seconds/keys`,
+        `loader/seconds/read`, `loader/seconds/operation_0`, …, `loader/seconds/hand_over`.
+
+        Since the previous call of `metrics()`, or since the start if nothing was delivered in between:
+        `loader/wait_share` (0 … 1) and `loader/batches_per_second`. Of the last 1,000 waits:
+        `loader/wait_seconds_p50` and `loader/wait_seconds_p99`. Of the newest iterator: `loader/step`, and
+        `loader/epoch` if the order has epochs. Also `loader/workers` and `loader/batch_bytes`.
+        """
+        return self.insight.metrics()
+
+    def trace(self) -> "Trace":
+        """Returns the types, shapes and dtypes of the elements between the operations, found by computing one batch.
+
+        This thread computes the first batch of the stream with the same operations as training. The position of an
+        iterator does not change. From then on, renderings of the loader contain the result.
+
+        Raises:
+            TypeError: the source is a stream, whose first records training would then lack.
+            Exception: an error of the pipeline, with notes of where it occurred.
+        """
+        return self.insight.trace()
+
+    def preview(
+        self, num_batches: int = 1, *, rows: int = 8, decode: "Callable[[list[int]], str] | None" = None
+    ) -> "Preview":
+        """Returns the first batches of the stream, rendered for notebooks: the input of the model.
+
+        Images are rendered as images, rows of integers as tokens, packed rows coloured by their `…_segment_ids`, and
+        everything else as text. This thread computes the batches. `preview(…).save("preview.html")` writes a page.
+
+        Args:
+            num_batches: the number of batches, at least 1.
+            rows: the largest number of elements to render of each batch, at least 1.
+            decode: turns a list of tokens into text, such as `tokenizer.decode`; None renders the numbers.
+
+        Raises:
+            TypeError, ValueError: a number is not an integer or too small; or the source is a stream, whose first
+                records training would then lack.
+            Exception: an error of the pipeline, with notes of where it occurred.
+        """
+        return self.insight.preview(num_batches, rows=rows, decode=decode)
+
+    def report(self, path: "str | Path") -> "Path":
+        """Writes a report, a self-contained page or a trace, and returns its path.
+
+        The page, `*.html`, contains advice, a rendering of the pipeline, and the deaths and stalls of workers. If the
+        loader was built with `enable_profiling=True`, it also has a timeline of the last seconds (which thread or
+        worker computed which batch, and the waits of the trainer) and the memory of the processes. The same recording
+        is written as `*.json` in Chrome's trace event format, which https://ui.perfetto.dev opens; the page links it.
+
+        Args:
+            path: the file to write, with the suffix .html or .json.
+
+        Raises:
+            ValueError: the path has another suffix, or there is no recording for a trace.
+            OSError: the file cannot be written.
+        """
+        return self.insight.report(path)
+
+
+def prometheus_text(loaders: Inspectable | Mapping[str, Inspectable]) -> str:
+    """Returns the measurements of loaders so far in the text format of Prometheus.
+
+    Serve it as `text/plain; version=0.0.4; charset=utf-8`. The format is
+    https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
+
+    Args:
+        loaders: one loader or iterator; or several by name, `{"train": loader, "eval": other}`: then each sample has
+            its name as the label `loader`.
+
+    Raises:
+        TypeError: a value is not a loader or iterator.
+
+    Examples:
+        >>> loader = millstream.load(range(8), batch_size=4)
+        >>> print(millstream.prometheus_text(loader).splitlines()[2])
+        millstream_batches_total 0.0
+    """
+    from millstream.loader.reporting.metrics import exposition  # noqa: PLC0415  (lazy: only views need it)
+
+    named: Mapping[str | None, Inspectable] = (
+        {str(name): loader for name, loader in loaders.items()} if isinstance(loaders, Mapping) else {None: loaders}
+    )
+    for loader in named.values():
+        if not isinstance(loader, Inspectable):
+            raise TypeError(
+                f"loaders must be loaders or their iterators, got {type(loader).__name__}. Write "
+                'prometheus_text(loader), or prometheus_text({"train": loader}).'
+            )
+    return exposition({name: loader.insight.snapshot() for name, loader in named.items()})

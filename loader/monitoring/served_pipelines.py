@@ -1,0 +1,159 @@
+"""The pipelines of this process that `millstream top` may query, and the answers about them.
+
+Guarantees:
+    * Pipelines are held weakly: serving keeps nothing alive.
+    * The server's thread only reads. Descriptions are taken by the thread that calls `serve`, and no user code runs in
+      the server's thread.
+    * Answers may be a moment old. They wait for nothing.
+"""
+
+import dataclasses
+import functools
+import itertools
+import logging
+import os
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from millstream.loader.monitoring.client import FORMAT
+from millstream.loader.monitoring.server import Server
+from millstream.loader.monitoring.thread_stacks import stacks_of_threads
+from millstream.loader.processes.process_report import process_report
+from millstream.loader.reporting.advice import advice_of
+from millstream.loader.reporting.phrases import mixture_text, workers_text
+from millstream.loader.reporting.snapshot import LoaderSnapshot
+from millstream.signal_exceptions import is_from_signal_handler
+
+logger = logging.getLogger("millstream")
+
+
+class Execution(Protocol):
+    """A pipeline, and its views with the iterators that exist: those of `execution.py` and `insight.py`."""
+
+    is_closed: bool
+    insight: Any
+
+
+class _Served(NamedTuple):
+    """A pipeline, and its snapshot from when `serve` was called."""
+
+    execution: "weakref.ref[Execution]"
+    snapshot: LoaderSnapshot
+
+
+_served: dict[int, _Served] = {}
+_numbers = itertools.count()
+
+
+def serve(execution: Execution) -> None:
+    """Lets `millstream top` query a pipeline until it is closed or collected.
+
+    Raises:
+        OSError: there can be no private socket.
+    """
+    if not sys.platform.startswith("linux"):
+        raise OSError("`millstream top` needs Linux. Use loader.summary() instead.")
+    if all(served.execution() is not execution for served in list(_served.values())):
+        _served[next(_numbers)] = _Served(weakref.ref(execution), execution.insight.snapshot())
+    _server().start()
+
+
+def serve_by_environment(execution: Execution) -> None:
+    """Serves a pipeline because the environment asks for it: failures are logged, and training continues."""
+    try:
+        serve(execution)
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        logger.warning("millstream: `millstream top` cannot monitor this pipeline: %s", error)
+
+
+@functools.cache
+def _server() -> Server:
+    os.register_at_fork(after_in_child=_served.clear)
+    return Server(_answer, lambda: bool(_living()))
+
+
+def _living() -> dict[int, tuple[Execution, LoaderSnapshot]]:
+    """Returns the pipelines that are neither closed nor collected, by number, and forgets the others."""
+    living = {}
+    for number, served in list(_served.items()):
+        execution = served.execution()
+        if execution is None or execution.is_closed:
+            _served.pop(number, None)
+        else:
+            living[number] = execution, served.snapshot
+    return living
+
+
+def _answer(question: str) -> object:
+    """Returns the answer to a question of `millstream top`.
+
+    Raises:
+        ValueError: the question is unknown.
+    """
+    if question == "snapshot":
+        return _snapshot()
+    if question == "stacks":
+        return _stacks()
+    raise ValueError(f"unknown question {question!r}: the client has another version of millstream")
+
+
+def _snapshot() -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "pid": os.getpid(),
+        "command": sys.orig_argv,
+        "process": _report(os.getpid()),
+        "pipelines": [_pipeline(number, *living) for number, living in _living().items()],
+        # Last, so that no count is newer than the time.
+        "at": time.perf_counter(),
+    }
+
+
+def _pipeline(number: int, execution: Execution, before: LoaderSnapshot) -> dict[str, Any]:
+    snapshot = execution.insight.updated(before)
+    measured = snapshot.measured
+    return {
+        "number": number,
+        "source": snapshot.source.name,
+        "order": snapshot.order.name,
+        "mixture": mixture_text(snapshot.order.weights),
+        "shard": snapshot.shard,
+        "who": workers_text(snapshot),
+        "num_records": snapshot.order.length,
+        "measured": dataclasses.asdict(measured),
+        "stages": [
+            {"label": stage.label, "where": stage.location.value, "seconds": stage.seconds} for stage in snapshot.stages
+        ],
+        "advice": [advice.text for advice in advice_of(snapshot)],
+        "iterators": [_iterator(iterator) for iterator in execution.insight.living_iterators()],
+    }
+
+
+def _iterator(iterator: Any) -> dict[str, Any]:
+    look = dataclasses.asdict(iterator.look())
+    for worker in (look["load"] or {}).get("workers", ()):
+        worker["process"] = _report(worker["pid"]) if worker["is_here"] and worker["pid"] is not None else None
+    return look
+
+
+def _report(pid: int) -> Mapping[str, Any] | None:
+    report = process_report(pid)
+    return None if report is None else report._asdict()
+
+
+def _stacks() -> dict[str, Any]:
+    """Returns the stacks of the threads of this process and of the worker processes."""
+    workers: dict[int, str] = {}
+    for execution, _ in _living().values():
+        for iterator in execution.insight.living_iterators():
+            workers |= iterator.worker_stacks()
+    of_workers = [{"who": f"worker process {pid}", "text": text} for pid, text in sorted(workers.items())]
+    return {
+        "format": FORMAT,
+        "stacks": [{"who": f"process {os.getpid()}", "text": stacks_of_threads()}, *of_workers],
+    }
