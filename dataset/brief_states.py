@@ -67,7 +67,7 @@ def restored(text: str, here: LoaderState) -> LoaderState:
         logging.getLogger("millstream").warning(
             "millstream: a dataset below others resumes, although its code or content differs from what saved the "
             "state: %s. Its elements are those that would have followed only if it computes the same.",
-            ", ".join(sorted(here.stream.fingerprint.words.values())),
+            ", ".join(sorted(here.stream.fingerprint.identity.values())),
         )
     return saved._replace(stream=here.stream)
 
@@ -75,8 +75,8 @@ def restored(text: str, here: LoaderState) -> LoaderState:
 def _hashes_of(stream: Stream) -> str:
     """Returns the hashes of a stream: of what a state must agree with, and of what may have changed."""
     fingerprint = vars(stream.fingerprint)
-    content = {name: value for name, value in fingerprint.items() if name != "words"}
-    identity = [stream.fingerprint.words, stream.global_batch]
+    content = {name: value for name, value in fingerprint.items() if name != "identity"}
+    identity = [stream.fingerprint.identity, stream.global_batch]
     return f"{_hash_of(identity)} {_hash_of(content)}"
 
 

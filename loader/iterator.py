@@ -520,7 +520,8 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         """Goes to the position of a state."""
         from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (for those who resume)
 
-        found = compatibility.resumption(saved, self._state(), allow, strict=strict)
+        here = self._state()._replace(stream=self._stream)
+        found = compatibility.resumption(saved, here, allow, strict=strict)
         position = tuple(Cursor(*place) for place in found.places)
         shard = self._plan.shards[0]
         self._go(position, min(position[0].block, shard.block_limit) if self._plan.one_to_one else saved.step)

@@ -30,7 +30,7 @@ def _fingerprint(pipeline: Pipeline) -> Fingerprint:
     if pipeline.tolerance is None:
         return described
     # The number of errors is not: it decides where the stream stops, and not what it is.
-    return dataclasses.replace(described, words={**described.words, "on_error": "skip"})
+    return dataclasses.replace(described, identity={**described.identity, "on_error": "skip"})
 
 
 def _fingerprint_of_parts(pipeline: Pipeline) -> Fingerprint:
@@ -53,7 +53,8 @@ def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> Loade
         plan: what it runs.
         stream: what `stream_of` said of the plan.
     """
-    return LoaderState(step, tuple(place_at(cursor, plan) for cursor in position), stream)
+    places = tuple(place_at(cursor, plan) for cursor in position)
+    return LoaderState(step, places, stream.before(max(place.position for place in places)))
 
 
 def place_at(cursor: Cursor, plan: Plan) -> Place:

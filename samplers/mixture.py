@@ -22,7 +22,7 @@ from millstream.samplers.mixture_checks import (
     checked_source_lengths,
     named_parts,
 )
-from millstream.samplers.mixture_fingerprint import mixture_words, weight_words
+from millstream.samplers.mixture_fingerprint import first_turns, mixture_words, weight_words
 from millstream.samplers.mixture_lookup import ComponentOrders
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 from millstream.samplers.packed_rows import Pieces
@@ -254,6 +254,11 @@ class MixtureSampler(Pictured):
         """
         lengths = [going_on.length if self.stop == ALL_EXHAUSTED else None for going_on in self._going_on]
         return mixture_words(self.parts, lengths, self.source_lengths, self._schedule.parts)
+
+    @functools.cached_property
+    def first_turns(self) -> tuple[int | None, ...]:
+        """For each component the position from which on it has a weight above 0; None if it never has one."""
+        return first_turns(self._schedule.parts, len(self.names))
 
     def components(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the number of the component at each of the positions [start, stop), shape (stop - start,).

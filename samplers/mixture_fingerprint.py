@@ -7,50 +7,45 @@ from typing import Any
 
 from millstream.samplers.mixing_schedule import Part
 
-_SHOWN_COMPONENTS, _SHOWN_WEIGHTS, _SHOWN_PARTS = 280, 32, 8
-"""How many characters of a fingerprint say what the components are, and the weights of a part; and of how many parts.
+_SHOWN_COMPONENTS, _SHOWN_WEIGHTS = 280, 32
+"""The maximum number of characters for the components, and for the weights of a part; more are a checksum."""
 
-So that all of them stay below what a state shows of a sampler.
-"""
+
+def first_turns(parts: Sequence[Part], count: int) -> tuple[int | None, ...]:
+    """Returns for each component the start of the first part in which it has a turn; None if it never has one."""
+    return tuple(next((part.start for part in parts if part.weights[number]), None) for number in range(count))
 
 
 def mixture_words(
     samplers: Mapping[Any, Any], lengths: Sequence[int | None], source_lengths: Sequence[int], parts: Sequence[Part]
 ) -> str:
-    """Returns the fingerprint of a mixture.
+    """Returns the fingerprint of a mixture. The name of a text that counts from a position on ends in `_from_` and it.
 
     Args:
-        samplers: the components' samplers by name, as they were given.
-        lengths: after how many elements each component begins anew; None where none of its words say that.
-        source_lengths: how many records each source has.
-        parts: from which position on there are which weights.
+        samplers: the samplers of the components by name, as they were given.
+        lengths: for each component, the number of elements after which it begins again; None if its own fingerprint
+            contains it.
+        source_lengths: the number of records of each source.
+        parts: the weights, and the positions from which on they hold.
     """
-    begins = [
-        next((part.start for part in parts if part.weights[number]), None) for number in range(len(source_lengths))
-    ]
-    words, later = [], []
+    turns = first_turns(parts, len(source_lengths))
+    always, later = [], []
     for number, ((name, sampler), length) in enumerate(zip(samplers.items(), lengths, strict=True)):
         label, own = f"component_{_word(number, name)}", _component_words(sampler, length)
-        if begins[number] == 0:
-            words.append(f"{label}={own}")
-        elif begins[number] is not None:
+        if turns[number] == 0:
+            always.append(f"{label}={own}")
+        elif turns[number] is not None:
             # Before its first turn, the order is the same without it.
-            later.append(f"{label}_from_{begins[number]}={own}")
-    if sum(map(len, words)) > _SHOWN_COMPONENTS:
-        words = [f"components={len(words)}{_crc(words)}"]
-    if sum(map(len, later)) > _SHOWN_COMPONENTS:
-        first = min(begin for begin in begins if begin)
-        later = [f"components_from_{first}={len(later)}{_crc(later)}"]
-    words += later
-    # Sources after the last one that has a turn from the beginning leave the record keys of the others as they are.
-    counted = 1 + max(number for number, begin in enumerate(begins) if begin == 0)
+            first_key = sum(source_lengths[:number])
+            later.append(f"{label}_from_{turns[number]}={own},first_key={first_key}")
+    if sum(map(len, always)) > _SHOWN_COMPONENTS:
+        always = [f"components={len(always)}{_crc(always)}"]
+    # Sources after the last one that has a turn from the beginning leave the record keys of the others unchanged.
+    counted = 1 + max(number for number, turn in enumerate(turns) if turn == 0)
     all_lengths = ":".join(map(str, source_lengths[:counted]))
-    words.append(f"source_lengths={all_lengths if len(all_lengths) <= _SHOWN_WEIGHTS else _crc([all_lengths])}")
-    weights = [(part.start, weight_words(part.weights)) for part in parts]
-    words += [f"weights_from_{start}={text}" for start, text in weights[:_SHOWN_PARTS]]
-    if rest := weights[_SHOWN_PARTS:]:
-        words.append(f"weights_from_{rest[0][0]}={len(rest)}{_crc([f'{start} {text}' for start, text in rest])}")
-    return " ".join(["MixtureSampler", "batches=permuted", *words])
+    all_lengths = all_lengths if len(all_lengths) <= _SHOWN_WEIGHTS else _crc([all_lengths])
+    weights = [f"weights_from_{part.start}={weight_words(part.weights)}" for part in parts]
+    return " ".join(["MixtureSampler", "batches=permuted", *always, f"source_lengths={all_lengths}", *later, *weights])
 
 
 def weight_words(weights: Sequence[int]) -> str:

@@ -167,16 +167,6 @@ class ConcatenatedDataSource(Pictured, Closing):
             text = f"#{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
         return f"Concatenated sources={len(descriptions)} records={self._num_records} of={text}"
 
-    def content_marks(self) -> dict[str, str]:
-        """Returns the marks of the sources that have any, by the sources' names."""
-        found = {name: getattr(source, "content_marks", None) for name, source in self.parts.items()}
-        return {
-            f"sources[{name!r}].{path}": mark
-            for name, marks in found.items()
-            if callable(marks)
-            for path, mark in marks().items()
-        }
-
     def _all_held(self) -> Any:
         return HeldRecords.concatenated(list(self.parts.values())) if self._held is None else self._held
 

@@ -196,7 +196,7 @@ def _index_key(source: DataSource[Any], operations: list[Transformation], featur
     if not _has_complete_fingerprint(source, files):
         return None
     own = fingerprint_of(source, SequentialSampler(len(source)), operations)
-    text = json.dumps([len(source), dict(own.words), dict(own.content), own.python, feature])
+    text = json.dumps([len(source), dict(own.identity), dict(own.content), own.python, feature])
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     first, *others = files.values() or [FileIdentity(0, 0, 0, 0)]
     return IndexKey(next(iter(files), ""), f"lengths-{digest}", _VERSION, first, tuple(others))

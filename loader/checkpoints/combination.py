@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import LoaderState
+from millstream.loader.checkpoints.state import LoaderState, Stream
 
 
 def combined(states: Sequence[LoaderState]) -> LoaderState:
@@ -38,8 +38,10 @@ def combined(states: Sequence[LoaderState]) -> LoaderState:
     _check_together(ordered)
     first = ordered[0]
     places = first.places if first.stream.one_to_one else tuple(place for state in ordered for place in state.places)
-    # The logical shards of a 1:1 pipeline are its shards: how many there were makes no difference to what follows.
-    alone = dataclasses.replace(first.stream, shard_index=0, shard_count=1)
+    # Logical shards that are further ahead may have read more changes of a mixture.
+    furthest = max(ordered, key=lambda state: max(place.position for place in state.places)).stream
+    # The logical shards of a 1:1 pipeline are its shards, and their number makes no difference to what follows.
+    alone = dataclasses.replace(furthest, shard_index=0, shard_count=1)
     return LoaderState(first.step, places, first.stream if first.stream.one_to_one else alone)
 
 
@@ -47,7 +49,7 @@ def _check_together(ordered: Sequence[LoaderState]) -> None:
     """Raises unless the states of all shards, in their order, are of one stream and at one step."""
     first = ordered[0]
     for index, state in enumerate(ordered):
-        if dataclasses.replace(state.stream, shard_index=0) != first.stream:
+        if not _is_same_stream(state.stream, first.stream):
             raise CheckpointError(
                 f"The states of shard 0 and of shard {index} are of different streams: give those that were saved "
                 "together."
@@ -63,6 +65,17 @@ def _check_together(ordered: Sequence[LoaderState]) -> None:
             f"The states are of different steps: {listed}. Save where all shards have taken the same number of "
             "batches, or resume with as many shards as saved, each from its own state."
         )
+
+
+def _is_same_stream(one: Stream, other: Stream) -> bool:
+    """Returns True if two streams differ at most by their shard, and by the number of changes of a mixture so far."""
+    texts = [stream.fingerprint.identity for stream in (one, other)]
+    common = {path for path in texts[0].keys() & texts[1].keys() if path != "sampler.changes"}
+    identities = [{path: text[path] for path in common} for text in texts]
+    fingerprint = other.fingerprint
+    return identities[0] == identities[1] and (
+        dataclasses.replace(one, shard_index=other.shard_index, fingerprint=fingerprint) == other
+    )
 
 
 def _listed(what: str, numbers: Sequence[int]) -> str:

@@ -1,39 +1,42 @@
-"""The fingerprint of a pipeline: what a checkpoint compares, and what it shows if two pipelines differ.
+"""The fingerprint of a pipeline: the description that a checkpoint compares, and prints if two pipelines differ.
 
-It is declared: attributes, class constants, and what `fingerprint()` of sources, samplers, operations and their
-attributes returns. It has two tiers (see `description`). Each text has the path by which a person would reach what it
-describes: `sampler.seed`, `operations[0]._size`.
+Attributes, class constants and `fingerprint()` of sources, samplers, operations and their attributes declare it. It has
+two tiers, identity and content (see `description`). Each text has the path by which a person would reach the value:
+`sampler.seed`, `operations[0]._size`.
 """
 
 import dataclasses
+import itertools
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from millstream.loader.checkpoints.code_marks import crc_of, written_name
+from millstream.loader.checkpoints.code_digests import crc_of, is_foreign, written_name
 from millstream.loader.checkpoints.description import (
     ENTRY_LIMIT,
     Description,
     own_fingerprint,
     printable,
-    spread,
     text_of,
 )
 from millstream.samplers import Sampler
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.transformation import paths_of
 
-SOURCE_RECORDS = 16
-"""The number of records of a plain sequence that count."""
+SAMPLE_SIZE = 16
+"""The number of records of a list, tuple or array that are described."""
 OWN_TEXT_LIMIT = 1000
-"""The maximum number of characters of a `fingerprint()` that are shown; all of them count."""
-
+"""The maximum number of characters of a `fingerprint()` that are shown. All of them count."""
 MAX_MARKS = 64
-"""The maximum number of marks of a source."""
+"""The maximum number of content marks of a source."""
+MAX_CHANGES = 8
+"""The maximum number of texts that a state has for one part of the sampler's order; more are one CRC."""
 
+_START = re.compile(r"sampler\.\w+_from_(\d+)")
+"""The path of a text that counts from a position on."""
 _KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap, OnlyFor, Pack, Batch)
 
 
@@ -43,124 +46,156 @@ class Fingerprint:
     """The fingerprint of a pipeline.
 
     Attributes:
-        words: the identity by path: of the source, of the sampler without its number of epochs, of the operations.
-        content: what may change the stream, by path: a difference is a warning.
-        python: the version of Python whose bytecode was marked.
+        identity: the texts that decide the stream, by path. The number of epochs is not among them.
+        content: the digests of what may change the stream, by path. A difference is a warning.
+        python: the version of Python whose bytecode was digested.
+        changes: further texts of the identity, as (position, path, text), positions ascending: each counts only for
+            what comes after its position, such as the weights of a mixture from there on.
     """
 
-    words: Mapping[str, str]
+    identity: Mapping[str, str]
     content: Mapping[str, str]
     python: str
+    changes: tuple[tuple[int, str, str], ...] = ()
+
+    def before(self, position: int) -> "Fingerprint":
+        """Returns the fingerprint of the stream up to a position, which has no `changes`."""
+        passed = {path: text for start, path, text in self.changes if start < position}
+        passed = _summarized(passed, "sampler.changes", MAX_CHANGES)
+        return Fingerprint({**self.identity, **passed}, self.content, self.python)
+
+
+class _Mixture(NamedTuple):
+    """The first turns of the parts of a mixture.
+
+    Attributes:
+        turns: for each part the position from which on it counts, or None if it never counts; empty if all count from
+            0 on.
+        changes: the texts of the parts that do not count from 0 on, for `Fingerprint.changes`.
+    """
+
+    turns: Sequence[int | None]
+    changes: list[tuple[int, str, str]]
+
+
+_NO_MIXTURE = _Mixture((), [])
 
 
 def fingerprint_of(
     source: Any, sampler: Sampler, operations: Sequence[Transformation], sizes: Mapping[int, str] | None = None
 ) -> Fingerprint:
-    """Returns the fingerprint of a pipeline. Records are read only of a list, tuple or array: SOURCE_RECORDS of them.
+    """Returns the fingerprint of a pipeline. Records are read only of a list, tuple or array: SAMPLE_SIZE of them.
 
     Args:
-        source: where records come from.
-        sampler: their order.
-        operations: what is done with them.
-        sizes: the text for the size of a Batch, by its number among the operations, if another size than its own
-            decides the stream. By default that of the first Batch is left out: a state compares the global batch, which
-            is that size times the shards.
+        source: the source.
+        sampler: the sampler.
+        operations: the operations.
+        sizes: the text for the size of a Batch, by its number among the operations, if the stream is decided by another
+            size than its own. By default that of the first Batch is left out: a state compares the global batch, which
+            is that size times the number of shards.
 
     Raises:
-        TypeError: a `fingerprint()` returned something else than a string.
+        TypeError: a `fingerprint()` did not return a string.
     """
-    found = Description()
-    add_source(found, "source", source)
-    _add_sampler(found, "sampler", sampler)
+    found, mixture = Description(), _Mixture(getattr(sampler, "first_turns", ()), [])
+    add_source(found, "source", source, mixture)
+    _add_sampler(found, "sampler", sampler, mixture)
+    for path in [*found.identity]:
+        if start := _START.fullmatch(path):
+            mixture.changes.append((int(start[1]), path, found.identity.pop(path)))
     if sizes is None:
-        first = next((number for number, operation in enumerate(operations) if isinstance(operation, Batch)), -1)
-        sizes = {first: ""}
-    for number, (path, operation) in enumerate(zip(paths_of(operations), operations, strict=True)):
-        if type(operation) is Batch:
-            _add_batch(found, path, operation, sizes.get(number, str(operation.batch_size)))
-        else:
-            _add_operation(found, path, operation)
-    return Fingerprint(found.identity, found.content, f"{sys.version_info.major}.{sys.version_info.minor}")
+        sizes = {next((row for row, operation in enumerate(operations) if isinstance(operation, Batch)), -1): ""}
+    for row, (path, operation) in enumerate(zip(paths_of(operations), operations, strict=True)):
+        _add_declared(found, path, operation, _kind_of(operation))
+        if row in sizes:
+            del found.identity[f"{path}.batch_size"]
+            found.identity |= {f"{path}.batch_size": sizes[row]} if sizes[row] else {}
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Fingerprint(found.identity, found.content, python, tuple(sorted(mixture.changes)))
 
 
-def add_source(found: Description, path: str, source: Any) -> None:
+def add_source(found: Description, path: str, source: Any, mixture: _Mixture = _NO_MIXTURE) -> None:
     """Adds a source: by its `fingerprint()`, by some records of a plain sequence, or by its attributes as content."""
-    if (own := own_fingerprint(source)) is not None:
-        _add_own(found, path, own)
-        found.content |= {f"{path}.{name}": mark for name, mark in _content_marks(source).items()}
-        _add_silent_parts(found, path, source)
+    if (parts := _parts_of(source)) is not None:
+        found.identity[path] = written_name(type(source))
+        _add_parts(found, path, parts, add_source, mixture)
+    elif (own := own_fingerprint(source)) is not None:
+        found.identity |= _own_texts(path, own)
+        marks = source.content_marks() if hasattr(source, "content_marks") else {}
+        texts = {f"{path}.{printable(name)}": printable(marks[name]) for name in marks}
+        found.content |= _summarized(texts, f"{path}.content", MAX_MARKS)
     elif type(source) in (list, tuple, np.ndarray):
-        what = f"{source.dtype} array {source.shape}" if isinstance(source, np.ndarray) else type(source).__name__
-        records = [text_of(source[key]) for key in spread(len(source), SOURCE_RECORDS)]
-        found.identity[path] = f"{len(source)} records of {what} {crc_of(records)}"
+        kind = f"{source.dtype} array {source.shape}" if isinstance(source, np.ndarray) else type(source).__name__
+        rows = np.linspace(0, len(source) - 1, min(len(source), SAMPLE_SIZE), dtype=np.int64).tolist()
+        found.identity[path] = f"{len(source)} records of {kind} {crc_of(text_of(source[row]) for row in rows)}"
     elif type(source) is range:
-        found.identity |= {path: f"{len(source)} records of range"}
-        found.identity |= {f"{path}.{name}": str(getattr(source, name)) for name in ("start", "stop", "step")}
+        found.identity[path] = f"{len(source)} records of {source}"
     else:
         found.add_object(path, source, f"{len(source)} records of {written_name(type(source))}", is_content=True)
 
 
-def _content_marks(source: Any) -> dict[str, str]:
-    """Returns the marks of a source that knows its fingerprint; of more than MAX_MARKS, one for all."""
-    own = getattr(source, "content_marks", None)
-    marks = {printable(name): printable(mark) for name, mark in (own() if callable(own) else {}).items()}
-    return marks if len(marks) <= MAX_MARKS else {"content": crc_of(map(" ".join, sorted(marks.items())))}
+def _add_sampler(found: Description, path: str, sampler: Sampler, mixture: _Mixture = _NO_MIXTURE) -> None:
+    _add_declared(found, path, sampler, "")
+    if (parts := _parts_of(sampler)) is not None:
+        # The fingerprint of a combination has the others.
+        silent = [not hasattr(part, "fingerprint") for part in parts.values()]
+        mixture = mixture._replace(turns=list(itertools.compress(mixture.turns, silent)))
+        _add_parts(found, path, dict(itertools.compress(parts.items(), silent)), _add_sampler, mixture)
 
 
-def _add_sampler(found: Description, path: str, sampler: Sampler) -> None:
-    if (own := own_fingerprint(sampler)) is None:
-        found.add_object(path, sampler, written_name(type(sampler)))
-        return
-    _add_own(found, path, own)
-    found.add_code(path, type(sampler))
-    _add_silent_parts(found, path, sampler)
+def _add_parts(
+    found: Description,
+    path: str,
+    parts: Mapping[Any, Any],
+    add: Callable[[Description, str, Any], None],
+    mixture: _Mixture,
+) -> None:
+    """Adds the parts of a combination, each with its name."""
+    turns = mixture.turns if len(mixture.turns) == len(parts) else [0] * len(parts)
+    counted = Description()
+    for (name, part), turn in zip(parts.items(), turns, strict=True):
+        own = counted if turn == 0 else Description()
+        add(own, f"{path}[{name!r}]", part)
+        if turn:
+            mixture.changes.extend((turn, text_path, text) for text_path, text in own.identity.items())
+    found.identity |= _summarized(counted.identity, f"{path}.parts", ENTRY_LIMIT)
+    found.content |= _summarized(counted.content, f"{path}.content", MAX_MARKS)
 
 
-def _add_silent_parts(found: Description, path: str, value: Any) -> None:
-    """Adds those parts of a source or sampler that do not say themselves what they are."""
-    parts = getattr(value, "parts", None)
-    if not isinstance(parts, Mapping):
-        return
-    silent = {name: part for name, part in parts.items() if not callable(getattr(part, "fingerprint", None))}
-    if len(silent) > ENTRY_LIMIT:
-        texts = [f"{name} {text_of(part)}" for name, part in silent.items()]
-        found.identity[f"{path}.parts"] = f"{len(texts)} parts {crc_of(texts)}"
-        return
-    for name, part in silent.items():
-        if hasattr(part, "__len__") and path == "source":
-            add_source(found, f"{path}[{name!r}]", part)
-        else:
-            _add_sampler(found, f"{path}[{name!r}]", part)
+def _summarized(texts: dict[str, str], path: str, limit: int) -> dict[str, str]:
+    """Returns texts unchanged, or one CRC of all at a path if there are more than a limit."""
+    return texts if len(texts) <= limit else {path: f"{len(texts)} {crc_of(map(' '.join, sorted(texts.items())))}"}
 
 
-def _add_own(found: Description, path: str, text: str) -> None:
-    """Adds what a `fingerprint()` says: each `name=` under a path of its own."""
-    if len(text) > OWN_TEXT_LIMIT:
-        found.identity[path] = f"{text[:OWN_TEXT_LIMIT]}... {crc_of([text])}"
-        return
+def _parts_of(value: Any) -> Mapping[Any, Any] | None:
+    """Returns the parts of a combination of sources or samplers, by name; None for anything else."""
+    parts = getattr(value, "parts", None) if is_foreign(type(value).__module__) else None
+    return parts if isinstance(parts, Mapping) else None
+
+
+def _add_declared(found: Description, path: str, value: Any, kind: str) -> None:
+    """Adds a sampler or an operation: by its `fingerprint()`, or by its attributes."""
+    if (own := own_fingerprint(value)) is None:
+        found.add_object(path, value, kind or written_name(type(value)))
+    else:
+        found.identity |= _own_texts(path, f"{kind}: {own}" if kind else own)
+        found.add_code(path, type(value))
+
+
+def _own_texts(path: str, text: str) -> dict[str, str]:
+    """Returns the texts of a `fingerprint()`: each `name=` has a path of its own."""
     first, *others = re.split(r" (?=[A-Za-z_]\w*=)", text)
     named = dict(part.split("=", 1) for part in others)
+    shown = [first, *(part for part in others if not _START.fullmatch(f"{path}.{part.split('=')[0]}"))]
+    if len(" ".join(shown)) > OWN_TEXT_LIMIT:
+        return {path: f"{text[:OWN_TEXT_LIMIT]}... {crc_of([text])}"}
     if len(named) < len(others):
-        found.identity[path] = text
-    else:
-        found.identity |= {path: first} | {f"{path}.{name}": what for name, what in named.items()}
+        return {path: text}
+    return {path: first} | {f"{path}.{name}": value for name, value in named.items()}
 
 
-def _add_operation(found: Description, path: str, operation: Transformation) -> None:
+def _kind_of(operation: Transformation) -> str:
+    """Returns the kind of an operation and its class, such as `Map Crop`."""
     name = written_name(type(operation))
     kind = next((kind.__name__ for kind in _KINDS if isinstance(operation, kind)), name)
-    head = kind if kind == name else f"{kind} {name}"
-    if (own := own_fingerprint(operation)) is None:
-        found.add_object(path, operation, head)
-    else:
-        _add_own(found, path, f"{head}: {own}")
-        found.add_code(path, type(operation))
-
-
-def _add_batch(found: Description, path: str, batch: Batch, size: str) -> None:
-    """Adds a Batch: its size, its function, and what is not the default."""
-    found.identity[path] = "Batch"
-    if size:
-        found.identity[f"{path}.batch_size"] = size
-    found.identity |= {f"{path}.{name}": "True" for name in ("drop_remainder", "pad_remainder") if getattr(batch, name)}
-    found.add(f"{path}.batch_fn", batch.batch_fn)
+    return kind if kind == name else f"{kind} {name}"

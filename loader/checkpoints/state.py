@@ -5,9 +5,11 @@ or another order of keys, because users keep it inside JSON of their own; whatev
 saved is refused. Nothing here depends on workers, threads or buffers: a state speaks of batches that were delivered.
 """
 
+import bisect
 import dataclasses
 import functools
 import json
+import operator
 import zlib
 from typing import Any, NamedTuple, Self, final
 
@@ -15,9 +17,7 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.fingerprint import Fingerprint
 
 FORMAT = "millstream"
-VERSION = 4
-_READ_VERSIONS = (3, VERSION)
-"""States of version 3 have the texts of an earlier release; most can still be compared."""
+VERSION = 5
 
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
 _ENDING = b',"version":%d}' % VERSION
@@ -51,10 +51,25 @@ class Stream:
     length: int | None
     fingerprint: Fingerprint
 
+    def before(self, position: int) -> "Stream":
+        """Returns the stream up to a position: as a state at that position describes it."""
+        if not self.fingerprint.changes:
+            return self
+        count = bisect.bisect_left(self.fingerprint.changes, position, key=operator.itemgetter(0))
+        if count not in self._earlier:
+            self._earlier[count] = dataclasses.replace(self, fingerprint=self.fingerprint.before(position))
+        return self._earlier[count]
+
+    @functools.cached_property
+    def _earlier(self) -> "dict[int, Stream]":
+        return {}
+
     @functools.cached_property
     def encoded(self) -> str:
-        """The stream as canonical JSON."""
-        return _ENCODER.encode(vars(self) | {"fingerprint": vars(self.fingerprint)})
+        """The stream as canonical JSON, without `changes`."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        named = {name: getattr(self.fingerprint, name) for name in ("content", "identity", "python")}
+        return _ENCODER.encode(fields | {"fingerprint": named})
 
     @functools.cached_property
     def ending(self) -> bytes:
@@ -62,16 +77,15 @@ class Stream:
         return b',"stream":%b%b' % (self.encoded.encode(), _ENDING)
 
     @classmethod
-    def from_fields(cls, fields: dict[str, Any], version: int = VERSION) -> Self:
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
         """Returns the stream with the fields that `encoded` wrote.
 
         Raises:
             TypeError, ValueError, KeyError: they are not those of a stream.
         """
-        named = dict(fields["fingerprint"])
-        if version < VERSION:
-            named = {"words": named["words"], "content": {}, "python": ""}
-        stream = cls(**{**fields, "fingerprint": Fingerprint(**named)})
+        named = fields["fingerprint"]
+        fingerprint = Fingerprint(named["identity"], named["content"], named["python"])
+        stream = cls(**{**fields, "fingerprint": fingerprint})
         for name in ("drop_remainder", "one_to_one"):
             _check_is(getattr(stream, name), bool, name)
         for name in ("shard_index", "shard_count", "logical_shards", "global_batch"):
@@ -81,7 +95,7 @@ class Stream:
         if stream.shard_index >= stream.shard_count or stream.logical_shards % stream.shard_count:
             raise ValueError(f"shard {stream.shard_index} of {stream.shard_count} has no logical shards")
         _check_is(stream.fingerprint.python, str, "python")
-        for texts in (stream.fingerprint.words, stream.fingerprint.content):
+        for texts in (stream.fingerprint.identity, stream.fingerprint.content):
             _check_is(texts, dict, "a fingerprint")
             for text in texts.values():
                 _check_is(text, str, "a text of the fingerprint")
@@ -159,9 +173,9 @@ class LoaderState(NamedTuple):
         """
         try:
             fields = _checked_fields(raw, here)
-            stream, version = fields.pop("stream"), fields.pop("version")
+            stream = fields.pop("stream")
             if here is None or stream is not here:
-                stream = Stream.from_fields(stream, version)
+                stream = Stream.from_fields(stream)
             _check_is(fields["places"], list, "places")
             places = tuple(map(Place.from_fields, fields.pop("places")))
             _check_places(places, stream)
@@ -193,19 +207,22 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
         raise ValueError(f"it is not valid JSON in UTF-8 ({error})") from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise ValueError(f'it has no "format": "{FORMAT}"')
-    version = fields.get("version")
+    version = fields.pop("version", None)
     if not isinstance(version, int):
         raise TypeError("it has no version")
-    if version not in _READ_VERSIONS:
-        is_older = version < VERSION
-        advice = "Seek to the step instead: seek(step)." if is_older else "Upgrade millstream to read it."
+    if version != VERSION:
+        advice = "Seek to the step instead: seek(step)." if version < VERSION else "Upgrade millstream to read it."
         raise CheckpointError(
-            f"The state has version {version}, and this millstream reads {_READ_VERSIONS[0]} and {VERSION}: it was "
-            f"written by {'an earlier' if is_older else 'a newer'} millstream. {advice}"
+            f"The state has version {version}, and this millstream reads version {VERSION}: it was written by "
+            f"{'an earlier' if version < VERSION else 'a newer'} one. {advice}"
         )
     crc = fields.pop("crc32", None)
     # As it was written, which it mostly is, the text need not be made again.
-    is_whole = is_of_here or _is_as_written(text) or zlib.crc32(_ENCODER.encode(fields).encode()) == crc
+    is_whole = (
+        is_of_here
+        or _is_as_written(text)
+        or zlib.crc32(_ENCODER.encode({**fields, "version": VERSION}).encode()) == crc
+    )
     if not isinstance(crc, int) or not is_whole:
         raise ValueError("its crc32 does not match, so it was damaged or edited")
     del fields["format"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.loader.checkpoints.fingerprint import OWN_TEXT_LIMIT, SOURCE_RECORDS, Fingerprint, fingerprint_of
+from millstream.loader.checkpoints.fingerprint import OWN_TEXT_LIMIT, SAMPLE_SIZE, Fingerprint, fingerprint_of
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.transforms import Batch, Filter, FlatMap, Map
@@ -19,9 +19,9 @@ SAMPLER = IndexSampler(7)
 
 
 def words(source: Any = range(7), sampler: Any = SAMPLER, operations: Any = ()) -> dict[str, str]:
-    """Returns the words of a pipeline."""
+    """Returns the identity of a pipeline."""
     checked = [as_transformation(operation) for operation in operations]
-    return dict(fingerprint_of(source, sampler, checked).words)
+    return dict(fingerprint_of(source, sampler, checked).identity)
 
 
 def source_words(source: Any) -> dict[str, str]:
@@ -59,7 +59,7 @@ class Signed(Folder):
 def test_a_source_is_its_class_and_length_and_its_attributes_are_content() -> None:
     """A custom source is described without reading a record; a folder that has moved is not another stream."""
     found = fingerprint_of(Folder("train", 7), SAMPLER, [])
-    assert {path: text for path, text in found.words.items() if path.startswith("source")} == {
+    assert {path: text for path, text in found.identity.items() if path.startswith("source")} == {
         "source": "7 records of Folder"
     }
     assert {path: text for path, text in found.content.items() if not path.endswith("()")} == {
@@ -115,13 +115,13 @@ def test_a_plain_sequence_is_its_length_and_some_records() -> None:
         assert texts[0].startswith("1000 records of ")
         every += texts
     assert len({*every}) == len(every)
-    assert source_words(range(10**12))["source"] == "1000000000000 records of range"
+    assert source_words(range(10**12))["source"] == "1000000000000 records of range(0, 1000000000000)"
     assert source_words(range(10**12)) != source_words(range(1, 10**12 + 1))
     records = list(range(100))
     looked_at = [
         key for key in records if source_words([*records[:key], -1, *records[key + 1 :]]) != source_words(records)
     ]
-    assert len(looked_at) == SOURCE_RECORDS
+    assert len(looked_at) == SAMPLE_SIZE
     assert {0, 99} <= {*looked_at}
 
 
@@ -176,7 +176,7 @@ def same(element: Any) -> Any:
 
 
 def test_operations_are_their_kinds_and_parameters() -> None:
-    """Kinds and classes are named; a Batch shows what is not a default, and its size unless it is the first."""
+    """Kinds and classes are named; the size of the first Batch is not listed."""
     operations = [same, Even(), FlatMap(same, max_fan_out=2), Batch(4), Batch(2, True, batch_fn=same)]
     assert {path: text for path, text in words(operations=operations).items() if path.startswith("operations")} == {
         "operations[0]": "Map",
@@ -186,10 +186,13 @@ def test_operations_are_their_kinds_and_parameters() -> None:
         "operations[2].flat_map": "same",
         "operations[2].max_fan_out": "2",
         "operations[3]": "Batch",
+        "operations[3].drop_remainder": "False",
+        "operations[3].pad_remainder": "False",
         "operations[4]": "Batch",
         "operations[4].batch_fn": "same",
         "operations[4].batch_size": "2",
         "operations[4].drop_remainder": "True",
+        "operations[4].pad_remainder": "False",
     }
 
 
