@@ -101,7 +101,7 @@ class Conversion:
         files = [source.files.values() for source in self._sources() if hasattr(source, "files")]
         return {
             "version": _VERSION,
-            "source": [dict(own.words), {} if hasattr(self.source, "files") else dict(own.content)],
+            "source": [dict(own.identity), {} if hasattr(self.source, "files") else dict(own.content)],
             "files": [[identity.size, identity.modified] for identities in files for identity in identities],
             "encode": dataclasses.asdict(self.encoding),
             "compression": self.compression,
