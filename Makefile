@@ -59,7 +59,7 @@ format: $(VENV)/.installed ## Put the code into its format.
 	$(BIN)/ruff check --fix .
 
 clean: ## Remove everything that the other targets made.
-	rm -rf .venv .venv-* build dist examples/output
+	rm -rf .venv .venv-* build dist output examples/output
 
 # The package and what the demonstration imports: half the size of what the tests need.
 $(VENV)/.demo: pyproject.toml setup.cfg $(SOURCES)

@@ -1,15 +1,18 @@
-"""Train a small language model on the text that comes with Python: its licence, its manual, its docstrings.
+"""Train a small language model on the text that comes with Python: copy this file.
 
-    python examples/byte_language_model.py
+    pip install 'millstream[examples]'
+    python byte_language_model.py
 
-Text is read as bytes. A record is a page of a document, found by its number, so the shuffle is a true one over all
-pages; `FlatMap` cuts a page into windows of fixed length, and `Batch` fills up across pages. The model predicts each
-byte from those before it, and learns to write text that looks a little like Python's manual.
+Text is read as bytes. A record is a page of a document, so the shuffle is a true one over
+all pages. `FlatMap` cuts a page into windows of fixed length, and `Batch` fills up across
+pages. The model predicts each byte from those before it, and learns to write text that
+looks a little like Python's manual.
 
-Kill it whenever you like and start it again: it resumes from its newest checkpoint with exactly the windows that would
-have come next, also from the middle of a page.
+Kill it at any time and start it again: it resumes from its newest checkpoint with exactly
+the windows that would have come next, also from the middle of a page.
 """
 
+import argparse
 import ast
 import sysconfig
 from collections.abc import Iterator
@@ -22,8 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from around_training import OUTPUT, arguments, plot
-from tqdm import tqdm
+from absl import logging
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
@@ -33,46 +35,54 @@ WINDOW_BYTES = 64
 PAGE_BYTES = 8 * WINDOW_BYTES
 HIDDEN = 192
 
-# ---- The text ------------------------------------------------------------------------------------------------------
+# ---- Text ----------------------------------------------------------------------------
 
 
 def documents() -> Iterator[str]:
-    """Yields the texts to learn from, about 1.4 million characters, in the same order at each call."""
+    """Yields the texts to learn from, about 1.4 million characters."""
     library = Path(sysconfig.get_path("stdlib"))
     yield from (path.read_text("utf-8") for path in library.glob("LICENSE.txt"))
     yield from (topics[name] for name in sorted(topics))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for path in sorted(library.glob("*.py")):
         nodes = ast.walk(ast.parse(path.read_bytes()))
-        yield "\n\n".join(ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented))
+        yield "\n\n".join(
+            ast.get_docstring(node) or "" for node in nodes if isinstance(node, documented)
+        )
 
 
 def pages() -> list[bytes]:
     """Returns all documents in pages of at most PAGE_BYTES: the records."""
     texts = [document.encode() for document in documents()]
-    return [text[start : start + PAGE_BYTES] for text in texts for start in range(0, len(text), PAGE_BYTES)]
+    return [
+        text[start : start + PAGE_BYTES]
+        for text in texts
+        for start in range(0, len(text), PAGE_BYTES)
+    ]
 
 
 def windows(page: bytes) -> list[np.ndarray]:
-    """Returns the windows of a page, uint8 of shape (WINDOW_BYTES,); bytes left over at its end are too few for one."""
+    """Returns the windows of a page, uint8 of shape (WINDOW_BYTES,), without the rest."""
     count = len(page) // WINDOW_BYTES
-    return list(np.frombuffer(page, np.uint8, count * WINDOW_BYTES).reshape(count, WINDOW_BYTES))
-
-
-def training_loader() -> millstream.DataLoader:
-    """Returns the loader of endless batches of windows, uint8 of shape (BATCH_SIZE, WINDOW_BYTES)."""
-    source = pages()
-    return millstream.DataLoader(
-        data_source=source,
-        sampler=millstream.IndexSampler(len(source), shuffle=True, seed=0),
-        operations=[
-            millstream.transforms.FlatMap(windows, max_fan_out=PAGE_BYTES // WINDOW_BYTES),
-            millstream.Batch(BATCH_SIZE, drop_remainder=True),
-        ],
+    return list(
+        np.frombuffer(page, np.uint8, count * WINDOW_BYTES).reshape(count, WINDOW_BYTES)
     )
 
 
-# ---- The model: one layer of gated recurrent units (GRU) -----------------------------------------------------------
+def training_loader() -> millstream.DataLoader:
+    """Returns the loader of endless batches, uint8 of shape (BATCH_SIZE, WINDOW_BYTES)."""
+    cut = millstream.transforms.FlatMap(windows, max_fan_out=PAGE_BYTES // WINDOW_BYTES)
+    return millstream.load(
+        pages(),
+        shuffle=True,
+        seed=0,
+        transformations=[cut],
+        batch_size=BATCH_SIZE,
+        drop_remainder=True,
+    )
+
+
+# ---- Model: one layer of gated recurrent units (GRU) ---------------------------------
 
 
 def new_parameters() -> dict[str, jax.Array]:
@@ -87,7 +97,7 @@ def new_parameters() -> dict[str, jax.Array]:
 
 
 def read_byte(parameters: dict[str, jax.Array], state: jax.Array, seen: jax.Array) -> jax.Array:
-    """Returns the state, shape (..., HIDDEN), after one more byte, given as its row of the input parameters."""
+    """Returns the state, shape (..., HIDDEN), after one more byte, as its input parameters."""
     to_gates, to_candidate = jnp.split(seen, [2 * HIDDEN], axis=-1)
     reset, keep = jnp.split(jax.nn.sigmoid(to_gates + state @ parameters["gates"]), 2, axis=-1)
     candidate = jnp.tanh(to_candidate + (reset * state) @ parameters["candidate"])
@@ -95,14 +105,18 @@ def read_byte(parameters: dict[str, jax.Array], state: jax.Array, seen: jax.Arra
 
 
 def bits_per_byte(parameters: dict[str, jax.Array], text: jax.Array) -> jax.Array:
-    """Returns how many bits the model needs for a byte, the first of each window aside: 8 if it knows nothing."""
+    """Returns the mean number of bits that the model needs per byte: 8 if it knows nothing."""
 
     def read(state: jax.Array, seen: jax.Array) -> tuple[jax.Array, jax.Array]:
         state = read_byte(parameters, state, seen)
         return state, state
 
-    _, states = jax.lax.scan(read, jnp.zeros((len(text), HIDDEN)), parameters["input"][text[:, :-1].T])
-    losses = optax.softmax_cross_entropy_with_integer_labels(states @ parameters["output"], text[:, 1:].T)
+    _, states = jax.lax.scan(
+        read, jnp.zeros((len(text), HIDDEN)), parameters["input"][text[:, :-1].T]
+    )
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        states @ parameters["output"], text[:, 1:].T
+    )
     return jnp.mean(losses) / jnp.log(2)
 
 
@@ -114,65 +128,71 @@ def train_step(model: dict[str, Any], text: jax.Array) -> tuple[dict[str, Any], 
     """Returns parameters and optimizer after one step, and the loss before it."""
     loss, gradients = jax.value_and_grad(bits_per_byte)(model["parameters"], text)
     updates, optimizer = OPTIMIZER.update(gradients, model["optimizer"])
-    return {"parameters": optax.apply_updates(model["parameters"], updates), "optimizer": optimizer}, loss
+    return {
+        "parameters": optax.apply_updates(model["parameters"], updates),
+        "optimizer": optimizer,
+    }, loss
 
 
 @jax.jit
 def write(parameters: dict[str, jax.Array], key: jax.Array) -> jax.Array:
     """Returns 400 bytes as the model would write them after the end of a line."""
 
-    def next_byte(last: tuple[jax.Array, jax.Array], key: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+    def next_byte(
+        last: tuple[jax.Array, jax.Array], key: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         state = read_byte(parameters, last[0], parameters["input"][last[1]])
         byte = jax.random.categorical(key, state @ parameters["output"] / 0.7)
         return (state, byte), byte
 
-    return jax.lax.scan(next_byte, (jnp.zeros(HIDDEN), jnp.array(ord("\n"))), jax.random.split(key, 400))[1]
+    return jax.lax.scan(
+        next_byte, (jnp.zeros(HIDDEN), jnp.array(ord("\n"))), jax.random.split(key, 400)
+    )[1]
 
 
-# ---- The training loop ---------------------------------------------------------------------------------------------
+# ---- Training loop -------------------------------------------------------------------
 
 
 def train(output: Path, steps: int, checkpoint_every: int, report_every: int) -> None:
-    """Trains from the newest checkpoint, or from the beginning; prints what the model writes, and plots the loss."""
+    """Trains from the newest checkpoint, or from the beginning; then lets the model write."""
     parameters = new_parameters()
     model = {"parameters": parameters, "optimizer": OPTIMIZER.init(parameters)}
-    losses: list[float] = []
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
-    with ocp.CheckpointManager(output / "checkpoints", options=options) as manager, iter(training_loader()) as batches:
+    with (
+        ocp.CheckpointManager(output / "checkpoints", options=options) as manager,
+        iter(training_loader()) as batches,
+    ):
         if (newest := manager.latest_step()) is not None:
             wanted = ocp.args.Composite(
-                model=ocp.args.StandardRestore(model),
-                losses=ocp.args.JsonRestore(),
-                loader=CheckpointRestore(batches),
+                model=ocp.args.StandardRestore(model), loader=CheckpointRestore(batches)
             )
-            restored = manager.restore(newest, args=wanted)
-            model, losses = restored.model, restored.losses
-            print(f"Resumes from the checkpoint of step {batches.step}.")
-        with tqdm(total=steps, initial=batches.step, unit=" steps", disable=None) as bar:
-            while batches.step < steps:
-                model, loss = train_step(model, next(batches))
-                losses.append(float(loss))
-                bar.update()
-                if batches.step % report_every == 0:
-                    bar.write(f"step {batches.step}: {losses[-1]:.9g} bits per byte")
-                if batches.step % checkpoint_every == 0 or batches.step == steps:
-                    # Written in the background while training continues, hence a copy of the list that grows.
-                    now = ocp.args.Composite(
-                        model=ocp.args.StandardSave(model),
-                        losses=ocp.args.JsonSave(list(losses)),
-                        loader=CheckpointSave(batches),
-                    )
-                    manager.save(batches.step, args=now)
+            model = manager.restore(newest, args=wanted).model
+            print(f"Resumes from the checkpoint of step {batches.step}.", flush=True)
+        while batches.step < steps:
+            model, loss = train_step(model, next(batches))
+            if batches.step % report_every == 0:
+                print(f"step {batches.step}: {float(loss):.9g} bits per byte", flush=True)
+            if batches.step % checkpoint_every == 0 or batches.step == steps:
+                # Written in the background while training continues.
+                now = ocp.args.Composite(
+                    model=ocp.args.StandardSave(model), loader=CheckpointSave(batches)
+                )
+                manager.save(batches.step, args=now)
     sample = np.asarray(write(model["parameters"], jax.random.key(0)), np.uint8).tobytes()
     print(f"The model writes:\n\n{sample.decode(errors='replace')}\n")
-    title = "A language model of bytes reads Python's manual"
-    plot(output / "loss.png", title, {"loss": dict(enumerate(losses))}, ylabel="bits per byte", ylim=(0, 8))
 
 
 def main() -> None:
     """Trains as the command line says."""
-    given = arguments(__doc__, output=OUTPUT / "bytes", steps=1000, checkpoint_every=100, report_every=100)
-    train(given.output.resolve(), given.steps, given.checkpoint_every, given.report_every)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, default=Path("output/bytes"))
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--checkpoint_every", type=int, default=100)
+    parser.add_argument("--report_every", type=int, default=100)
+    options = parser.parse_args()
+    logging.set_verbosity(logging.ERROR)  # Orbax logs every step of a checkpoint.
+    output = options.output.resolve()
+    train(output, options.steps, options.checkpoint_every, options.report_every)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,24 @@
-"""Train on four hosts, lose them, resume on two: and get exactly the batches that would have come next.
+"""Train on four hosts, lose them, resume on two: copy this file.
 
-    python examples/multihost.py
+    pip install 'millstream[examples]'
+    python multihost.py                  # four processes; kill it when you like
+    python multihost.py --processes=2    # resumes with the batches that would have come
 
-Hosts are processes here, each with its own CPU devices. On a cluster, each host would run `train` below and call
-`jax.distributed.initialize()`; nothing else would differ. There are three runs:
+Hosts are processes on this machine, each with simulated CPU devices. On a cluster, every
+host runs `train` after `jax.distributed.initialize()`, and `launch` is not needed.
 
-    A   four processes train to the end, undisturbed.
-    B   four processes, killed with SIGKILL at a random step. A cluster's scheduler does that when one of them is lost:
-        JAX would leave the others waiting.
-    C   two processes resume from B's newest checkpoint, which holds the model and the loader's position.
-
-At every step the first process reports the loss, which records were in the global batch, and a checksum of their
-augmented pixels. If B and C together differ from A in any record or pixel, this script says so and fails. The loss is
-also that of A, up to the order in which floating-point numbers are added, which depends on the number of processes.
+At every tenth step, the first process prints the loss and a checksum of the global batch:
+it is the same for any number of processes. So is the loss, except for the order in which
+floating-point numbers are added. If one host is lost, stop the others too, because JAX
+leaves them waiting, and start the group again.
 """
 
-import random
-import tempfile
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,73 +26,63 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from around_training import (
-    OUTPUT,
-    Steps,
-    arguments,
-    conclude,
-    killed_where,
-    plot_runs,
-    report,
-    show,
-    watch_hosts,
-    write_digits,
-)
+from absl import logging
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
+from sklearn.datasets import load_digits
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 
-GLOBAL_BATCH_SIZE = 64  # Over all processes: this is what the stream of batches depends on.
-DEVICE_COUNT = 4  # Over all processes too.
-SIDE = 8  # Images have 8 x 8 pixels, each from 0 to 16.
-LOSS_TOLERANCE = 1e-3
+GLOBAL_BATCH_SIZE = 64  # over all processes: the stream of batches depends on it
+NUM_DEVICES = 4  # over all processes
 
-# ---- The pipeline ------------------------------------------------------------------------------------------------
-
-
-def decode(record: bytes) -> dict[str, Any]:
-    """Returns the image, float32 of shape (8, 8) from 0 to 1, and its label."""
-    values = np.frombuffer(record, np.uint8)
-    return {"image": values[:-1].reshape(SIDE, SIDE).astype(np.float32) / 16, "label": values[-1].astype(np.int32)}
+# ---- Pipeline ------------------------------------------------------------------------
 
 
 class Shift(millstream.RandomMapTransform):
-    """Moves the image by up to one pixel in each direction."""
+    """Moves an image by up to one pixel in each direction."""
 
     def random_map(self, element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Returns a new element: whatever is random comes from `rng`, so it comes again on any number of hosts."""
+        """Returns a new element, the same one on any number of hosts."""
         row, column = rng.integers(0, 3, size=2)
-        return {**element, "image": np.pad(element["image"], 1)[row : row + SIDE, column : column + SIDE]}
-
-
-def training_loader(digits: Path) -> millstream.DataLoader:
-    """Returns the loader of this process's part of each global batch."""
-    source = millstream.ArrayRecordDataSource(f"{digits}/train-*.array_record")
-    # The rows that the devices of this process need: with a model axis in the mesh, replicas would share them.
-    shard = millstream.ShardBySharding(over_devices("device"), GLOBAL_BATCH_SIZE, drop_remainder=True)
-    return millstream.DataLoader(
-        data_source=source,
-        sampler=millstream.IndexSampler(len(source), shuffle=True, seed=0),
-        operations=[decode, Shift(), millstream.Batch(shard.local_batch_size(GLOBAL_BATCH_SIZE), drop_remainder=True)],
-        shard_options=shard,
-        worker_count=1,
-    )
-
-
-# ---- The model: two dense layers, the hidden one split over all devices --------------------------------------------
+        padded = np.pad(element["image"], 1)
+        return {**element, "image": padded[row : row + 8, column : column + 8]}
 
 
 def over_devices(*axes: str | None) -> NamedSharding:
-    """Returns how an array lies on the devices of all processes: split along the axis that is called "device"."""
-    return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("device",)), PartitionSpec(*axes))
+    """Returns a sharding over the devices of all processes, along the axis "device"."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("device",))
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def training_loader() -> millstream.DataLoader:
+    """Returns the loader of this process's rows of each global batch."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32).reshape(-1, 8, 8)
+    # The rows that the devices of this process need. With a model axis in the mesh,
+    # processes that are replicas of the same rows would read the same ones.
+    shard = millstream.ShardBySharding(
+        over_devices("device"), GLOBAL_BATCH_SIZE, drop_remainder=True
+    )
+    return millstream.load(
+        millstream.InMemoryDataSource({"image": images, "label": labels.astype(np.int32)}),
+        shuffle=True,
+        seed=0,
+        transformations=[Shift()],
+        batch_size=shard.local_batch_size(GLOBAL_BATCH_SIZE),
+        drop_remainder=True,
+        shard_options=shard,
+    )
+
+
+# ---- Model: two dense layers, the hidden one split over all devices ------------------
 
 
 def new_model() -> dict[str, jax.Array]:
-    """Returns the parameters of an untrained network: each device has a part of the hidden layer."""
+    """Returns the parameters of an untrained network."""
     rng = np.random.default_rng(0)
-    hidden = rng.normal(0, 1 / SIDE, (SIDE * SIDE, 256)).astype(np.float32)
+    hidden = rng.normal(0, 1 / 8, (64, 256)).astype(np.float32)
     output = rng.normal(0, 1 / 16, (256, 10)).astype(np.float32)
     return {
         "hidden": jax.device_put(hidden, over_devices(None, "device")),
@@ -99,78 +91,102 @@ def new_model() -> dict[str, jax.Array]:
 
 
 def cross_entropy(model: dict[str, jax.Array], batch: dict[str, jax.Array]) -> jax.Array:
-    """Returns the mean loss over a global batch."""
-    images = batch["image"].reshape(GLOBAL_BATCH_SIZE, SIDE * SIDE)
-    predictions = jax.nn.log_softmax(jax.nn.relu(images @ model["hidden"]) @ model["output"])
-    return -jnp.take_along_axis(predictions, batch["label"][:, None], axis=1).mean()
+    """Returns the mean loss of a global batch."""
+    images = batch["image"].reshape(GLOBAL_BATCH_SIZE, 64)
+    scores = jax.nn.log_softmax(jax.nn.relu(images @ model["hidden"]) @ model["output"])
+    return -jnp.take_along_axis(scores, batch["label"][:, None], axis=1).mean()
 
 
 @jax.jit
-def train_step(model: dict[str, jax.Array], batch: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], jax.Array]:
+def train_step(
+    model: dict[str, jax.Array], batch: dict[str, jax.Array]
+) -> tuple[dict[str, jax.Array], jax.Array]:
     """Returns the model after one step of gradient descent, and the loss before it."""
     loss, gradients = jax.value_and_grad(cross_entropy)(model, batch)
-    return jax.tree.map(lambda old, gradient: old - 0.5 * gradient, model, gradients), loss
+    model = jax.tree.map(lambda old, change: old - 0.5 * change, model, gradients)
+    return model, loss
 
 
-# ---- One process of a run (with --checkpoints) --------------------------------------------------------------------
+# ---- One process ---------------------------------------------------------------------
 
 
-def train(digits: Path, checkpoints: str, steps: int, checkpoint_every: int) -> None:
-    """Trains from the newest checkpoint, or from the beginning; the first process reports each step."""
-    loader, model = training_loader(digits), new_model()
-    with ocp.CheckpointManager(checkpoints) as manager, iter(loader) as batches:
+def train(checkpoints: Path, steps: int, checkpoint_every: int) -> None:
+    """Trains from the newest checkpoint, or from the beginning."""
+    model = new_model()
+    with (
+        ocp.CheckpointManager(checkpoints) as manager,
+        millstream.device_put(iter(training_loader()), over_devices("device")) as batches,
+    ):
         if (newest := manager.latest_step()) is not None:
-            # A checkpoint of four processes is valid for two, for the model and for the loader.
-            wanted = ocp.args.Composite(model=ocp.args.StandardRestore(model), loader=CheckpointRestore(batches))
+            # A checkpoint of four processes is valid for two.
+            wanted = ocp.args.Composite(
+                model=ocp.args.StandardRestore(model), loader=CheckpointRestore(batches)
+            )
             model = manager.restore(newest, args=wanted).model
+            report(f"Resumes from the checkpoint of step {newest}.")
         while batches.step < steps:
-            number = batches.step
-            # The parts of all processes, laid end to end, are one array over all devices.
-            batch = jax.make_array_from_process_local_data(over_devices("device"), next(batches))
+            batch = next(batches)  # one array over the devices of all processes
             model, loss = train_step(model, batch)
-            keys = multihost_utils.process_allgather(loader.record_keys(number))
-            images = multihost_utils.process_allgather(batch["image"], tiled=True)
-            if jax.process_index() == 0:
-                report(number, loss, keys, images)
+            if batches.step % 10 == 0:
+                images = multihost_utils.process_allgather(batch["image"], tiled=True)
+                checksum = zlib.crc32(images.tobytes())
+                report(f"step {batches.step}: loss {float(loss):.6f}, batch {checksum:08x}")
             if batches.step % checkpoint_every == 0:
-                # One checkpoint for both, of all processes, written in the background while training continues.
-                now = ocp.args.Composite(model=ocp.args.StandardSave(model), loader=CheckpointSave(batches))
+                now = ocp.args.Composite(
+                    model=ocp.args.StandardSave(model), loader=CheckpointSave(batches)
+                )
                 manager.save(batches.step, args=now)
 
 
-# ---- The demonstration: three runs, compared ----------------------------------------------------------------------
+def report(line: str) -> None:
+    """Prints a line in the first process."""
+    if jax.process_index() == 0:
+        print(line, flush=True)
 
 
-def demo(output: Path, digits: Path, steps: int) -> None:
-    """Runs A, B and C, shows them side by side, and says whether B and C together are A."""
-    write_digits(digits)
-    num_images = len(millstream.ArrayRecordDataSource(f"{digits}/train-*.array_record"))
-    kill_at = random.randrange(steps // 2, steps * 3 // 4)  # noqa: S311  (when hosts fail is no secret)
-    print(f"Training three times on {num_images} images, in {steps} global batches of {GLOBAL_BATCH_SIZE}:")
-    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=output) as folder:
+# ---- Several processes on this machine -----------------------------------------------
 
-        def run(title: str, process_count: int, checkpoints: str, kill_at: int | None = None) -> Steps:
-            place = f"{folder}/{checkpoints}"
-            return watch_hosts(title, process_count, DEVICE_COUNT, checkpoints=place, num_steps=steps, kill_at=kill_at)
 
-        whole = run("A  4 processes, undisturbed ", 4, "undisturbed")
-        killed = run("B  4 processes, to be killed", 4, "killed", kill_at)
-        resumed = run("C  2 processes, resumed     ", 2, "killed")
-    show(whole, killed, resumed, killed_where(killed, GLOBAL_BATCH_SIZE, num_images))
-    conclude(whole, killed, resumed, LOSS_TOLERANCE)
-    plot_runs(output / "multihost.png", "Four processes, killed, then two", whole, killed, resumed)
+def launch(count: int) -> None:
+    """Runs this program in several processes, until all have ended or one has failed."""
+    with socket.socket() as held:
+        # JAX's server shares the port, and no other program gets it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        command = [sys.executable, *sys.argv, f"--address=127.0.0.1:{held.getsockname()[1]}"]
+        devices = f"--xla_force_host_platform_device_count={NUM_DEVICES // count}"
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices}
+        group = [
+            subprocess.Popen(  # noqa: S603  (this program)
+                [*command, f"--processes={count}", f"--process={number}"], env=environment
+            )
+            for number in range(count)
+        ]
+        try:
+            if any(process.wait() for process in group):
+                sys.exit("A process has failed.")
+        finally:
+            for process in group:
+                process.kill()
 
 
 def main() -> None:
-    """Is one process of a run if it is told where its checkpoints are, else the demonstration."""
-    of_a_run = {"checkpoints": "", "address": "", "process_count": 1, "process": 0}
-    given = arguments(__doc__, output=OUTPUT, steps=300, checkpoint_every=25, **of_a_run)
-    output = given.output.resolve()
-    if given.checkpoints:
-        jax.distributed.initialize(given.address, given.process_count, given.process)
-        train(output / "digits", given.checkpoints, given.steps, given.checkpoint_every)
+    """Is one process if it is told which one, otherwise starts them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, default=Path("output/multihost"))
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--checkpoint_every", type=int, default=25)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.process is None:
+        launch(options.processes)
     else:
-        demo(output, output / "digits", given.steps)
+        logging.set_verbosity(logging.ERROR)  # Orbax logs every step of a checkpoint.
+        jax.distributed.initialize(options.address, options.processes, options.process)
+        checkpoints = options.output.resolve() / "checkpoints"
+        train(checkpoints, options.steps, options.checkpoint_every)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,29 @@
-"""Pretrain a small transformer on code and prose, packed; lose the processes in mid-run; resume on fewer.
+"""Pretrain a small transformer on code and prose, packed, on several processes: copy this.
 
-    python examples/pretrain_text.py
+    pip install 'millstream[examples]'
+    python pretrain_text.py                  # two processes; kill it when you like
+    python pretrain_text.py --processes=1    # resumes with the batches that would have come
 
-The text is there on every machine: Python's own library is the code, its manual and the licences of what is installed
-are the prose. A byte-pair encoding is trained on both. Then, from front to back of this file:
+The text is on every machine: Python's library is the code; its manual and the licences
+of installed packages are the prose. From front to back of this file:
 
-    documents  ->  tokens  ->  rows of 512, each packed from one corpus  ->  a mixture of rows, whose weights change in
-    mid-run  ->  global batches over four devices  ->  attention that stays within each document
+    documents -> tokens (byte-pair encoding) -> rows of 512, each packed from one corpus
+    -> a mixture of rows whose weights change mid-run -> global batches over four devices
+    -> attention that stays within each document
 
-There are three runs. A: two processes with two devices each train to the end. B: the same, killed with SIGKILL. C: one
-process with all four devices resumes from B's newest checkpoint, of the model, the optimizer and the position in the
-stream. Every batch of B and C is that of A, to the byte. So is every loss, up to the order in which the devices' parts
-of a sum are added: that is JAX's choice, and may differ between one process and two.
+Every batch is the same for any number of processes, and so is every loss, except for the
+order in which JAX adds the devices' sums.
 """
 
+import argparse
 import ast
 import importlib.metadata
-import random
+import os
+import socket
+import subprocess
+import sys
 import sysconfig
-import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -28,23 +33,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from around_training import OUTPUT, Steps, arguments, conclude, report, show, watch_hosts, write_records
+from absl import logging
+from array_record.python.array_record_module import ArrayRecordWriter
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
+from tokenizers import ByteLevelBPETokenizer
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 
 VOCABULARY, END_OF_TEXT = 1024, 0
 ROW_LENGTH = 512
-GLOBAL_BATCH_SIZE = 4  # Rows, over all processes.
-DEVICE_COUNT = 4  # Over all processes too.
+GLOBAL_BATCH_SIZE = 4  # rows, over all processes
+NUM_DEVICES = 4  # over all processes
 WIDTH, HEADS, LAYERS = 64, 4, 2
-FIRST_WEIGHTS, LATER_WEIGHTS = {"code": 0.75, "prose": 0.25}, {"code": 0.25, "prose": 0.75}
-LOSS_TOLERANCE = 1e-3
-COMPARED = ("segments", "tokens")
+FIRST_WEIGHTS, LATER_WEIGHTS = ({"code": 0.75, "prose": 0.25}, {"code": 0.25, "prose": 0.75})
 
-# ---- Documents, and their tokens -----------------------------------------------------------------------------------
+# ---- Documents, and their tokens -----------------------------------------------------
 
 
 def code() -> Iterator[str]:
@@ -68,23 +73,26 @@ def prose() -> Iterator[str]:
 
 
 def write_tokens(folder: Path) -> None:
-    """Trains the encoding and writes both corpora as records of tokens, uint16, unless that has been done."""
-    if all((folder / f"{name}.array_record").exists() for name in FIRST_WEIGHTS):
+    """Trains the encoding, and writes both corpora as records of tokens, unless done before."""
+    if (folder / "complete").exists():
         return
-    from tokenizers import ByteLevelBPETokenizer  # noqa: PLC0415  (only the first run needs it)
-
     folder.mkdir(parents=True, exist_ok=True)
-    corpora = {"code": sorted(set(code())), "prose": sorted(set(prose()))}  # Each text once, in an order of its own.
+    corpora = {"code": sorted(set(code())), "prose": sorted(set(prose()))}
     tokenizer = ByteLevelBPETokenizer()
     texts = (text[:2000] for corpus in corpora.values() for text in corpus)
-    tokenizer.train_from_iterator(texts, VOCABULARY, special_tokens=["<end of text>"], show_progress=False)
+    special = ["<end of text>"]
+    tokenizer.train_from_iterator(
+        texts, VOCABULARY, special_tokens=special, show_progress=False
+    )
     for name, corpus in corpora.items():
-        encoded = tokenizer.encode_batch(corpus)
-        records = (np.array([*document.ids, END_OF_TEXT], np.uint16).tobytes() for document in encoded)
-        write_records(folder / f"{name}.array_record", records)
+        writer = ArrayRecordWriter(str(folder / f"{name}.array_record"), "group_size:1")
+        for document in tokenizer.encode_batch(corpus):
+            writer.write(np.array([*document.ids, END_OF_TEXT], np.uint16).tobytes())
+        writer.close()
+    (folder / "complete").touch()
 
 
-# ---- The stream: each corpus packed into rows, rows mixed ----------------------------------------------------------
+# ---- Stream: each corpus packed into rows, rows mixed --------------------------------
 
 
 def tokens_of(record: bytes) -> np.ndarray:
@@ -94,49 +102,63 @@ def tokens_of(record: bytes) -> np.ndarray:
 
 def corpora(folder: Path) -> dict[str, millstream.ArrayRecordDataSource]:
     """Returns the two sources of documents."""
-    return {name: millstream.ArrayRecordDataSource(f"{folder}/{name}.array_record") for name in FIRST_WEIGHTS}
+    return {
+        name: millstream.ArrayRecordDataSource(f"{folder}/{name}.array_record")
+        for name in FIRST_WEIGHTS
+    }
 
 
 def mixed_rows(folder: Path, steps: int) -> millstream.MixtureSampler:
-    """Returns which row stands where: an endless order, whose weights change half-way through the run."""
+    """Returns the endless order of rows, whose weights change half-way through the run."""
     rows = {
         name: millstream.PackingSampler(
-            millstream.lengths_of(source, [tokens_of]), ROW_LENGTH, overflow="split", seed=seed, num_epochs=None
+            millstream.lengths_of(source, [tokens_of]),
+            ROW_LENGTH,
+            overflow="split",
+            seed=seed,
+            num_epochs=None,
         )
         for seed, (name, source) in enumerate(corpora(folder).items())
     }
     mixture = millstream.MixtureSampler(rows, FIRST_WEIGHTS)
-    return mixture.reweighted(change_at(steps) * GLOBAL_BATCH_SIZE, LATER_WEIGHTS)
+    return mixture.reweighted(steps // 2 * GLOBAL_BATCH_SIZE, LATER_WEIGHTS)
 
 
-def change_at(steps: int) -> int:
-    """Returns the step from which on there are other weights."""
-    return steps // 2
+def over_devices(*axes: str | None) -> NamedSharding:
+    """Returns a sharding over the devices of all processes, along the axis "device"."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("device",))
+    return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def training_loader(folder: Path, steps: int) -> millstream.DataLoader:
-    """Returns the loader of this process's part of each global batch: tokens, segment ids and positions of rows."""
-    shard = millstream.ShardByJaxProcess(drop_remainder=True)
+    """Returns the loader of this process's rows: tokens, segment ids and positions."""
+    shard = millstream.ShardBySharding(
+        over_devices("device"), GLOBAL_BATCH_SIZE, drop_remainder=True
+    )
+    local_batch_size = shard.local_batch_size(GLOBAL_BATCH_SIZE)
     return millstream.DataLoader(
         data_source=millstream.ConcatenatedDataSource(corpora(folder)),
         sampler=mixed_rows(folder, steps),
         operations=[
             tokens_of,
             millstream.Pack({"tokens": ROW_LENGTH}),
-            millstream.Batch(shard.local_batch_size(GLOBAL_BATCH_SIZE), drop_remainder=True),
+            millstream.Batch(local_batch_size, drop_remainder=True),
         ],
         shard_options=shard,
     )
 
 
-# ---- The model: a decoder whose attention stays within each document -----------------------------------------------
+# ---- Model: a decoder whose attention stays within each document ---------------------
 
 
 class Layer(nnx.Module):
     """Attention, then two dense layers; each adds to what comes in."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.before_attention, self.before_dense = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.before_attention, self.before_dense = (
+            nnx.LayerNorm(WIDTH, rngs=rngs),
+            nnx.LayerNorm(WIDTH, rngs=rngs),
+        )
         self.attended = nnx.Linear(WIDTH, 3 * WIDTH, rngs=rngs)
         self.attention_output = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
         self.wide = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
@@ -144,8 +166,12 @@ class Layer(nnx.Module):
 
     def __call__(self, values: jax.Array, may_see: jax.Array) -> jax.Array:
         """Returns the values, shape (rows, ROW_LENGTH, WIDTH), after this layer."""
-        heads = self.attended(self.before_attention(values)).reshape(*values.shape[:2], 3, HEADS, WIDTH // HEADS)
-        seen = jax.nn.dot_product_attention(heads[:, :, 0], heads[:, :, 1], heads[:, :, 2], mask=may_see)
+        heads = self.attended(self.before_attention(values)).reshape(
+            *values.shape[:2], 3, HEADS, WIDTH // HEADS
+        )
+        seen = jax.nn.dot_product_attention(
+            heads[:, :, 0], heads[:, :, 1], heads[:, :, 2], mask=may_see
+        )
         values = values + self.attention_output(seen.reshape(values.shape))
         added: jax.Array = self.dense_output(nnx.gelu(self.wide(self.before_dense(values))))
         return values + added
@@ -155,7 +181,9 @@ class Transformer(nnx.Module):
     """Predicts each token from those before it in the same document."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        self.tokens, self.positions = (nnx.Embed(size, WIDTH, rngs=rngs) for size in (VOCABULARY, ROW_LENGTH))
+        self.tokens, self.positions = (
+            nnx.Embed(size, WIDTH, rngs=rngs) for size in (VOCABULARY, ROW_LENGTH)
+        )
         self.layers = nnx.List([Layer(rngs) for _ in range(LAYERS)])
         self.before_output = nnx.LayerNorm(WIDTH, rngs=rngs)
 
@@ -173,137 +201,118 @@ class Transformer(nnx.Module):
         return logits
 
 
-def over_devices(*axes: str | None) -> NamedSharding:
-    """Returns how an array lies on the devices of all processes: split along the axis that is called "device"."""
-    return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()), ("device",)), PartitionSpec(*axes))
-
-
 @nnx.jit
 def new_model() -> tuple[Transformer, nnx.Optimizer[Transformer]]:
-    """Returns an untrained model and its optimizer, made on every device of every process by one program."""
+    """Returns an untrained model and its optimizer, replicated on all devices."""
     model = Transformer(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
-    nnx.update((model, optimizer), jax.lax.with_sharding_constraint(nnx.state((model, optimizer)), over_devices()))
+    nnx.update(
+        (model, optimizer),
+        jax.lax.with_sharding_constraint(nnx.state((model, optimizer)), over_devices()),
+    )
     return model, optimizer
 
 
 @nnx.jit
 def train_step(
     model: Transformer, optimizer: nnx.Optimizer[Transformer], batch: dict[str, jax.Array]
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Updates the model, and returns the mean loss before the update and the whole batch, on every device."""
+) -> tuple[jax.Array, jax.Array]:
+    """Updates the model. Returns the mean loss before, and the tokens of all processes."""
 
     def mean_loss(model: Transformer) -> jax.Array:
         segments = batch["tokens_segment_ids"]
         # Nothing predicts the first token of a document, and padding is not predicted.
         counts = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-        losses = optax.softmax_cross_entropy_with_integer_labels(model(batch)[:, :-1], batch["tokens"][:, 1:])
+        logits, targets = model(batch)[:, :-1], batch["tokens"][:, 1:]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
         return jnp.sum(losses * counts) / jnp.sum(counts)
 
     loss: jax.Array
     loss, gradients = nnx.value_and_grad(mean_loss)(model)
     optimizer.update(model, gradients)
-    # Training needs no process to have the whole batch: it is for the comparison of the runs.
-    return loss, jax.lax.with_sharding_constraint(batch, over_devices())
+    # Training does not need the global batch on each process: it is for the checksum.
+    return loss, jax.lax.with_sharding_constraint(batch["tokens"], over_devices())
 
 
-# ---- One process of a run (with --checkpoints) ---------------------------------------------------------------------
+# ---- One process ---------------------------------------------------------------------
 
 
-def train(folder: Path, checkpoints: str, steps: int, checkpoint_every: int) -> None:
-    """Trains from the newest checkpoint, or from the beginning; the first process reports each step."""
-    loader, (model, optimizer) = training_loader(folder, steps), new_model()
-    with ocp.CheckpointManager(checkpoints) as manager, iter(loader) as batches:
+def train(output: Path, steps: int, checkpoint_every: int) -> None:
+    """Trains from the newest checkpoint, or from the beginning."""
+    loader, (model, optimizer) = training_loader(output / "tokens", steps), new_model()
+    with (
+        ocp.CheckpointManager(output / "checkpoints") as manager,
+        millstream.device_put(iter(loader), over_devices("device")) as batches,
+    ):
         if (newest := manager.latest_step()) is not None:
-            # What two processes have saved is valid for one.
             wanted = ocp.args.Composite(
-                model=ocp.args.StandardRestore(nnx.state((model, optimizer))), loader=CheckpointRestore(batches)
+                model=ocp.args.StandardRestore(nnx.state((model, optimizer))),
+                loader=CheckpointRestore(batches),
             )
             nnx.update((model, optimizer), manager.restore(newest, args=wanted).model)
+            report(f"Resumes from the checkpoint of step {newest}.")
         while batches.step < steps:
-            number = batches.step
-            # The rows of all processes, laid end to end, are one batch over all devices.
-            batch = jax.make_array_from_process_local_data(over_devices("device"), next(batches))
-            loss, whole = train_step(model, optimizer, batch)
-            if jax.process_index() == 0:
-                segments = [whole[name] for name in ("tokens_segment_ids", "tokens_positions")]
-                report(number, loss, np.stack(segments), np.asarray(whole["tokens"]))
+            loss, tokens = train_step(model, optimizer, next(batches))
+            checksum = zlib.crc32(np.asarray(tokens).tobytes())
+            report(f"step {batches.step}: loss {float(loss):.6f}, batch {checksum:08x}")
             if batches.step % checkpoint_every == 0:
                 now = ocp.args.Composite(
-                    model=ocp.args.StandardSave(nnx.state((model, optimizer))), loader=CheckpointSave(batches)
+                    model=ocp.args.StandardSave(nnx.state((model, optimizer))),
+                    loader=CheckpointSave(batches),
                 )
                 manager.save(batches.step, args=now)
 
 
-# ---- The demonstration: three runs, compared and drawn --------------------------------------------------------------
+def report(line: str) -> None:
+    """Prints a line in the first process."""
+    if jax.process_index() == 0:
+        print(line, flush=True)
 
 
-def fill_and_share(sampler: millstream.MixtureSampler, step: int) -> tuple[float, float]:
-    """Returns which part of a global batch is not padding, and which part of its rows is code: the order alone says."""
-    positions = np.arange(step * GLOBAL_BATCH_SIZE, (step + 1) * GLOBAL_BATCH_SIZE)
-    pieces = sampler.pieces_at(positions)
-    tokens = int((pieces.ends - pieces.begins).sum())
-    return tokens / (len(positions) * ROW_LENGTH), float(np.mean(sampler.locate(positions)[0] == 0))
+# ---- Several processes on this machine -----------------------------------------------
 
 
-def draw(path: Path, sampler: millstream.MixtureSampler, whole: Steps, killed: Steps, resumed: Steps) -> None:
-    """Draws the losses, how full the rows are, and what they are made of."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  (takes long to import)
-
-    fill, share = zip(*(fill_and_share(sampler, step) for step in whole), strict=True)
-    figure = Figure(figsize=(8, 7), layout="constrained")
-    losses, fills, shares = figure.subplots(3, sharex=True, height_ratios=[3, 1, 1.5])
-    for run, name, color, width in (
-        (whole, "A, two processes", "lightgray", 5.0),
-        (killed, "B, two processes, killed", "tab:red", 2.0),
-        (resumed, "C, one process, resumed from B", "tab:blue", 1.0),
-    ):
-        losses.plot(list(run), [step.loss for step in run.values()], label=name, color=color, linewidth=width)
-    losses.set(ylabel="loss", title="A transformer learns code and prose")
-    losses.legend()
-    fills.plot(fill, color="tab:green")
-    fills.set(ylabel="row fill", ylim=(0.9, 1.005))
-    shares.stackplot(range(len(share)), share, 1 - np.array(share), labels=["code", "prose"], alpha=0.7, step="post")
-    shares.set(ylabel="share of rows", xlabel="step", ylim=(0, 1), xlim=(0, len(whole) - 1))
-    shares.legend(loc="lower left")
-    for panel in (losses, fills, shares):
-        panel.axvline(change_at(len(whole)), color="black", linewidth=0.8, linestyle=":")
-    figure.savefig(path)
-
-
-def demo(output: Path, steps: int) -> None:
-    """Runs A, B and C, shows them side by side, and says whether B and C together are A."""
-    write_tokens(output / "tokens")
-    sampler = mixed_rows(output / "tokens", steps)
-    kill_at = random.randrange(steps * 5 // 8, steps * 7 // 8)  # noqa: S311  (when hosts fail is no secret)
-    for name, rows in sampler.parts.items():
-        print(f"{name}: {len(rows.lengths):,} documents, {rows.lengths.sum():,} tokens, {rows.num_records:,} rows")
-    print(f"Training three times on {steps} global batches of {GLOBAL_BATCH_SIZE} rows of {ROW_LENGTH} tokens:")
-    with tempfile.TemporaryDirectory(prefix="checkpoints-", dir=output) as folder:
-
-        def run(title: str, process_count: int, checkpoints: str, kill_at: int | None = None) -> Steps:
-            place = f"{folder}/{checkpoints}"
-            return watch_hosts(title, process_count, DEVICE_COUNT, checkpoints=place, num_steps=steps, kill_at=kill_at)
-
-        whole = run("A  2 processes, undisturbed ", 2, "undisturbed")
-        killed = run("B  2 processes, to be killed", 2, "killed", kill_at)
-        resumed = run("C  1 process, resumed       ", 1, "killed")
-    show(whole, killed, resumed, compared=COMPARED)
-    conclude(whole, killed, resumed, LOSS_TOLERANCE, COMPARED)
-    draw(output / "pretrain_text.png", sampler, whole, killed, resumed)
-    print(f"Losses, fill and shares are plotted in {output / 'pretrain_text.png'}.")
+def launch(count: int) -> None:
+    """Runs this program in several processes, until all have ended or one has failed."""
+    with socket.socket() as held:
+        # JAX's server shares the port, and no other program gets it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        command = [sys.executable, *sys.argv, f"--address=127.0.0.1:{held.getsockname()[1]}"]
+        devices = f"--xla_force_host_platform_device_count={NUM_DEVICES // count}"
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": devices}
+        group = [
+            subprocess.Popen(  # noqa: S603  (this program)
+                [*command, f"--processes={count}", f"--process={number}"], env=environment
+            )
+            for number in range(count)
+        ]
+        try:
+            if any(process.wait() for process in group):
+                sys.exit("A process has failed.")
+        finally:
+            for process in group:
+                process.kill()
 
 
 def main() -> None:
-    """Is one process of a run if it is told where its checkpoints are, else the demonstration."""
-    of_a_run = {"checkpoints": "", "address": "", "process_count": 1, "process": 0}
-    given = arguments(__doc__, output=OUTPUT / "pretrain_text", steps=60, checkpoint_every=5, **of_a_run)
-    output = given.output.resolve()
-    if given.checkpoints:
-        jax.distributed.initialize(given.address, given.process_count, given.process)
-        train(output / "tokens", given.checkpoints, given.steps, given.checkpoint_every)
+    """Is one process if it is told which one, otherwise starts them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, default=Path("output/pretrain_text"))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--checkpoint_every", type=int, default=25)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--address", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    output = options.output.resolve()
+    if options.process is None:
+        write_tokens(output / "tokens")
+        launch(options.processes)
     else:
-        demo(output, given.steps)
+        logging.set_verbosity(logging.ERROR)  # Orbax logs every step of a checkpoint.
+        jax.distributed.initialize(options.address, options.processes, options.process)
+        train(output, options.steps, options.checkpoint_every)
 
 
 if __name__ == "__main__":

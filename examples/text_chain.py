@@ -1,13 +1,17 @@
-"""A text pipeline as a chain, step by step: read, tokenize, shuffle, pack, batch, work ahead, look inside, resume.
+"""A text pipeline as a chain: read, tokenize, shuffle, pack, batch, inspect, resume.
 
-    python examples/text_chain.py
+    pip install millstream
+    python text_chain.py
 
-It is the pipeline of Grain's tutorial on text, in Grain's own words: but for the import, and what prints, this is code
-for Grain. The text is the manual that comes with Python, one paragraph a record; nothing is downloaded.
+It is the pipeline of Grain's tutorial on text, in Grain's names: except for the import and
+the printing, this is code for Grain. The text is the manual that comes with Python, one
+paragraph per record; nothing is downloaded.
 
-A state that is saved with worker processes is restored without any here: batches are the same for any number of them.
+A state that is saved with worker processes resumes without any here: batches are the same
+for any number of them.
 """
 
+import argparse
 import collections
 import json
 import re
@@ -18,7 +22,7 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
-from around_training import OUTPUT, arguments, write_records
+from array_record.python.array_record_module import ArrayRecordWriter
 
 import millstream as grain  # was: import grain
 
@@ -28,7 +32,15 @@ NUM_TOKENS = 4096
 UNKNOWN = 1  # 0 is padding.
 
 
-# ---- The text, and what makes tokens of it -------------------------------------------------------------------------
+# ---- Text and tokenizer --------------------------------------------------------------
+
+
+def write_records(path: Path, records: Iterable[bytes]) -> None:
+    """Writes an ArrayRecord file in which each record can be read alone."""
+    writer = ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()
 
 
 def paragraphs() -> Iterator[dict[str, str]]:
@@ -40,15 +52,17 @@ def paragraphs() -> Iterator[dict[str, str]]:
 
 
 class Tokenizer:
-    """Makes numbers of words, signs and spaces: the most frequent ones of some texts have a number each.
+    """Maps words, punctuation and spaces to numbers: the most frequent have one each.
 
     Args:
-        texts: what they are counted in.
+        texts: the texts to count them in.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
         counts = collections.Counter(part for text in texts for part in self.parts(text))
-        frequent = sorted(counts, key=lambda part: (-counts[part], part))[: NUM_TOKENS - UNKNOWN - 1]
+        frequent = sorted(counts, key=lambda part: (-counts[part], part))[
+            : NUM_TOKENS - UNKNOWN - 1
+        ]
         self.names = ["", "\N{REPLACEMENT CHARACTER}", *frequent]
         self.numbers = {name: number for number, name in enumerate(self.names)}
 
@@ -70,7 +84,7 @@ class Tokenizer:
         return re.findall(r" ?\w+|\W", text)
 
 
-# ---- The chain -----------------------------------------------------------------------------------------------------
+# ---- Chain ---------------------------------------------------------------------------
 
 
 def trim(element: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -81,17 +95,18 @@ def trim(element: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def training_dataset(
     path: Path, tokenizer: Tokenizer, shard_index: int = 0, shard_count: int = 1
 ) -> grain.IterDataset[Any]:
-    """Returns the batches of a host: `tokens`, int32 of shape (BATCH_SIZE, ROW_LENGTH), and what packing says of them.
+    """Returns the batches of a host: `tokens` of shape (BATCH_SIZE, ROW_LENGTH), packed.
 
     Args:
         path: the ArrayRecord file of the paragraphs, as JSON.
-        tokenizer: makes tokens of them.
-        shard_index: which host it is, such as `jax.process_index()`.
-        shard_count: how many there are, such as `jax.process_count()`.
+        tokenizer: the function from a paragraph to its tokens.
+        shard_index: the number of this host, such as `jax.process_index()`.
+        shard_count: the number of hosts, such as `jax.process_count()`.
     """
-    dataset: grain.MapDataset[Any] = grain.MapDataset.source(grain.sources.ArrayRecordDataSource(str(path)))
+    source = grain.sources.ArrayRecordDataSource(str(path))
+    dataset: grain.MapDataset[Any] = grain.MapDataset.source(source)
     dataset = dataset.map(json.loads).map(tokenizer)
-    # All paragraphs in a random order, another one each epoch, and every host has its share of each.
+    # All paragraphs in a random order, another one each epoch. Every host has its share.
     dataset = dataset.shuffle(seed=42).repeat(num_epochs=100)[shard_index::shard_count]
     rows = grain.experimental.FirstFitPackIterDataset(
         dataset.map(trim).to_iter_dataset(grain.ReadOptions(num_threads=4)),
@@ -101,10 +116,10 @@ def training_dataset(
     return rows.batch(BATCH_SIZE, drop_remainder=True)
 
 
-# ---- What can be seen of it ----------------------------------------------------------------------------------------
+# ---- Inspection ----------------------------------------------------------------------
 
 
-def look_at(dataset: grain.IterDataset[Any], tokenizer: Tokenizer) -> None:
+def inspect(dataset: grain.IterDataset[Any], tokenizer: Tokenizer) -> None:
     """Prints the chain, what flows between its operations, and a row of a batch."""
     print(f"The chain:\n{dataset}")
     with iter(dataset) as iterator:
@@ -114,11 +129,12 @@ def look_at(dataset: grain.IterDataset[Any], tokenizer: Tokenizer) -> None:
     print("\nThe paragraphs in the first row:")
     for segment in range(1, segments.max() + 1):
         print(f"  {segment}  {tokenizer.decode(tokens[segments == segment])[:100]}")
-    print(f"{(batch['tokens_segment_ids'] > 0).mean():.1%} of the first batch are tokens, the rest is padding.")
+    filled = (batch["tokens_segment_ids"] > 0).mean()
+    print(f"{filled:.1%} of the first batch are tokens, the rest is padding.")
 
 
 def measure(title: str, dataset: grain.IterDataset[Any], num_batches: int) -> None:
-    """Prints how long the first batch takes, how many come in a second after it, and where the time goes."""
+    """Prints the time to the first batch, the rate after it, and where the time goes."""
     with iter(dataset) as iterator:
         start = time.perf_counter()
         next(iterator)
@@ -126,49 +142,56 @@ def measure(title: str, dataset: grain.IterDataset[Any], num_batches: int) -> No
         for _ in range(num_batches):
             next(iterator)
         seconds = time.perf_counter() - first
-        print(f"\n{title}: first batch after {first - start:.2f} s, then {num_batches / seconds:,.0f} a second")
+        rate = num_batches / seconds
+        print(
+            f"\n{title}: first batch after {first - start:.2f} s, then {rate:,.0f} per second"
+        )
         print(iterator.summary())
 
 
-# ---- Training, and resuming it -------------------------------------------------------------------------------------
+# ---- Training and resuming -----------------------------------------------------------
 
 
 def train(dataset: grain.IterDataset[Any], checkpoint: Path, num_steps: int) -> list[int]:
-    """Draws batches, from the checkpoint on if there is one, and saves the position; returns a checksum of each."""
+    """Draws batches from the checkpoint, if any, and saves the position; returns checksums."""
     with iter(dataset) as iterator:
         if checkpoint.exists():
             iterator.set_state(json.loads(checkpoint.read_text()))
         iterator.start_prefetch()  # While the model is being restored or compiled.
-        # This is where your training step is: here, all that is wanted of a batch is whether it is the same.
-        sums = [int(next(iterator)["tokens"].sum(dtype=np.int64)) for _ in range(num_steps)]
+        # Your training step goes here.
+        sums = [int(next(iterator)["tokens"].sum()) for _ in range(num_steps)]
         checkpoint.write_text(json.dumps(iterator.get_state(), indent=4))
     return sums
 
 
 def main() -> None:
     """Runs the demonstration."""
-    chosen = arguments(__doc__, output=str(OUTPUT), steps=60)
-    folder = Path(chosen.output) / "text_chain"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, default=Path("output/text_chain"))
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+    folder, steps = options.output, options.steps
     folder.mkdir(parents=True, exist_ok=True)
-    path, checkpoint = folder / "paragraphs.array_record", folder / "position.json"
-    checkpoint.unlink(missing_ok=True)
+    path = folder / "paragraphs.array_record"
     write_records(path, (json.dumps(paragraph).encode() for paragraph in paragraphs()))
     tokenizer = Tokenizer(paragraph["text"] for paragraph in paragraphs())
     dataset = training_dataset(path, tokenizer)
 
-    look_at(dataset, tokenizer)
-    measure("Threads", dataset, chosen.steps)
+    inspect(dataset, tokenizer)
+    measure("Threads", dataset, steps)
     with_workers = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
-    measure("Two worker processes", with_workers, chosen.steps)
+    measure("Two worker processes", with_workers, steps)
 
-    undisturbed = train(dataset, folder / "undisturbed.json", 2 * chosen.steps)
-    (folder / "undisturbed.json").unlink()
-    interrupted = train(with_workers, checkpoint, chosen.steps)
-    print(f"\nSaved after {chosen.steps} batches, made by two workers: {len(checkpoint.read_bytes())} bytes of JSON")
-    resumed = train(dataset, checkpoint, chosen.steps)
-    if interrupted + resumed != undisturbed:
-        raise SystemExit("FAILED: the batches after the resume are not those of a run that was not interrupted.")
-    print(f"Resumed without workers: all {2 * chosen.steps} batches are those of a run that was not interrupted.")
+    undisturbed, checkpoint = folder / "undisturbed.json", folder / "position.json"
+    for old in (undisturbed, checkpoint):
+        old.unlink(missing_ok=True)
+    expected = train(dataset, undisturbed, 2 * steps)
+    interrupted = train(with_workers, checkpoint, steps)
+    size = len(checkpoint.read_bytes())
+    print(f"\nSaved after {steps} batches from two workers: {size} bytes of JSON")
+    if interrupted + train(dataset, checkpoint, steps) != expected:
+        raise SystemExit("FAILED: the batches differ from those of an undisturbed run.")
+    print(f"Resumed without workers: all {2 * steps} batches are those of an undisturbed run.")
 
 
 if __name__ == "__main__":

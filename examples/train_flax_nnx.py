@@ -1,12 +1,15 @@
-"""Train a Flax NNX model with Optax and Orbax: copy this one.
+"""Train a Flax NNX model with Optax and Orbax: copy this file.
 
-    python examples/train_flax_nnx.py                  # 1,000 steps, a checkpoint every 100
-    python examples/train_flax_nnx.py --steps=2000     # resumes where the first run ended
+    pip install 'millstream[examples]'
+    python train_flax_nnx.py                # 40 epochs, a checkpoint every 100 steps
+    python train_flax_nnx.py --epochs=80    # resumes where the first run ended
 
-Kill it whenever you like and start it again: model, optimizer, dropout keys and the position in the stream of batches
-are one checkpoint, so it resumes with exactly the batches and losses that would have come next.
+Kill it at any time and start it again. Model, optimizer, dropout keys and the position
+in the stream are one checkpoint, so it resumes with exactly the batches and losses that
+would have come next.
 """
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +18,62 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
-from around_training import OUTPUT, arguments, plot
+from absl import logging
 from flax import nnx
 from sklearn.datasets import load_digits
-from tqdm import tqdm
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 
 BATCH_SIZE = 64
 
-# ---- The data: 1,797 handwritten digits of 8 x 8 pixels, one in six held out ---------------------------------------
+# ---- Data: 1,797 handwritten digits of 8 x 8 pixels, one in six held out -------------
 
 
 class ShiftAndNoise(millstream.RandomMapTransform):
-    """Moves the image by up to one pixel in each direction and adds a little noise."""
+    """Moves an image by up to one pixel in each direction, and adds noise."""
 
     def random_map(self, element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Returns a new element: whatever is random comes from `rng`, so it comes again after a resume."""
+        """Returns a new element. Random numbers come from `rng` only."""
         row, column = rng.integers(0, 3, size=2)
-        moved = np.pad(element["image"], ((1, 1), (1, 1), (0, 0)))[row : row + 8, column : column + 8]
-        return {**element, "image": moved + rng.normal(0, 0.05, moved.shape).astype(np.float32)}
+        padded = np.pad(element["image"], ((1, 1), (1, 1), (0, 0)))
+        moved = padded[row : row + 8, column : column + 8]
+        noise = rng.normal(0, 0.05, moved.shape).astype(np.float32)
+        return {**element, "image": moved + noise}
 
 
 def loaders() -> tuple[millstream.DataLoader, millstream.DataLoader]:
-    """Returns the loader for training, endless and shuffled, and the one that yields each held-out digit once."""
+    """Returns the loader for training, and one that yields each held-out digit once."""
     images, labels = load_digits(return_X_y=True)
-    digits = {"image": (images / 16).astype(np.float32).reshape(-1, 8, 8, 1), "label": labels.astype(np.int32)}
+    digits = {
+        "image": (images / 16).astype(np.float32).reshape(-1, 8, 8, 1),
+        "label": labels.astype(np.int32),
+    }
     is_held_out = np.arange(len(labels)) % 6 == 0
-    train = millstream.InMemoryDataSource({name: leaf[~is_held_out] for name, leaf in digits.items()})
-    held_out = millstream.InMemoryDataSource({name: leaf[is_held_out] for name, leaf in digits.items()})
+    training, held_out = (
+        millstream.InMemoryDataSource({name: leaf[chosen] for name, leaf in digits.items()})
+        for chosen in (~is_held_out, is_held_out)
+    )
     return (
-        millstream.DataLoader(
-            data_source=train,
-            sampler=millstream.IndexSampler(len(train), shuffle=True, seed=0),
-            operations=[ShiftAndNoise(), millstream.Batch(BATCH_SIZE, drop_remainder=True)],
+        millstream.load(
+            training,
+            shuffle=True,
+            seed=0,
+            transformations=[ShiftAndNoise()],
+            batch_size=BATCH_SIZE,
+            drop_remainder=True,
             worker_count=2,
         ),
-        # The last batch is filled up to the size of the others, with a mask of the rows that count: jit compiles once.
-        millstream.DataLoader(
-            data_source=held_out,
-            sampler=millstream.IndexSampler(len(held_out), num_epochs=1),
-            operations=[millstream.Batch(BATCH_SIZE, pad_remainder=True)],
+        # The last batch is padded, with a mask of the real rows: jit compiles once.
+        millstream.load(
+            held_out,
+            num_epochs=1,
+            transformations=[millstream.Batch(BATCH_SIZE, pad_remainder=True)],
         ),
     )
 
 
-# ---- The model -----------------------------------------------------------------------------------------------------
+# ---- Model ---------------------------------------------------------------------------
 
 
 class Network(nnx.Module):
@@ -74,18 +86,21 @@ class Network(nnx.Module):
         self.output = nnx.Linear(4 * 4 * 32, 10, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """Returns the logits of the ten digits, shape (batch, 10), for images of shape (batch, 8, 8, 1)."""
+        """Returns logits of shape (batch, 10) for images of shape (batch, 8, 8, 1)."""
         features = nnx.relu(self.second(nnx.relu(self.first(images))))
         logits: jax.Array = self.output(self.dropout(features.reshape(len(images), -1)))
         return logits
 
 
 @nnx.jit
-def train_step(model: Network, optimizer: nnx.Optimizer[Network], batch: dict[str, jax.Array]) -> jax.Array:
-    """Updates the model, and returns the mean loss over the batch before the update."""
+def train_step(
+    model: Network, optimizer: nnx.Optimizer[Network], batch: dict[str, jax.Array]
+) -> jax.Array:
+    """Updates the model, and returns the mean loss of the batch before the update."""
 
     def mean_loss(model: Network) -> jax.Array:
-        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(model(batch["image"]), batch["label"]))
+        logits = model(batch["image"])
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]))
 
     loss: jax.Array
     loss, gradients = nnx.value_and_grad(mean_loss)(model)
@@ -95,13 +110,12 @@ def train_step(model: Network, optimizer: nnx.Optimizer[Network], batch: dict[st
 
 @nnx.jit
 def num_right(model: Network, batch: dict[str, jax.Array], mask: jax.Array) -> jax.Array:
-    """Returns how many of the rows that the mask counts the model gets right."""
-    is_right = model(batch["image"]).argmax(axis=1) == batch["label"]
-    return jnp.sum(is_right & mask)
+    """Returns the number of rows that the mask keeps and the model classifies correctly."""
+    return jnp.sum((model(batch["image"]).argmax(axis=1) == batch["label"]) & mask)
 
 
 def evaluate(model: Network, loader: millstream.DataLoader) -> str:
-    """Returns in words how many of the held-out digits the model gets right."""
+    """Returns a description of the model's accuracy on the held-out digits."""
     without_dropout = nnx.view(model, deterministic=True)
     right, total = 0, 0
     for batch, mask in loader:
@@ -110,51 +124,57 @@ def evaluate(model: Network, loader: millstream.DataLoader) -> str:
     return f"{right} of {total} held-out digits right"
 
 
-# ---- The training loop ---------------------------------------------------------------------------------------------
+# ---- Training loop -------------------------------------------------------------------
 
 
-def train(output: Path, steps: int, checkpoint_every: int, report_every: int) -> None:
-    """Trains from the newest checkpoint, or from the beginning, and plots the loss."""
+def train(output: Path, epochs: int, checkpoint_every: int) -> None:
+    """Trains from the newest checkpoint, or from the beginning."""
     train_loader, held_out_loader = loaders()
     model = Network(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(2e-3), wrt=nnx.Param)
-    losses: list[float] = []
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
-    with (
-        ocp.CheckpointManager(output / "checkpoints", options=options) as manager,
-        millstream.device_put(iter(train_loader)) as batches,  # They are on the device before they are asked for.
-    ):
-        if (newest := manager.latest_step()) is not None:
-            wanted = ocp.args.Composite(
-                model=ocp.args.StandardRestore(nnx.state((model, optimizer))),
-                losses=ocp.args.JsonRestore(),
-                loader=CheckpointRestore(batches),
-            )
-            restored = manager.restore(newest, args=wanted)
-            nnx.update((model, optimizer), restored.model)
-            losses = restored.losses
-            print(f"Resumes from the checkpoint of step {batches.step}.")
-        with tqdm(total=steps, initial=batches.step, unit=" steps", disable=None) as bar:
-            while batches.step < steps:
-                losses.append(float(train_step(model, optimizer, next(batches))))
-                bar.update()
-                if batches.step % report_every == 0:
-                    bar.write(f"step {batches.step}: loss {losses[-1]:.9g}, {evaluate(model, held_out_loader)}")
-                if batches.step % checkpoint_every == 0 or batches.step == steps:
-                    # Written in the background while training continues, hence a copy of the list that grows.
-                    now = ocp.args.Composite(
-                        model=ocp.args.StandardSave(nnx.state((model, optimizer))),
-                        losses=ocp.args.JsonSave(list(losses)),
-                        loader=CheckpointSave(batches),
+    with ocp.CheckpointManager(output / "checkpoints", options=options) as manager:
+        newest, start = manager.latest_step(), 0
+        if newest is not None:
+            epoch_only = ocp.args.Composite(epoch=ocp.args.JsonRestore())
+            start = manager.restore(newest, args=epoch_only).epoch
+        for epoch, host_batches in train_loader.epochs(epochs, start=start):
+            before = epoch * len(host_batches)  # the steps of the epochs before
+            # Batches are copied to the device in advance.
+            with millstream.device_put(host_batches) as batches:
+                if newest is not None:
+                    wanted = ocp.args.Composite(
+                        model=ocp.args.StandardRestore(nnx.state((model, optimizer))),
+                        loader=CheckpointRestore(batches),
                     )
-                    manager.save(batches.step, args=now)
-    plot(output / "loss.png", "A Flax NNX model learns digits", {"loss": dict(enumerate(losses))}, yscale="log")
+                    nnx.update((model, optimizer), manager.restore(newest, args=wanted).model)
+                    print(f"Resumes from the checkpoint of step {newest}.", flush=True)
+                    newest = None
+                for batch in batches:
+                    loss = train_step(model, optimizer, batch)
+                    step = before + batches.step
+                    if step % 10 == 0:
+                        print(f"step {step}: loss {float(loss):.9g}", flush=True)
+                    if step % checkpoint_every == 0:
+                        # Written in the background while training continues.
+                        now = ocp.args.Composite(
+                            model=ocp.args.StandardSave(nnx.state((model, optimizer))),
+                            epoch=ocp.args.JsonSave(epoch),
+                            loader=CheckpointSave(batches),
+                        )
+                        manager.save(step, args=now)
+            print(f"epoch {epoch}: {evaluate(model, held_out_loader)}", flush=True)
 
 
 def main() -> None:
     """Trains as the command line says."""
-    given = arguments(__doc__, output=OUTPUT / "flax_nnx", steps=1000, checkpoint_every=100, report_every=50)
-    train(given.output.resolve(), given.steps, given.checkpoint_every, given.report_every)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--output", type=Path, default=Path("output/flax_nnx"))
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--checkpoint_every", type=int, default=100)
+    options = parser.parse_args()
+    logging.set_verbosity(logging.ERROR)  # Orbax logs every step of a checkpoint.
+    train(options.output.resolve(), options.epochs, options.checkpoint_every)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,15 @@ def test_the_demonstration_succeeds_and_leaves_its_records_and_a_position(tmp_pa
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "all 16 batches are those of a run that was not interrupted" in done.stdout
+    assert "all 16 batches are those of an undisturbed run" in done.stdout
     assert "  .map(Tokenizer(4096 words))\n  .shuffle(seed=42)\n" in done.stdout
     assert "Batch(batch_size=32, drop_remainder=True)\n    ['tokens']: int32 (32, 128)" in done.stdout
     assert "Two worker processes: first batch after" in done.stdout
-    assert {path.name for path in (tmp_path / "text_chain").iterdir()} == {"paragraphs.array_record", "position.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "paragraphs.array_record",
+        "position.json",
+        "undisturbed.json",
+    }
 
 
 def test_packed_rows_hold_every_paragraph_and_nothing_else(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""The examples of several processes resume on fewer of them as if nothing had happened."""
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from support.documents.example_scripts import EXAMPLES, loaded
+
+pytestmark = pytest.mark.third_party
+
+LINE = re.compile(r"step (\d+): loss ([\d.]+), batch (\w+)\n")
+
+
+class Step(NamedTuple):
+    """What a program prints about a step."""
+
+    loss: float
+    batch: str
+
+
+def run(command: list[str], kill_at: int | None = None) -> tuple[dict[int, Step], int]:
+    """Runs a program and all that it starts, until it ends or has reported a step.
+
+    Returns:
+        The steps that it reported, and the step that it resumed at, 0 if at none.
+    """
+    steps, resumed_at = {}, 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            for line in process.stdout or ():
+                if resumes := re.fullmatch(r"Resumes from the checkpoint of step (\d+)\.\n", line):
+                    resumed_at = int(resumes[1])
+                elif step := LINE.fullmatch(line):
+                    steps[int(step[1])] = Step(float(step[2]), step[3])
+                if kill_at in steps:
+                    break
+        finally:
+            if kill_at is not None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == (0 if kill_at is None else -signal.SIGKILL)
+    return steps, resumed_at
+
+
+@pytest.mark.parametrize(
+    ("script", "processes", "steps", "kill_at"),
+    [("multihost.py", (4, 2), 60, 40), ("pretrain_text.py", (2, 1), 16, 11)],
+)
+def test_fewer_processes_resume_with_the_batches_that_would_have_come(
+    script: str, processes: tuple[int, int], steps: int, kill_at: int, tmp_path: Path
+) -> None:
+    """A group is killed, and a smaller one resumes: each global batch and each loss is that of an undisturbed run."""
+    arguments = [sys.executable, str(EXAMPLES / script), f"--steps={steps}", "--checkpoint_every=4"]
+
+    def command(count: int, folder: str) -> list[str]:
+        return [*arguments, f"--processes={count}", f"--output={tmp_path / folder}"]
+
+    if script == "pretrain_text.py":
+        (tmp_path / "whole").mkdir()
+        (tmp_path / "killed").mkdir()
+        (tmp_path / "killed/tokens").symlink_to(tmp_path / "whole/tokens")  # written once
+    whole, _ = run(command(processes[0], "whole"))
+    killed, _ = run(command(processes[0], "killed"), kill_at)
+    resumed, resumed_at = run(command(processes[1], "killed"))
+
+    assert max(whole) == steps
+    assert 0 < resumed_at <= kill_at
+    assert killed.keys() | resumed.keys() == whole.keys()
+    for number, step in [*killed.items(), *resumed.items()]:
+        assert step.batch == whole[number].batch
+        assert math.isclose(step.loss, whole[number].loss, rel_tol=1e-3)
+
+
+def test_a_token_is_predicted_from_those_before_it_in_its_own_document() -> None:
+    """Other tokens of its document that come later, and other documents in the row, change nothing."""
+    with loaded("pretrain_text") as example:
+        length = example.ROW_LENGTH
+        model = example.Transformer(nnx.Rngs(0))
+    ends = [200, 350, length]
+    packed = {
+        "tokens_segment_ids": np.repeat([1, 2, 0], np.diff([0, *ends])),
+        "tokens_positions": np.concatenate([np.arange(count) for count in np.diff([0, *ends])]),
+    }
+    tokens = np.random.default_rng(0).integers(0, example.VOCABULARY, length)
+
+    def logits(tokens: np.ndarray) -> np.ndarray:
+        batch = {name: jnp.asarray(leaf[None]) for name, leaf in {**packed, "tokens": tokens}.items()}
+        return np.asarray(model(batch)[0])
+
+    changed = tokens.copy()
+    changed[[5, 300]] ^= 1
+    is_other = (logits(changed) != logits(tokens)).any(axis=1)
+    assert is_other[5:200].any()
+    assert is_other[300:350].any()
+    assert not is_other[:5].any()
+    assert not is_other[200:300].any()
+    assert not is_other[350:].any()
