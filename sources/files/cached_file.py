@@ -76,7 +76,7 @@ class CopiedFile(Generic[RecordT]):
         """Returns the file of records, whose copy stays until `_end`."""
         with self._lock:
             opened = self._opened
-            if self._users == 0 and opened is not None and not opened.copy.use():
+            if self._users == 0 and opened is not None and not opened.copy.reacquire():
                 self._close()
                 opened = None
             if opened is None:
@@ -94,7 +94,7 @@ class CopiedFile(Generic[RecordT]):
         open_file = self._open_file()
         if open_file is None:
             raise ReferenceError("The source that this file belongs to is gone.")
-        copy = self._cache.copy_of(self._url, self._identity)
+        copy = self._cache.acquire(self._url, self._identity)
         try:
             return _Opened(copy, open_file(self._url, copy.path))
         except BaseException:

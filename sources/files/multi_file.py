@@ -221,7 +221,7 @@ class Files(Pictured, Closing, Generic[FileT]):
         if self._cache is None or not is_url(path):
             yield path
             return
-        copy = self._cache.copy_of(path, self._identities[path])
+        copy = self._cache.acquire(path, self._identities[path])
         try:
             yield copy.path
         finally:

@@ -167,7 +167,7 @@ def whole_spans(finish: Callable[[], list[bytes]], wanted: list[int], places: Sp
     try:
         spans = finish()
     except SpanReadError as error:
-        raise places.error(error.place, str(error)) from error
+        raise places.error(error.span, str(error)) from error
     except OSError as error:
         raise places.error(
             0, f"reading failed here or at one of the other {len(places.keys) - 1} records that were asked for: {error}"

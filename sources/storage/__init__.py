@@ -1,1 +1,1 @@
-"""Where the bytes of files are: paths, disks, buckets, what is kept of them here, and how many files are open."""
+"""Files as bytes: paths and URLs, disks and object stores, indices and caches."""

@@ -1,7 +1,7 @@
-"""Credentials for object stores, as the tools of each cloud leave them, where obstore does not find them itself.
+"""Credentials for object stores that obstore does not find itself.
 
-obstore reads environment variables, Google's default credentials, and the instance metadata of machines in a cloud. It
-reads no profiles of AWS, and knows no anonymous access: without credentials, it waits for instance metadata.
+obstore reads environment variables, Google's default credentials, and the instance metadata of cloud machines. It does
+not read AWS profiles, and without credentials it waits for instance metadata instead of accessing a store anonymously.
 """
 
 import configparser
@@ -15,7 +15,7 @@ _FIELDS = {
     "aws_session_token": "session_token",
     "region": "region",
 }
-"""The names in profiles, and those of obstore."""
+"""Options of obstore by their names in AWS profiles."""
 
 _SOURCES = {
     "AWS_ACCESS_KEY_ID",
@@ -23,7 +23,7 @@ _SOURCES = {
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 }
-"""Environment variables of which obstore knows what to do."""
+"""Environment variables with AWS credentials that obstore reads."""
 
 _AZURE_SOURCES = {
     "AZURE_STORAGE_ACCOUNT_KEY",
@@ -35,13 +35,13 @@ _AZURE_SOURCES = {
     "AZURE_FEDERATED_TOKEN_FILE",
     "AZURE_USE_AZURE_CLI",
 }
-"""The same for Azure."""
+"""Environment variables with Azure credentials that obstore reads."""
 
 _REGION_SECONDS = 10.0
 
 
 def s3_options(bucket: str) -> dict[str, Any]:
-    """Returns the options of a client for a bucket of S3, or of a store with its interface at `$AWS_ENDPOINT_URL`."""
+    """Returns the options of a client for a bucket of S3, or of a compatible store at `$AWS_ENDPOINT_URL`."""
     options: dict[str, Any] = {}
     is_named = "AWS_PROFILE" in os.environ
     if is_named or not _SOURCES & os.environ.keys():
@@ -61,8 +61,8 @@ def gcs_options() -> dict[str, Any]:
         return {"base_url": emulator if "://" in emulator else f"http://{emulator}", "skip_signature": True}
     given = {"GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"}
     default = Path("~/.config/gcloud/application_default_credentials.json").expanduser()
-    has_any = given & os.environ.keys() or "GOOGLE_SERVICE_ACCOUNT_KEY" in os.environ or default.exists()
-    return {} if has_any or _runs_on("Google") else {"skip_signature": True}
+    has_credentials = given & os.environ.keys() or "GOOGLE_SERVICE_ACCOUNT_KEY" in os.environ or default.exists()
+    return {} if has_credentials or _runs_on("Google") else {"skip_signature": True}
 
 
 def azure_options() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def azure_options() -> dict[str, Any]:
 
 
 def _profile() -> dict[str, str]:
-    """Returns the options that a profile of AWS has, `$AWS_PROFILE` or the default one."""
+    """Returns the options in the AWS profile `$AWS_PROFILE`, or in the default profile."""
     name = os.environ.get("AWS_PROFILE", "default")
     found: dict[str, str] = {}
     for variable, path, section in (
@@ -88,7 +88,7 @@ def _profile() -> dict[str, str]:
 
 
 def _runs_on(vendor: str) -> bool:
-    """Returns True if this machine is one of a cloud, which has instance metadata."""
+    """Returns True if this machine belongs to a cloud, and so has instance metadata."""
     for name in ("sys_vendor", "product_name", "bios_vendor"):
         try:
             if vendor in Path("/sys/devices/virtual/dmi/id", name).read_text(encoding="utf-8"):
@@ -99,8 +99,8 @@ def _runs_on(vendor: str) -> bool:
 
 
 def _region_of(bucket: str) -> str:
-    """Returns the region of a bucket, which S3 tells anybody."""
-    import urllib.error  # noqa: PLC0415  (takes its time)
+    """Returns the region of a bucket, which S3 reports without credentials."""
+    import urllib.error  # noqa: PLC0415  (lazy: it takes long to import)
     import urllib.request  # noqa: PLC0415
 
     request = urllib.request.Request(f"https://s3.amazonaws.com/{bucket}", method="HEAD")

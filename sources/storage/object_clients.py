@@ -1,8 +1,8 @@
-"""Clients of object stores: what obstore is told of each store, and how it retries.
+"""Clients of object stores: the configuration of obstore.
 
 Guarantees:
-    - obstore is imported, and its threads start, in the process that reads, when it reads.
-    - A process that was forked after that gets an error: obstore would wait there forever.
+    - obstore is imported, and its threads start, only in a process that reads from a store, when it first reads.
+    - A process that was forked afterwards gets an error, because obstore would wait forever there.
 """
 
 import functools
@@ -15,60 +15,63 @@ from millstream.sources.storage.credentials import azure_options, gcs_options, s
 from millstream.sources.storage.urls import Url, without_secrets
 
 ATTEMPTS = 8
-"""How often a request is made that the store or the network fails."""
+"""Number of attempts if the store or the network fails."""
 
 FIRST_DELAY_SECONDS = 0.25
-"""The wait before the second attempt; each further wait is twice as long, with some chance in it."""
+"""Delay before the second attempt. Each further delay is twice as long, with jitter."""
 
 LONGEST_DELAY_SECONDS = 8.0
 
 CONNECT_SECONDS = 10.0
 
 SILENCE_SECONDS = 20.0
-"""When a connection that nothing comes from is given up.
+"""Time without any bytes after which a connection is given up, and the request is repeated.
 
-Without it, requests on connections that died unnoticed would keep all others waiting.
+Otherwise requests on broken connections would block all others.
 """
 
-_REQUEST_SECONDS = 120.0
-"""How long a request may take with all its attempts, and each attempt."""
+REQUEST_SECONDS = 120.0
+"""Limit of an attempt, and of the time in which attempts begin."""
 
 _MAX_STORES = 256
-"""How many clients are kept: one for each bucket or host, and one for each signed URL."""
+"""Limit of the cached clients, one per bucket, host or signed URL."""
 
 forked = threading.Event()
-"""Set in processes that were forked after obstore had been used."""
+"""Set in processes that were forked after obstore was used."""
 
 
 def path_of(url: str, parsed: Url) -> str:
-    """Returns the path of an object as obstore wants it.
+    """Returns the path of an object in obstore's form.
 
     Raises:
-        DataSourceError: obstore cannot ask for it.
+        DataSourceError: obstore does not support the path.
     """
     path = parsed.key.strip("/")
     if any(part in {"", ".", ".."} for part in path.split("/")):
-        raise DataSourceError(f"{url!r} cannot be read: its path has an empty part, `.` or `..`. Rename the object.")
+        raise DataSourceError(f"Cannot read {url!r}: its path has an empty part, `.` or `..`. Rename the object.")
     return path
 
 
 def store_of(url: str, parsed: Url, *, attempts: int | None = None) -> Any:
-    """Returns obstore's client of the store that an object is in."""
+    """Returns the client of the store that contains an object.
+
+    Raises:
+        DataSourceError: this process was forked after obstore was used, or the store is not configured.
+    """
     if forked.is_set():
         raise DataSourceError(
-            f"{url!r} cannot be read in this process: it was forked after its parent had read from a store, and the "
+            f"Cannot read {url!r} in this process: it was forked after its parent had read from a store, and the "
             "connections of the parent do not work here. Use worker_count, or start processes by 'spawn' or "
             "'forkserver'."
         )
     try:
-        return opened_store(parsed.scheme, parsed.root, ATTEMPTS if attempts is None else attempts)
+        return open_store(parsed.scheme, parsed.root, ATTEMPTS if attempts is None else attempts)
     except exceptions().BaseError as error:
-        words = without_secrets(str(error).partition("\n\n")[0])
-        raise DataSourceError(f"{url!r} cannot be read, because its store is not configured: {words}.") from None
+        raise DataSourceError(f"Cannot read {url!r}: its store is not configured: {first_line(error)}.") from None
 
 
 @functools.lru_cache(maxsize=_MAX_STORES)
-def opened_store(scheme: str, root: str, attempts: int) -> Any:
+def open_store(scheme: str, root: str, attempts: int) -> Any:
     """Returns the client of a bucket or host."""
     stores = obstore().store
     options = {"client_options": _client_options(is_secure=scheme == "https"), "retry_config": _retry_options(attempts)}
@@ -82,17 +85,17 @@ def opened_store(scheme: str, root: str, attempts: int) -> Any:
 
 
 def _client_options(*, is_secure: bool) -> dict[str, Any]:
-    """Returns the options of connections; those of https are never redirected to http."""
+    """Returns the options of connections. Those of https never follow a redirect to http."""
     return {
         "allow_http": not is_secure,
         "connect_timeout": f"{CONNECT_SECONDS * 1000:.0f}ms",
         "read_timeout": f"{SILENCE_SECONDS * 1000:.0f}ms",
-        "timeout": f"{_REQUEST_SECONDS * 1000:.0f}ms",
+        "timeout": f"{REQUEST_SECONDS * 1000:.0f}ms",
     }
 
 
 def _retry_options(attempts: int) -> dict[str, Any]:
-    import datetime as dt  # noqa: PLC0415  (only readers of stores need it)
+    import datetime as dt  # noqa: PLC0415  (lazy: only readers of stores need it)
 
     return {
         "max_retries": attempts - 1,
@@ -101,23 +104,30 @@ def _retry_options(attempts: int) -> dict[str, Any]:
             "max_backoff": dt.timedelta(seconds=LONGEST_DELAY_SECONDS),
             "base": 2,
         },
-        "retry_timeout": dt.timedelta(seconds=_REQUEST_SECONDS),
+        "retry_timeout": dt.timedelta(seconds=REQUEST_SECONDS),
     }
 
 
+def first_line(error: Exception) -> str:
+    """Returns the message of an error of obstore without secrets, and without the structures that it appends."""
+    return without_secrets(str(error).partition("\n\n")[0]).strip()
+
+
 def exceptions() -> Any:
-    """Returns the module of the errors of obstore."""
+    """Returns the module of obstore's exceptions."""
     return obstore().exceptions
 
 
 @functools.cache
 def obstore() -> Any:
-    """Returns obstore, imported when it is needed first."""
+    """Imports obstore."""
     try:
         import obstore as library  # noqa: PLC0415
         import obstore.exceptions  # noqa: PLC0415
         import obstore.store  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError("To read from gs://, s3:// and http://, pip install 'millstream[remote]'.") from error
+        raise ImportError(
+            "Cannot read from gs://, s3://, az:// and http:// without obstore: pip install 'millstream[remote]'."
+        ) from error
     os.register_at_fork(after_in_child=forked.set)
     return library

@@ -1,44 +1,47 @@
 """Concurrent range reads from remote object stores, through obstore.
 
-obstore reads Google Cloud Storage, S3 and HTTP alike. It retries what fails for a while, follows redirects, and returns
-the size and the version of an object with each answer. Its requests are coroutines, which one thread of this process
-runs for all others.
+obstore reads Google Cloud Storage, S3, Azure and HTTP. It repeats failed requests, follows redirects, and returns the
+size and the version of an object with each response. Its blocking calls run in threads: its coroutines take 2.5 times
+the CPU time, and its merging of near ranges does not report the version.
 
 Guarantees:
     - Every wait has a limit.
-    - No error shows what signs a URL, nor the user and the password in it.
+    - No error shows the signature of a URL, nor the user and password in it.
 """
 
-import asyncio
 import atexit
-import contextlib
 import errno
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 from millstream.errors import DataSourceError
+from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources.storage import object_clients
-from millstream.sources.storage.object_clients import exceptions, obstore, path_of, store_of
-from millstream.sources.storage.urls import Url, without_secrets
+from millstream.sources.storage.object_clients import exceptions, first_line, obstore, path_of, store_of
+from millstream.sources.storage.urls import Url
 
 if TYPE_CHECKING:
-    import concurrent.futures
+    from concurrent.futures import Future
 
-REQUESTS_AT_ONCE = 128
-"""The number of requests of this process that are in flight at one time."""
+MAX_CONCURRENT_REQUESTS = 128
+"""Limit of the requests of this process that are in flight, and of the threads that make them."""
 
 STALL_SECONDS = 60.0
-"""How long an answer may take, with all attempts; and a second more for each `SLOWEST_BYTES_PER_SECOND`."""
-
-STALLS = 2
-"""How often a request is made that is not answered."""
+"""Limit of a wait for another process that copies an object, in addition to the time for its bytes."""
 
 SLOWEST_BYTES_PER_SECOND = 1 << 20
 
 FIRST_BYTES = 4 << 20
-"""The number of bytes that are requested of an object whose size is not known; the rest is another request."""
+"""Bytes of the first request for an object of unknown size. If it is larger, a second request reads the remainder."""
+
+_MAX_BROKEN_RESPONSES = 2
+"""Number of responses that may break off before a request fails. obstore resumes each of them several times."""
+
+_EXIT_SECONDS = 5.0
+"""Time that requests in flight have to end when the process exits."""
 
 T = TypeVar("T")
 
@@ -49,11 +52,11 @@ class BeyondEndError(OSError):
 
 
 class ObjectState(NamedTuple):
-    """An object as it is now.
+    """The current state of an object.
 
     Attributes:
-        size: in bytes.
-        version: the name of its content in the store; empty if the store has none.
+        size: the size in bytes.
+        version: the store's name for its content; empty if the store has none.
     """
 
     size: int
@@ -65,47 +68,40 @@ class RangeRequests:
     """Ranges of one object, all requested together.
 
     Args:
-        url: the name of the object.
-        ranges: where each begins and ends, in bytes; the end is after the beginning.
+        url: the URL of the object.
+        ranges: the start and the end of each range, in bytes; no range is empty.
     """
 
     def __init__(self, url: str, ranges: Sequence[tuple[int, int]]) -> None:
         self._url = url
         self._ranges = ranges
         parsed = Url.of(url)
-        self._ask = functools.partial(_ask, _fetched, store_of(url, parsed), path_of(url, parsed))
-        self._futures: list[concurrent.futures.Future[Any] | None] = [self._ask(*place) for place in ranges]
-        self._answers: dict[int, tuple[bytes, bytes]] = {}
+        store, path = store_of(url, parsed), path_of(url, parsed)
+        self._futures = [_threads().submit(_fetch, store, path, start, stop) for start, stop in ranges]
 
     def result(self, number: int) -> tuple[bytes, bytes]:
-        """Returns the bytes of a range, and the version of the object that they are of; empty if it has none.
+        """Returns the bytes of a range, and the version of the object that they belong to; empty if it has none.
 
         Raises:
             BeyondEndError: the object ends before the range does.
-            FileNotFoundError, PermissionError: there is no such object, or it may not be read.
-            DataSourceError: the store fails, or does not answer.
+            FileNotFoundError, PermissionError: the object does not exist, or may not be read.
+            DataSourceError: the store fails, or does not respond.
         """
-        if number in self._answers:
-            return self._answers[number]
         start, stop = self._ranges[number]
-        seconds = STALL_SECONDS + (stop - start) / SLOWEST_BYTES_PER_SECOND
-        future = self._futures[number] or self._ask(start, stop)
         try:
-            content, meta = _waited(future, self._url, seconds, lambda: self._ask(start, stop))
+            content, meta = _wait_for(self._futures[number], self._url, stop - start)
         except exceptions().GenericError as error:
-            # A range after the end may be any error: one request tells whether the object has become shorter.
-            if _has_fewer_bytes(self._url, stop):
+            # Stores report a range beyond the end by different errors. The current size tells.
+            if _is_shorter(self._url, stop):
                 raise BeyondEndError from None
-            raise _error(self._url, error) from None
-        self._futures[number] = None
-        self._answers[number] = bytes(content), _version(meta)
-        if len(self._answers[number][0]) < stop - start:
+            raise _error_for(self._url, error) from None
+        if len(content) < stop - start:
             raise BeyondEndError
-        return self._answers[number]
+        return content, _version_of(meta)
 
     def cancel(self) -> None:
-        """Gives up what is not answered yet."""
-        for future in filter(None, self._futures):
+        """Cancels the requests that have not been sent."""
+        for future in self._futures:
             future.cancel()
 
 
@@ -114,217 +110,232 @@ class WholeObjects:
     """The contents of objects of any size, all requested together.
 
     Args:
-        urls: the names of the objects.
+        urls: the URLs of the objects.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
-        named = [(url, Url.of(url)) for url in urls]
-        self._asks = [
-            functools.partial(_ask, _fetched, store_of(*name), path_of(*name), 0, FIRST_BYTES) for name in named
-        ]
-        self._futures = [ask() for ask in self._asks]
+        parsed = [(url, Url.of(url)) for url in urls]
+        objects = [(store_of(*name), path_of(*name)) for name in parsed]
+        self._futures = [_threads().submit(_fetch, store, path, 0, FIRST_BYTES) for store, path in objects]
 
     def result(self, number: int) -> bytes:
         """Returns the content of an object.
 
         Raises:
-            OSError: as `RangeRequests.result`.
+            OSError: as for `RangeRequests.result`.
         """
         url = self._urls[number]
         try:
-            content, meta = _waited(
-                self._futures[number], url, STALL_SECONDS + FIRST_BYTES / SLOWEST_BYTES_PER_SECOND, self._asks[number]
-            )
+            beginning, meta = _wait_for(self._futures[number], url, FIRST_BYTES)
         except exceptions().GenericError as error:
             # An empty object has no first bytes.
-            if _headers_of(url).size == 0:
+            if _head(url).size == 0:
                 return b""
-            raise _error(url, error) from None
-        beginning, size = bytes(content), meta["size"]
+            raise _error_for(url, error) from None
+        size: int = meta["size"]
         if size <= len(beginning):
             return beginning
-        rest, version = RangeRequests(url, [(len(beginning), size)]).result(0)
-        if version != _version(meta):
-            raise DataSourceError(f"{url!r} was replaced while it was being read. Read it again.")
-        return beginning + rest
+        remainder, version = RangeRequests(url, [(len(beginning), size)]).result(0)
+        if version != _version_of(meta):
+            raise DataSourceError(f"{url!r} changed while it was read. Read it again.")
+        return beginning + remainder
 
     def cancel(self) -> None:
-        """Cancels the requests that are not answered yet."""
+        """Cancels the requests that have not been sent."""
         for future in self._futures:
             future.cancel()
 
 
 def state_of(url: str) -> ObjectState:
-    """Returns the size and the version of an object, by one request.
+    """Returns the size and the version of an object, with one request.
 
-    That is one for its first byte, because servers that sign URLs may allow no other method. Only if it fails, as for
-    an empty object, the object's headers are requested.
+    The request is for the first byte, because servers of signed URLs may allow no other method. If it fails, as for an
+    empty object, a second request is for the headers.
 
     Raises:
-        OSError: as `RangeRequests.result`.
+        OSError: as for `RangeRequests.result`.
     """
     parsed = Url.of(url)
-    path = path_of(url, parsed)
-    store = store_of(url, parsed)
     try:
-        _, meta = _asked(url, _fetched, store, path, 0, 1)
+        _, meta = _request(url, _fetch, store_of(url, parsed), path_of(url, parsed), 0, 1)
     except (exceptions().GenericError, exceptions().NotSupportedError) as error:
         try:
-            state = _headers_of(url)
+            state = _head(url)
         except OSError:
-            raise _error(url, error) from None
+            raise _error_for(url, error) from None
         if state.size and isinstance(error, exceptions().NotSupportedError):
             raise DataSourceError(
-                f"{url!r} cannot be read at random: its server sends whole files only. Download it, or put it where "
-                "ranges are served."
+                f"Cannot read {url!r} at random: its server sends only whole files. Download it, or move it to a "
+                "server that supports ranges."
             ) from None
         return state
-    return ObjectState(meta["size"], _version(meta))
+    return ObjectState(meta["size"], _version_of(meta))
 
 
-def keys_within(beginning: Url) -> list[str]:
-    """Returns the names of all objects of a bucket that begin as this one does, whose key may be empty.
+def list_keys(prefix: Url) -> list[str]:
+    """Returns the keys of all objects of a bucket that begin with that of `prefix`, which may be empty.
 
     Raises:
-        OSError: the store does not list them.
+        OSError: the store cannot list them.
     """
-    url = f"{beginning.scheme}://{beginning.root}/{beginning.key}"
-    # Stores list whole folders, so the last part of the name is compared here.
-    folder = beginning.key.rpartition("/")[0]
+    url = f"{prefix.scheme}://{prefix.root}/{prefix.key}"
+    # Stores list whole folders, so the last part of the prefix is compared here.
+    folder = prefix.key.rpartition("/")[0]
     try:
-        keys: list[str] = _asked(url, _listed, store_of(url, beginning), folder)
+        keys: list[str] = _request(url, _list, store_of(url, prefix), folder)
     except exceptions().BaseError as error:
-        raise _error(url, error) from None
-    return [key for key in keys if key.startswith(beginning.key)]
+        raise _error_for(url, error) from None
+    return [key for key in keys if key.startswith(prefix.key)]
 
 
-async def _fetched(store: Any, path: str, start: int, stop: int) -> tuple[Any, Any]:
-    """Returns the bytes of a range, and what the store says of their object."""
-    async with _slots():
-        for _ in range(STALLS - 1):
-            answer = await obstore().get_async(store, path, options={"range": (start, stop)})
-            # An answer that breaks off is resumed where it did, until that has failed too often.
-            with contextlib.suppress(exceptions().GenericError):
-                return await answer.bytes_async(), answer.meta
-        answer = await obstore().get_async(store, path, options={"range": (start, stop)})
-        return await answer.bytes_async(), answer.meta
+def _fetch(store: Any, path: str, start: int, stop: int) -> tuple[bytes, Any]:
+    """Returns the bytes of a range, and the metadata of the object."""
+    for remaining in reversed(range(_MAX_BROKEN_RESPONSES)):
+        response = obstore().get(store, path, options={"range": (start, stop)})
+        try:
+            return bytes(response.bytes()), response.meta
+        except exceptions().GenericError:
+            if not remaining:
+                raise
+    raise AssertionError("No request was made.")
 
 
-async def _head(store: Any, path: str) -> Any:
-    async with _slots():
-        return await obstore().head_async(store, path)
+def _list(store: Any, folder: str) -> list[str]:
+    return [meta["path"] for page in obstore().list(store, prefix=folder or None) for meta in page]
 
 
-async def _listed(store: Any, folder: str) -> list[str]:
-    return [meta["path"] async for some in obstore().list(store, prefix=folder or None) for meta in some]
-
-
-def _headers_of(url: str) -> ObjectState:
-    """Returns the size and the version of an object by its headers, without any further attempt.
+def _head(url: str) -> ObjectState:
+    """Returns the size and the version of an object from its headers, with a single attempt.
 
     Raises:
-        OSError: as `RangeRequests.result`.
+        OSError: as for `RangeRequests.result`.
     """
     parsed = Url.of(url)
     try:
-        meta = _asked(url, _head, store_of(url, parsed, attempts=1), path_of(url, parsed))
+        meta = _request(url, obstore().head, store_of(url, parsed, attempts=1), path_of(url, parsed))
     except exceptions().BaseError as error:
-        raise _error(url, error) from None
-    return ObjectState(meta["size"], _version(meta))
+        raise _error_for(url, error) from None
+    return ObjectState(meta["size"], _version_of(meta))
 
 
-def _has_fewer_bytes(url: str, stop: int) -> bool:
+def _is_shorter(url: str, stop: int) -> bool:
     try:
-        return _headers_of(url).size < stop
+        return _head(url).size < stop
     except FileNotFoundError:
         raise
     except OSError:
         return False
 
 
-def _version(meta: Any) -> bytes:
-    """Returns the version that a store gives: a generation, or a strong ETag."""
+def _version_of(meta: Any) -> bytes:
+    """Returns the version of an object: a generation, or a strong ETag."""
     if meta["version"]:
         return str(meta["version"]).encode()
     etag = meta["e_tag"]
     return etag.encode() if etag and not etag.startswith("W/") else b""
 
 
-def _asked(url: str, request: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
-    """Returns the answer to a request, which is made again if there is none in time."""
-    ask = functools.partial(_ask, request, *arguments)
-    return _waited(ask(), url, STALL_SECONDS, ask)
+def _request(url: str, request: Callable[..., T], *arguments: Any) -> T:
+    future: Future[T] = _threads().submit(request, *arguments)
+    return _wait_for(future, url, 0)
 
 
-def _ask(request: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> "concurrent.futures.Future[T]":
-    """Makes a request, and returns the future of its answer."""
-    return asyncio.run_coroutine_threadsafe(request(*arguments), _loop())
-
-
-def _waited(
-    future: "concurrent.futures.Future[T]",
-    url: str,
-    seconds: float,
-    ask_again: Callable[[], "concurrent.futures.Future[T]"],
-) -> T:
-    """Returns the answer to a request; errors of obstore that have no class of Python's own are raised as they are.
+def _wait_for(future: "Future[T]", url: str, num_bytes: int) -> T:
+    """Returns the result of a request. Errors of obstore that are not about existence or permission are raised as is.
 
     Raises:
-        FileNotFoundError, PermissionError: there is no such object, or it may not be read.
-        DataSourceError: there was no answer in time.
+        FileNotFoundError, PermissionError: the object does not exist, or may not be read.
+        DataSourceError: there was no response in time.
     """
-    for stall in range(STALLS):
-        try:
-            return future.result(seconds)
-        except TimeoutError:
-            future.cancel()
-            if stall + 1 < STALLS:
-                future = ask_again()
-        except (FileNotFoundError, exceptions().PermissionDeniedError, exceptions().UnauthenticatedError) as error:
-            # Not from the library's own error, which shows the query.
-            raise _error(url, error) from None
-    raise DataSourceError(
-        f"Timed out reading {url!r}: the store has not answered {STALLS} times within {seconds:.0f} seconds. Check the "
-        "network and the store, then try again."
-    )
+    # obstore's own limits end every request earlier, unless something is broken in this process.
+    seconds = 2 * object_clients.REQUEST_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        future.cancel()
+        raise DataSourceError(
+            f"Timed out reading {url!r}: no response within {seconds:.0f} seconds. Check the network and the store, "
+            "then try again."
+        ) from None
+    except (FileNotFoundError, exceptions().PermissionDeniedError, exceptions().UnauthenticatedError) as error:
+        # `from None`, because the error of obstore shows the query.
+        raise _error_for(url, error) from None
 
 
-def _error(url: str, error: Exception) -> OSError:
-    """Returns the error of Python's or of ours that an error of obstore means."""
+def _error_for(url: str, error: Exception) -> OSError:
+    """Returns the error of Python or of this library for an error of obstore."""
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "The store has no such object", url)
-    # After the first paragraph there are its structures.
-    words = without_secrets(str(error).partition("\n\n")[0]).strip()
+    message = first_line(error)
     if isinstance(error, exceptions().PermissionDeniedError | exceptions().UnauthenticatedError):
         return PermissionError(
             errno.EACCES,
-            f"The store refuses it ({words}). Check the credentials of this process: for gs://, `gcloud auth "
+            f"The store refuses access ({message}). Check the credentials of this process: for gs://, `gcloud auth "
             "application-default login` or $GOOGLE_APPLICATION_CREDENTIALS; for s3://, $AWS_PROFILE or "
             "$AWS_ACCESS_KEY_ID and $AWS_SECRET_ACCESS_KEY",
             url,
         )
-    return DataSourceError(f"{url!r} cannot be read: {words}.")
+    return DataSourceError(f"Cannot read {url!r}: {message}.")
+
+
+@final
+class _RequestThreads:
+    """Threads that make requests. They are started as needed, up to `MAX_CONCURRENT_REQUESTS`.
+
+    Unlike those of a `ThreadPoolExecutor`, they do not delay the exit of the process until all requests are answered.
+    """
+
+    def __init__(self) -> None:
+        import queue  # noqa: PLC0415  (lazy: only readers of stores need it)
+        from concurrent.futures import Future  # noqa: PLC0415
+
+        self._new_future = Future[Any]
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._queue = queue.SimpleQueue()
+        self._lock = SignalSafeLock(threading.RLock())
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
+        atexit.register(self._stop)
+
+    def submit(self, request: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Makes a request in one of the threads, and returns the future of its response."""
+        future = self._new_future()
+        self._queue.put((future, request, arguments))
+        with self._lock:
+            self._unfinished += 1
+            if self._unfinished > len(self._threads) < MAX_CONCURRENT_REQUESTS:
+                thread = threading.Thread(target=self._run, name="object-stores", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        return future
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            future, request, arguments = work
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(request(*arguments))
+                except BaseException as error:  # noqa: BLE001  (raised by `result`)
+                    future.set_exception(error)
+            del work, future, request, arguments  # An idle thread must not keep the bytes of its last response.
+            with self._lock:
+                self._unfinished -= 1
+
+    def _stop(self) -> None:
+        """Waits for the requests in flight: a response after the end of the interpreter could crash it."""
+        if object_clients.forked.is_set():
+            return
+        while not self._queue.empty():
+            if (work := self._queue.get()) is not None:
+                work[0].cancel()
+        deadline = time.monotonic() + _EXIT_SECONDS
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 @functools.cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Returns the event loop that the requests of this process run in, in a thread until the process ends."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="object-stores", daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        if not object_clients.forked.is_set():
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(STALL_SECONDS)
-
-    # Answers that come after the interpreter has ended would crash it.
-    atexit.register(stop)
-    return loop
-
-
-@functools.cache
-def _slots() -> asyncio.Semaphore:
-    """Returns what bounds the number of requests in flight."""
-    return asyncio.Semaphore(REQUESTS_AT_ONCE)
+def _threads() -> _RequestThreads:
+    return _RequestThreads()

@@ -1,4 +1,4 @@
-"""Which files, and which of their records, a user's paths mean."""
+"""The files, and the ranges of their records, that the paths of a user select."""
 
 import contextlib
 import dataclasses
@@ -18,17 +18,17 @@ from millstream.sources.storage.urls import Url, canonical, is_url, matching, wi
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _MAGIC = re.compile(r"[*?[]")
 _BROKEN_URL = re.compile(r"(gs|s3|az|https?):/[^/]")
-"""What `pathlib` makes of a URL."""
+"""The form of a URL after a conversion by `pathlib`."""
 
 RECORD_LIMIT = (1 << 63) - 1
-"""No file or source has more records than this: their numbers are int64."""
+"""Limit of the number of records of a file or source, because record keys are int64."""
 
 
 @runtime_checkable
 class FileInstruction(Protocol):
-    """Some records of one file, as TensorFlow Datasets describes them: `take` records after the first `skip`.
+    """A range of records of one file, as in TensorFlow Datasets: `take` records after the first `skip`.
 
-    A `take` of -1 takes all that remain.
+    A `take` of -1 selects all remaining records.
     """
 
     filename: str
@@ -41,9 +41,9 @@ class FilePart:
     """The records [start, stop) of one file.
 
     Attributes:
-        path: the file, absolute, with `~` expanded; or a URL.
-        start: the number of the first record in the file, from 0.
-        stop: the number after the last one, or None for the end of the file.
+        path: the absolute path of the file, with `~` expanded; or a URL.
+        start: the index of the first record.
+        stop: the index after the last record; None for the end of the file.
     """
 
     path: str
@@ -60,16 +60,17 @@ class FilePart:
 
 
 class FileIdentity(NamedTuple):
-    """Which file it is, and in which state: while none of these change, neither does the content.
+    """The identity and state of a file. If none of it changes, the content is the same.
 
     Attributes:
-        device: the number of its device.
-        inode: its number there.
-        size: in bytes.
-        modified: when it was last written to, in nanoseconds; for an object, a digest of the version.
-        version: what the store of an object calls its state; empty for a local file.
-        changed: when it, its name or its rights last changed, in nanoseconds (ctime): no program can set this back.
-        owner: the user that it belongs to.
+        device: the number of the device.
+        inode: the number of the file on the device.
+        size: the size in bytes.
+        modified: the time of the last write, in nanoseconds; for an object, a digest of the version.
+        version: the store's name for the version of an object; empty for a local file.
+        changed: the time of the last change of content, name or permissions, in nanoseconds (ctime). No program can
+            reset it.
+        owner: the user ID of the owner.
     """
 
     device: int
@@ -82,31 +83,35 @@ class FileIdentity(NamedTuple):
 
     @property
     def content_state(self) -> tuple[int, ...] | bytes:
-        """What differs for other content. The number of a device is left out: hosts that share a disk number it."""
+        """A value that differs for other content. The device is omitted, because hosts number disks differently."""
         return self.version or (self.inode, self.size, self.modified, self.changed)
 
     @property
     def last_written(self) -> str:
-        """When it was last written to, in words."""
+        """The time of the last write, as text."""
         return str(dt.datetime.fromtimestamp(self.modified / 1e9, tz=dt.UTC))
 
     @classmethod
     def of(cls, path: str) -> "FileIdentity":
-        """Returns the identity of the file that is now at the path.
+        """Returns the identity of the file at a path.
 
         Raises:
-            OSError: it cannot be found.
+            OSError: it does not exist.
         """
         return cls._of_status(os.stat(path))  # noqa: PTH116  (the path is a string throughout)
 
     @classmethod
     def of_regular_file(cls, path: str, kind: str) -> "FileIdentity":
-        """Returns the same; directories, pipes and devices are errors, and `kind` says which format was expected.
+        """Returns the identity of a regular file.
+
+        Args:
+            path: the file.
+            kind: the name of the expected format, for errors.
 
         Raises:
-            FileNotFoundError, PermissionError, …: it cannot be found.
+            FileNotFoundError, PermissionError, …: it does not exist, or may not be read.
             IsADirectoryError: it is a directory.
-            DataSourceError: it is a pipe, a socket or a device, which reading would wait for.
+            DataSourceError: it is a pipe, a socket or a device.
         """
         try:
             status = os.stat(path)  # noqa: PTH116
@@ -115,20 +120,20 @@ class FileIdentity(NamedTuple):
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(
                 errno.EISDIR,
-                f"{kind} sources read files: pass '{path.rstrip('/')}/*' or the like, not the directory",
+                f"{kind} sources read files. Pass a glob such as '{path.rstrip('/')}/*', not the directory",
                 path,
             )
         if not stat.S_ISREG(status.st_mode):
             raise DataSourceError(
-                f"{path!r} is a pipe, a socket or a device, not a regular file: its records cannot be read at random. "
-                "Copy it to a file."
+                f"Cannot read records of {path!r} at random: it is a pipe, a socket or a device. Copy it to a regular "
+                "file."
             )
         return cls._of_status(status)
 
     @classmethod
     def of_object(cls, size: int, version: bytes) -> "FileIdentity":
-        """Returns the identity of an object of a store."""
-        import hashlib  # noqa: PLC0415  (OpenSSL takes long to import)
+        """Returns the identity of an object in a store."""
+        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
         return cls(0, 0, size, int.from_bytes(hashlib.blake2b(version, digest_size=7).digest(), "big"), version)
 
@@ -145,31 +150,32 @@ class FileIdentity(NamedTuple):
 
 
 def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
-    """Returns the parts of files that the paths mean, in their order, absolute: a later `chdir` changes nothing.
+    """Returns the files, and ranges of records, that paths select, in their order.
 
-    Only names that could be patterns or ranges are looked up; whether the others exist is not checked.
+    The paths are made absolute, so a later `chdir` does not matter. Only names that could be globs or ranges are looked
+    up; other files need not exist.
 
     Args:
-        paths: one path, or several in an order. A path is a `str` or path-like object: a file, a pattern (`*`, `?`,
-            `[…]`, `**`; its matches come sorted), or a file followed by a range of its records, `file[10:20]`. An
-            existing file is that file, even if its name reads as a pattern or range. Instead of a path, an object with
-            the attributes `filename`, `skip` and `take` will do. A `str` may be a URL, of `gs://`, `s3://`, `http://`
-            or `https://`; those of the first two may be patterns too.
+        paths: one path, or several in an order. A path is a `str` or path-like object: a file, a glob (`*`, `?`, `[…]`,
+            `**`; its matches are sorted), or a file followed by a range of its records, `file[10:20]`. The name of an
+            existing file is never read as a glob or range. An object with the attributes `filename`, `skip` and `take`
+            is also a path. A `str` may be a URL of `gs://`, `s3://`, `az://`, `http://` or `https://`, and that of a
+            bucket may be a glob.
         kind: the name of the format, for errors.
 
     Raises:
-        FileNotFoundError: nothing matches a pattern.
-        PermissionError: the folder of a pattern may not be read.
-        TypeError: something that is not a path, or a set of paths.
-        ValueError: no paths, a range that ends before it starts, or a URL that names no object, is of another scheme,
-            or is a pattern of HTTP, whose servers have no lists.
+        FileNotFoundError: nothing matches a glob.
+        PermissionError: the folder of a glob may not be read.
+        TypeError: a path has another type, or the paths are a set.
+        ValueError: there are no paths, a range ends before it starts, or a URL names no object, has another scheme, or
+            is a glob of HTTP, whose servers do not list files.
     """
     if isinstance(paths, str | os.PathLike | FileInstruction):
         return _resolve(paths, kind)
     if isinstance(paths, set | frozenset):
         raise TypeError(
-            "paths must have an order, which is that of the records, but the order of a set differs between processes. "
-            "Pass sorted(paths)."
+            "paths must have an order, because it is the order of the records, but the order of a set differs between "
+            "processes. Pass sorted(paths)."
         )
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         raise TypeError(f"paths must be a path or a sequence of paths, got {type(paths).__name__}.")
@@ -192,7 +198,7 @@ def _resolve(path: Any, kind: str) -> list[FilePart]:
     if is_url(name):
         return _resolve_url(name, kind)
     if not isinstance(path, str) and _BROKEN_URL.match(os.fspath(path)):
-        raise ValueError("URLs must be str, because `pathlib` takes a slash out of them. Pass the str itself.")
+        raise ValueError("URLs must be str, because `pathlib` removes one of their slashes. Pass the str itself.")
     if not _MAGIC.search(name) or os.path.exists(name):  # noqa: PTH110
         return [FilePart(name)]
     if match := _RANGE.fullmatch(name):
@@ -201,7 +207,6 @@ def _resolve(path: Any, kind: str) -> list[FilePart]:
 
 
 def _resolve_url(name: str, kind: str) -> list[FilePart]:
-    """Returns the parts that a URL means."""
     match = _RANGE.fullmatch(name)
     path, start, stop = (match[1], int(match[2]), int(match[3])) if match else (name, 0, None)
     url = Url.of(path)
@@ -212,13 +217,13 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
         if "*" not in url.key:
             return [FilePart(path, start, stop)]
         raise ValueError(
-            f"HTTP servers do not list their files: pass the URLs one by one, not a pattern, got {path!r}. (A `*` "
-            "that is part of a name is `%2A`.)"
+            f"Patterns need a store that can list files, and HTTP cannot. Pass each URL, got {path!r}. (A `*` in a "
+            "name is `%2A`.)"
         )
     root = f"{url.scheme}://{url.root}/"
-    from millstream.sources.storage.object_stores import keys_within  # noqa: PLC0415  (for those who read from stores)
+    from millstream.sources.storage.object_stores import list_keys  # noqa: PLC0415  (lazy: only readers of stores need it)
 
-    keys = keys_within(url._replace(key=_MAGIC.split(url.key)[0]))
+    keys = list_keys(url._replace(key=_MAGIC.split(url.key)[0]))
     if url.key in keys:
         return [FilePart(path, start, stop)]
     matches = matching(keys, url.key)
@@ -231,24 +236,24 @@ def _absolute(name: str) -> str:
     name = os.path.expanduser(name)  # noqa: PTH111  (Path would drop a trailing slash, `./`, `//`)
     if os.path.isabs(name) or is_url(name):  # noqa: PTH117
         return name
-    # Not abspath: it would remove a link's name together with a `..` after it.
+    # Not abspath, because it would remove a `..` together with a link before it.
     return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
 
 
 def _matches(pattern: str, kind: str) -> list[str]:
-    """Returns the files that match, sorted; an error if there are none, or if a folder may not be read."""
+    """Returns the sorted matches of a glob; no match, or a folder that may not be read, is an error."""
     matches = sorted(set(glob.glob(pattern, recursive=True)))  # noqa: PTH207
     if not matches:
         folder = os.path.dirname(_MAGIC.split(pattern)[0])  # noqa: PTH120
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.scandir(folder).close()  # Raises if it may not be read: `glob` has hidden that.
+            os.scandir(folder).close()  # Raises if it may not be read, which `glob` ignores.
         raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", pattern)
     return matches
 
 
 def names_within_common_folder(paths: Sequence[str]) -> list[str]:
-    """Returns the paths without the folder that holds all of the files."""
-    # The root of a store is as good as one of a disk, and a bucket as good as a folder.
+    """Returns paths relative to the common folder of all files."""
+    # Stores are treated as folders of the root, and buckets as folders of a store.
     rooted = [f"/{without_query(path)}" if is_url(path) else path for path in paths]
     normal = [os.path.normpath(path) for path in rooted]
     folder = os.path.commonpath([os.path.dirname(path) for path in normal])  # noqa: PTH120

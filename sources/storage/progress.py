@@ -1,4 +1,4 @@
-"""How far a long scan of files is: a bar on a terminal, lines in the log elsewhere, and nothing for a short one."""
+"""Progress of a long scan: a bar on a terminal, otherwise log messages. A short scan reports nothing."""
 
 import sys
 import threading
@@ -8,43 +8,43 @@ from typing import Any, final
 from millstream.signal_safe_lock import SignalSafeLock
 
 SHOW_AFTER_SECONDS = 2.0
-"""A scan that is done earlier is not worth a word."""
+"""Shorter scans report nothing."""
 
 LOG_EVERY_SECONDS = 10.0
-"""The time between two lines in the log."""
+"""Interval between two log messages."""
 
 
 @final
 class CancelledScanError(Exception):
-    """The scan was given up: another file's failed, or Ctrl-C was pressed."""
+    """The scan was cancelled, because that of another file failed or Ctrl-C was pressed."""
 
 
 @final
 class Progress:
-    """Bytes of a total that are done, or whatever else is counted. Any number of threads may report.
+    """The progress of a scan, to which any number of threads may report.
 
     Args:
-        words: what is being done, such as "Indexing 12 files".
-        total: how many bytes there are.
-        unit: what is counted, such as "records"; None for bytes.
+        description: a description such as "Indexing 12 files".
+        total: the total number of units.
+        unit: the unit, such as "records"; None for bytes.
     """
 
-    def __init__(self, words: str, total: int, unit: str | None = None) -> None:
-        self._words = words
+    def __init__(self, description: str, total: int, unit: str | None = None) -> None:
+        self._description = description
         self._total = total
         self._unit = unit
         self._done = 0
         self._bar: Any = None
-        self._looked_for_bar = False
+        self._has_tried_bar = False
         self._lock = SignalSafeLock(threading.Lock())
         self._next_report = time.monotonic() + SHOW_AFTER_SECONDS
         self._cancelled = False
 
     def advance(self, amount: int) -> None:
-        """Reports that this many more are done.
+        """Reports that more units are done.
 
         Raises:
-            CancelledScanError: nobody waits for them any more.
+            CancelledScanError: the scan was cancelled.
         """
         if self._cancelled:
             raise CancelledScanError
@@ -54,32 +54,32 @@ class Progress:
                 self._report()
 
     def cancel(self) -> None:
-        """Makes each thread that reports from now on stop."""
+        """Makes `advance` raise from now on."""
         self._cancelled = True
 
     def close(self) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         with self._lock:
             if self._bar is not None:
                 self._bar.close()
 
     def _report(self) -> None:
-        if not self._looked_for_bar:
-            self._looked_for_bar = True
-            self._bar = _terminal_bar(self._words, self._total, self._unit)
+        if not self._has_tried_bar:
+            self._has_tried_bar = True
+            self._bar = _terminal_bar(self._description, self._total, self._unit)
         if self._bar is None:
-            import logging  # noqa: PLC0415  (takes its time)
+            import logging  # noqa: PLC0415  (lazy: it takes long to import)
 
             share = 100 * self._done // max(1, self._total)
-            whole = f"{self._total:,} {self._unit}" if self._unit else f"{self._total / 1e9:.1f} GB"
-            logging.getLogger("millstream").info("%s: %d %% of %s", self._words, share, whole)
+            total = f"{self._total:,} {self._unit}" if self._unit else f"{self._total / 1e9:.1f} GB"
+            logging.getLogger("millstream").info("%s: %d %% of %s", self._description, share, total)
             self._next_report = time.monotonic() + LOG_EVERY_SECONDS
         else:
             self._bar.update(self._done - self._bar.n)
 
 
-def _terminal_bar(words: str, total: int, unit: str | None) -> Any:
-    """Returns a bar of tqdm, or None where there is no terminal or no tqdm."""
+def _terminal_bar(description: str, total: int, unit: str | None) -> Any:
+    """Returns a bar of tqdm, or None without a terminal or tqdm."""
     if not sys.stderr or not sys.stderr.isatty():
         return None
     try:
@@ -88,9 +88,9 @@ def _terminal_bar(words: str, total: int, unit: str | None) -> Any:
         return None
 
     class Bar(tqdm):  # type: ignore[type-arg]  # it is not generic at run time
-        """A bar without the thread and the lock of processes that tqdm starts with."""
+        """A bar without tqdm's monitor thread and interprocess lock."""
 
         monitor_interval = 0
 
     Bar.set_lock(threading.RLock())
-    return Bar(desc=words, total=total, unit=f" {unit}" if unit else "B", unit_scale=True, leave=False)
+    return Bar(desc=description, total=total, unit=f" {unit}" if unit else "B", unit_scale=True, leave=False)

@@ -1,7 +1,7 @@
-"""Names of objects in remote stores.
+"""URLs of objects in remote stores.
 
 They are `gs://bucket/name`, `s3://bucket/name`, `az://container/name`, `http://host/path` and `https://host/path`. The
-name of an object in a bucket is taken as it is, as `gsutil` and `aws s3` take it; a path of HTTP has its `%20`.
+name of an object in a bucket is literal, as in `gsutil` and `aws s3`. A path of HTTP is percent-encoded.
 """
 
 import fnmatch
@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"(https?://)(?:[^\s/?#'\"]*@)?([^\s?#'\"]+)([?#][^\s'\"]*)?", re.IGNORECASE)
-"""A URL in a text, in groups without its user, and with its query and fragment in the last one."""
+"""A URL of HTTP in a text. The groups omit the user; the last one is the query and fragment."""
 
 _LISTED = {"gs", "s3", "az"}
 _SCHEMES = {*_LISTED, "http", "https"}
 
 
 class Url(NamedTuple):
-    """The name of one object.
+    """The parsed URL of an object.
 
     Attributes:
         scheme: `gs`, `s3`, `az`, `http` or `https`.
-        root: the bucket; or host and port, and after them the query, if there is one.
-        key: the name in the bucket; or the path, without percent-encoding, with its first slash.
+        root: the bucket; or the host and port, followed by the query if there is one.
+        key: the name in the bucket; or the decoded path, with its first slash.
     """
 
     scheme: str
@@ -32,10 +32,10 @@ class Url(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> "Url":
-        """Returns the parts of a URL.
+        """Parses a URL.
 
         Raises:
-            ValueError: it is of another scheme, or names no object.
+            ValueError: it has another scheme, or does not name an object.
         """
         match = _URL.fullmatch(name)
         scheme = match[1].lower() if match else ""
@@ -44,7 +44,7 @@ class Url(NamedTuple):
         if scheme in _LISTED:
             root, _, key = match[2].partition("/")
         else:
-            import urllib.parse  # noqa: PLC0415  (takes its time)
+            import urllib.parse  # noqa: PLC0415  (lazy: it takes long to import)
 
             parsed = urllib.parse.urlsplit(name)
             root = f"{parsed.netloc}?{parsed.query}" if parsed.query else parsed.netloc
@@ -58,19 +58,19 @@ class Url(NamedTuple):
 
     @property
     def can_list(self) -> bool:
-        """Whether its store can say which objects there are."""
+        """True if the store can list its objects."""
         return self.scheme in _LISTED
 
 
 def is_url(path: str) -> bool:
-    """Returns whether a path is a URL, of whatever scheme."""
+    """Returns True if a path is a URL, of any scheme."""
     return "://" in path and _URL.fullmatch(path) is not None
 
 
 def without_query(url: str) -> str:
-    """Returns a URL without what may be a secret or differ each time: user, password, query and fragment.
+    """Returns a URL without the parts that may be secret or change: user, password, query and fragment.
 
-    Its scheme is in lower case. Names in buckets have none of these, and stay as they are.
+    The scheme is in lower case. Names in buckets have none of these parts, and stay unchanged.
     """
     match = _URL.fullmatch(url)
     if match is None:
@@ -83,28 +83,28 @@ def without_query(url: str) -> str:
 
 
 def canonical(url: str) -> str:
-    """Returns a URL with its scheme in lower case, as a `SecretUrl` if a part of it may be a secret."""
+    """Returns a URL with its scheme in lower case, as a `SecretUrl` if a part may be secret."""
     scheme, separator, rest = url.partition("://")
     url = f"{scheme.lower()}{separator}{rest}"
     return url if url == without_query(url) else SecretUrl(url)
 
 
 def with_other_name(path: str, change: Callable[[str], str]) -> str:
-    """Returns a path or URL whose name is changed; a query stays after it, so that what signs it signs both.
+    """Returns a path or URL with another name and the same query, which may be a signature for both names.
 
     Args:
         path: the path or URL.
-        change: returns another path for a path without query and fragment.
+        change: returns the new path for a path without query and fragment.
     """
     if not is_url(path) or Url.of(path).can_list:
         return change(path)
-    place = re.search(r"[?#]|$", path)
-    stop = place.start() if place else len(path)
+    end = re.search(r"[?#]|$", path)
+    stop = end.start() if end else len(path)
     return canonical(change(path[:stop]) + path[stop:])
 
 
 class SecretUrl(str):
-    """A URL of HTTP with a part that may be a secret. Errors and logs show its `repr`, which leaves that part out."""
+    """A URL of HTTP with parts that may be secret. Errors and logs show its `repr`, which omits them."""
 
     __slots__ = ()
 
@@ -116,22 +116,22 @@ class SecretUrl(str):
         return repr(f"{shown}{'?…' if '?' in self else '#…' if '#' in self else ''}")
 
 
-def without_secrets(words: str) -> str:
-    """Returns the text of another library without what may be a secret in its URLs."""
-    return _IN_TEXT.sub(lambda match: f"{match[1]}{match[2]}{'?…' if match[3] else ''}", words)
+def without_secrets(text: str) -> str:
+    """Returns a text of another library without the parts of URLs that may be secret."""
+    return _IN_TEXT.sub(lambda match: f"{match[1]}{match[2]}{'?…' if match[3] else ''}", text)
 
 
 def matching(keys: list[str], pattern: str) -> list[str]:
-    """Returns the names that a pattern matches, sorted: `*` and `?` stop at a slash, `**/` is any folders, or none."""
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
-    words = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    """Returns the sorted names that match a glob. `*` and `?` do not match a slash, and `**/` matches any folders."""
+    tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    expressions = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     expression = "".join(
-        words.get(part) or (_character_class(part) if number % 2 else re.escape(part))
-        for number, part in enumerate(parts)
+        expressions.get(token) or (_character_class(token) if number % 2 else re.escape(token))
+        for number, token in enumerate(tokens)
     )
     return sorted(filter(re.compile(expression, re.DOTALL).fullmatch, keys))
 
 
-def _character_class(part: str) -> str:
-    """Returns the expression for `[…]` as `fnmatch` reads it."""
-    return fnmatch.translate(part).removeprefix("(?s:").rpartition(")")[0]
+def _character_class(token: str) -> str:
+    """Returns the regular expression for `[…]` of a glob."""
+    return fnmatch.translate(token).removeprefix("(?s:").rpartition(")")[0]

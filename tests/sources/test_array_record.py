@@ -146,7 +146,7 @@ def test_what_would_never_end_is_refused(tmp_path: Path) -> None:
     """A named pipe is an error at once, not a wait for a writer; so is a device."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", f"{tmp_path}/pipe[0:3]", "/dev/zero"):
-        with pytest.raises(DataSourceError, match=r"(pipe|zero)' is a pipe, a socket or a device, not a regular file"):
+        with pytest.raises(DataSourceError, match=r"(pipe|zero)' at random: it is a pipe, a socket or a device"):
             ArrayRecordDataSource(path)
 
 
@@ -200,7 +200,7 @@ def test_an_existing_file_wins_over_its_name_as_a_pattern(tmp_path: Path) -> Non
         ("{}/train-*[0:3]", FileNotFoundError, r"No such ArrayRecord file: '.*/train-\*'"),
         (["{}/train-0", "{}/none"], FileNotFoundError, "none"),
         (FileInstruction("/none", 0, 3), FileNotFoundError, "none"),
-        ("{}", IsADirectoryError, r"read files: pass '.*/\*' or the like"),
+        ("{}", IsADirectoryError, r"read files. Pass a glob"),
         ("{}/", IsADirectoryError, "not the directory"),
         ("{}/train-0[5:3]", ValueError, r"0 <= start <= stop < 2\*\*63, got \[5:3\] of"),
         (FileInstruction("{}/train-0", -1, 3), ValueError, "0 <= start <= stop"),

@@ -133,7 +133,7 @@ def test_a_replaced_object_is_an_error(store: ObjectServer, tmp_path: Path, sche
     with ParquetDataSource(url) as source:
         source[0]
         store.objects["bucket/a"] = content_of(tmp_path, first=7)
-        with pytest.raises(DataSourceError, match=r"record 150 of '.*a' \(record key 150\).*was replaced.*again"):
+        with pytest.raises(DataSourceError, match=r"record 150 of '.*a' \(record key 150\).*has changed.*again"):
             source[150]
     with ParquetDataSource(url) as source:
         assert source[150]["id"] == 157

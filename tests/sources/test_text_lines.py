@@ -134,7 +134,8 @@ def test_compressed_files_are_refused(tmp_path: Path, kind: Any, compress: Any) 
     """Compressed files are refused: their lines cannot be found."""
     path = fresh(tmp_path, compress(b"some text\n" * 100))
     with pytest.raises(
-        DataSourceError, match=r"file' is compressed as a whole, by \w+, .*Unpack it once.*python -m millstream convert"
+        DataSourceError,
+        match=r"file' is compressed as a whole, by \w+, .*Decompress it once.*python -m millstream convert",
     ):
         kind(path)
 

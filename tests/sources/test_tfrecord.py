@@ -87,7 +87,7 @@ def test_compressed_files_are_refused_with_advice(tmp_path: Path, compress: obje
     (tmp_path / "a").write_bytes(compress(tfrecord_bytes([b"record"] * 100)))
 
     with pytest.raises(
-        DataSourceError, match=r"a' is compressed as a whole.*Unpack it once.*python -m millstream convert"
+        DataSourceError, match=r"a' is compressed as a whole.*Decompress it once.*python -m millstream convert"
     ):
         TFRecordDataSource(tmp_path / "a")
 

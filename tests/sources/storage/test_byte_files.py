@@ -22,16 +22,16 @@ def test_spans_are_joined_where_that_costs_little(spans: list[tuple[int, int]]) 
         patch.setattr(byte_files, "_REQUEST_BYTES", 100)
         joined = join_near([start for start, _ in spans], [length for _, length in spans])
 
-    assert sorted(place for part in joined for place in part.places) == [
+    assert sorted(place for part in joined for place in part.spans) == [
         place for place, (_, length) in enumerate(spans) if length
     ]
     for part in joined:
-        inside = [spans[place] for place in part.places]
+        inside = [spans[place] for place in part.spans]
         assert part.start == min(start for start, _ in inside)
         assert part.stop == max(start + length for start, length in inside)
         assert part.stop - part.start <= 100
     for one, other in itertools.pairwise(joined):
-        longest = max(spans[place][1] for place in other.places)
+        longest = max(spans[place][1] for place in other.spans)
         assert other.start - one.stop > 10 or other.start + longest - one.start > 40
 
 

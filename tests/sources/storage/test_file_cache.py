@@ -354,12 +354,12 @@ def test_room_that_never_comes_is_an_error(urls: list[str], tmp_path: Path, monk
     monkeypatch.setattr(file_cache, "STALL_SECONDS", 0.2)
     cache = FileCache(LARGEST, tmp_path / "copies")
     with TFRecordDataSource(urls[0], cache=cache) as one, TFRecordDataSource(urls[1]) as plain:
-        copy = cache.copy_of(urls[0], one._identities[urls[0]])
+        copy = cache.acquire(urls[0], one._identities[urls[0]])
         with pytest.raises(DataSourceError, match=r"Timed out copying .*: other readers hold all .* bytes of it"):
-            cache.copy_of(urls[1], plain._identities[urls[1]])
+            cache.acquire(urls[1], plain._identities[urls[1]])
         copy.release()
-        other = cache.copy_of(urls[1], plain._identities[urls[1]])
-        assert not copy.use()
+        other = cache.acquire(urls[1], plain._identities[urls[1]])
+        assert not copy.reacquire()
         copy.close()
         other.close()
 
@@ -384,7 +384,7 @@ def test_who_waits_for_a_copy_takes_no_room_for_another(
         reading = thread.submit(source.__getitem__, ROWS)
         assert is_copying.wait(60)
         with pytest.raises(DataSourceError, match="Timed out"):
-            cache.copy_of(urls[1], source._identities[urls[1]])
+            cache.acquire(urls[1], source._identities[urls[1]])
         may_end.set()
         assert reading.result() == RECORDS[ROWS]
         store.forget()

@@ -35,5 +35,5 @@ def clients_of(address: str, cache: Path) -> Iterator[None]:
 
 
 def _forget_clients() -> None:
-    """Has the next read make its clients anew."""
-    object_clients.opened_store.cache_clear()
+    """Makes the next read create new clients."""
+    object_clients.open_store.cache_clear()
