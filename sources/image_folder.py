@@ -106,12 +106,12 @@ class ImageFolderDataSource(FileDataSource):
 
 def _names_of_objects(folder: str) -> dict[str, list[str]]:
     """Returns the images of each class in a bucket: names within the folder."""
-    from millstream.sources.storage.object_stores import keys_within  # noqa: PLC0415  (lazy: only stores need it)
+    from millstream.sources.storage.object_stores import list_keys  # noqa: PLC0415  (lazy: only stores need it)
 
     url = Url.of(folder)
     if not url.can_list:
         raise ValueError(f"root must be a folder or a URL of a store that can list its files, got {folder!r}.")
-    names = [key[len(url.key) :] for key in keys_within(url)]
+    names = [key[len(url.key) :] for key in list_keys(url)]
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(names, key=lambda name: name.rpartition("/")[::2]):
         if "/" in name and not any(part.startswith(".") for part in name.split("/")):
