@@ -77,7 +77,9 @@ class RangeRequests:
         self._ranges = ranges
         parsed = Url.of(url)
         store, path = store_of(url, parsed), path_of(url, parsed)
-        self._futures = [_threads().submit(_fetch, store, path, start, stop) for start, stop in ranges]
+        self._futures: list[Future[tuple[bytes, Any]]] = [
+            _threads().submit(_fetch, store, path, start, stop) for start, stop in ranges
+        ]
 
     def result(self, number: int) -> tuple[bytes, bytes]:
         """Returns the bytes of a range, and the version of the object that they belong to; empty if it has none.
@@ -117,7 +119,9 @@ class WholeObjects:
         self._urls = urls
         parsed = [(url, Url.of(url)) for url in urls]
         objects = [(store_of(*name), path_of(*name)) for name in parsed]
-        self._futures = [_threads().submit(_fetch, store, path, 0, FIRST_BYTES) for store, path in objects]
+        self._futures: list[Future[tuple[bytes, Any]]] = [
+            _threads().submit(_fetch, store, path, 0, FIRST_BYTES) for store, path in objects
+        ]
 
     def result(self, number: int) -> bytes:
         """Returns the content of an object.
