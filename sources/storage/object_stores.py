@@ -9,18 +9,15 @@ Guarantees:
     - No error shows the signature of a URL, nor the user and password in it.
 """
 
-import atexit
 import errno
 import functools
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 from millstream.errors import DataSourceError
-from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources.storage import object_clients
 from millstream.sources.storage.object_clients import exceptions, first_line, obstore, path_of, store_of
+from millstream.sources.storage.request_threads import RequestThreads
 from millstream.sources.storage.urls import Url
 
 if TYPE_CHECKING:
@@ -39,9 +36,6 @@ FIRST_BYTES = 4 << 20
 
 _MAX_BROKEN_RESPONSES = 2
 """Number of responses that may break off before a request fails. obstore resumes each of them several times."""
-
-_EXIT_SECONDS = 5.0
-"""Time that requests in flight have to end when the process exits."""
 
 T = TypeVar("T")
 
@@ -283,63 +277,6 @@ def _error_for(url: str, error: Exception) -> OSError:
     return DataSourceError(f"Cannot read {url!r}: {message}.")
 
 
-@final
-class _RequestThreads:
-    """Threads that make requests. They are started as needed, up to `MAX_CONCURRENT_REQUESTS`.
-
-    Unlike those of a `ThreadPoolExecutor`, they do not delay the exit of the process until all requests are answered.
-    """
-
-    def __init__(self) -> None:
-        import queue  # noqa: PLC0415  (lazy: only readers of stores need it)
-        from concurrent.futures import Future  # noqa: PLC0415
-
-        self._new_future = Future[Any]
-        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
-        self._queue = queue.SimpleQueue()
-        self._lock = SignalSafeLock(threading.RLock())
-        self._threads: list[threading.Thread] = []
-        self._unfinished = 0
-        atexit.register(self._stop)
-
-    def submit(self, request: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Makes a request in one of the threads, and returns the future of its response."""
-        future = self._new_future()
-        self._queue.put((future, request, arguments))
-        with self._lock:
-            self._unfinished += 1
-            if self._unfinished > len(self._threads) < MAX_CONCURRENT_REQUESTS:
-                thread = threading.Thread(target=self._run, name="object-stores", daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        return future
-
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            future, request, arguments = work
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(request(*arguments))
-                except BaseException as error:  # noqa: BLE001  (raised by `result`)
-                    future.set_exception(error)
-            del work, future, request, arguments  # An idle thread must not keep the bytes of its last response.
-            with self._lock:
-                self._unfinished -= 1
-
-    def _stop(self) -> None:
-        """Waits for the requests in flight: a response after the end of the interpreter could crash it."""
-        if object_clients.forked.is_set():
-            return
-        while not self._queue.empty():
-            if (work := self._queue.get()) is not None:
-                work[0].cancel()
-        deadline = time.monotonic() + _EXIT_SECONDS
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-
-
 @functools.cache
-def _threads() -> _RequestThreads:
-    return _RequestThreads()
+def _threads() -> RequestThreads:
+    return RequestThreads(MAX_CONCURRENT_REQUESTS)

@@ -1,0 +1,77 @@
+"""Threads that make the blocking requests of this process to object stores."""
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+from millstream.signal_safe_lock import SignalSafeLock
+from millstream.sources.storage.object_clients import forked
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_EXIT_SECONDS = 5.0
+"""Time that requests in flight have to end when the process exits."""
+
+
+@final
+class RequestThreads:
+    """Threads that make requests, started as needed.
+
+    Unlike those of a `ThreadPoolExecutor`, they do not delay the exit of the process until all requests are answered.
+
+    Args:
+        max_threads: the limit of the threads.
+    """
+
+    def __init__(self, max_threads: int) -> None:
+        import queue  # noqa: PLC0415  (lazy: only readers of stores need it)
+        from concurrent.futures import Future  # noqa: PLC0415
+
+        self._max_threads = max_threads
+        self._new_future = Future[Any]
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]] | None]
+        self._queue = queue.SimpleQueue()
+        self._lock = SignalSafeLock(threading.RLock())
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
+        atexit.register(self._stop)
+
+    def submit(self, request: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Makes a request in one of the threads, and returns the future of its response."""
+        future = self._new_future()
+        self._queue.put((future, request, arguments))
+        with self._lock:
+            self._unfinished += 1
+            if self._unfinished > len(self._threads) < self._max_threads:
+                thread = threading.Thread(target=self._run, name="object-stores", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        return future
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            future, request, arguments = work
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(request(*arguments))
+                except BaseException as error:  # noqa: BLE001  (raised by `result`)
+                    future.set_exception(error)
+            del work, future, request, arguments  # An idle thread must not keep the bytes of its last response.
+            with self._lock:
+                self._unfinished -= 1
+
+    def _stop(self) -> None:
+        """Waits for the requests in flight: a response after the end of the interpreter could crash it."""
+        if forked.is_set():
+            return
+        while not self._queue.empty():
+            if (work := self._queue.get()) is not None:
+                work[0].cancel()
+        deadline = time.monotonic() + _EXIT_SECONDS
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
