@@ -143,7 +143,7 @@ def test_objects_of_any_size_are_read(tmp_path: Path, store: ObjectServer, monke
 
 @pytest.mark.third_party
 @pytest.mark.parametrize(
-    ("failure", "message"), [(404, "has no such object"), (403, "The store refuses access"), (400, "cannot be read")]
+    ("failure", "message"), [(404, "has no such object"), (403, "The store refuses access"), (400, "Cannot read")]
 )
 def test_an_object_that_cannot_be_read_is_an_error_with_its_url_and_record(
     tmp_path: Path, store: ObjectServer, failure: int, message: str
