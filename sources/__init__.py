@@ -1,4 +1,4 @@
-"""Where records come from: files of many formats, memory, several sources end to end, or anything with `len()`."""
+"""Sources of records: files of many formats, memory, and several sources as one."""
 
 from typing import TYPE_CHECKING
 

@@ -1,11 +1,11 @@
-"""Records of ArrayRecord files, found by number, read many at once.
+"""The records of ArrayRecord files.
 
 Guarantees, besides those of all sources of files:
-    - Neither constructing nor pickling a source opens a reader: the library's first reader starts some 64 threads. The
-      library is imported by the constructor, so that a process that gives up rights afterwards can still read.
-      (Files whose records are in groups are an exception: only a reader can count them. It is closed at once, but the
-      threads stay.)
-    - A forked process in which reading would crash gets an error instead, see `_forked`.
+    - Neither constructing nor pickling a source opens a reader: the library's first reader starts 64 threads. The
+      constructor imports the library, so that a process that drops privileges afterwards can still read. (Files whose
+      records are in groups are an exception: only a reader can count them. It is closed immediately, but the threads
+      stay.)
+    - A forked process in which reading would crash raises an error instead, see `_forked`.
 """
 
 import functools
@@ -27,49 +27,48 @@ if TYPE_CHECKING:
     from millstream.sources.storage.file_cache import FileCache
 
 _forked = threading.Event()
-"""Set in processes that were forked after the library had been used.
+"""Set in processes that were forked after the library was used.
 
-In these, a read by any thread but the one that forked ends in a segmentation fault: the library relies on threads, and
-on what it keeps for each thread, and neither comes along. (Seen with array_record 0.8; one that is only imported, or
-that a worker process of millstream uses first, is safe.)
+In them, a read by any thread but the one that forked ends in a segmentation fault, because the library relies on
+threads and thread-local data that a fork does not copy. (Seen with array_record 0.8. A library that is only imported,
+or first used by a worker process of millstream, is safe.)
 """
 
 
 @final
 class ArrayRecordDataSource(FileRecords[bytes]):
-    """The records of ArrayRecord files laid end to end, as bytes.
+    """The records of ArrayRecord files, as bytes.
 
-    Files are best written with `group_size:1`, one record per group, as any read decodes a whole group; there is a
-    warning otherwise. Random access is quick whatever the number of files and records: the index of each open file is
-    in memory (about 10 bytes for each of its records).
+    Write files with `group_size:1`, one record per group, because any read decodes a whole group; other files cause a
+    warning. Random access is fast for any number of files and records: the index of each open file is in memory (about
+    10 bytes per record).
 
-    Do not fork a process that has read or written ArrayRecord files: the library's threads do not come along. Threads
-    of such a process get an error when they read, its main thread may hang. `worker_count` is safe, and so are the
+    Do not fork a process that has read or written ArrayRecord files: a fork does not copy the library's threads. Reads
+    by threads of such a process raise an error, and its main thread may hang. `worker_count` is safe, and so are the
     start methods `spawn` and `forkserver` of multiprocessing (in PyTorch, `multiprocessing_context="spawn"`).
 
     Args:
-        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
-            such as `data/train-*.array_record` (its matches sorted by name), a file with a range of its records
-            `file.array_record[100:200]`, or an object with `filename`, `skip` and `take`, such as the file
-            instructions of TensorFlow Datasets. A file may occur more than once. The order of the paths is that of
-            the records: sort what `Path.glob` yields, which has another order on each machine.
-            A `str` may be a URL of `gs://`, which the library itself reads; or, with a cache, of `s3://`, `http://` and
-            `https://` too.
-        reader_options: options of the library's reader, such as `{"footer_prefetch_bytes": "16M"}`; they take
-            precedence over the ones for random access that are set here. None for just these.
-        cache: a `FileCache`, to copy whole files of stores to a local disk before they are read. With None, each
-            record of `gs://` is a request of its own.
+        paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
+            pattern such as `data/train-*.array_record` (its matches are sorted), a file with a range of its records,
+            such as `file.array_record[100:200]`, or an object with `filename`, `skip` and `take`, such as the file
+            instructions of TensorFlow Datasets. A file may occur more than once. Sort the paths of `Path.glob`, whose
+            order differs between machines. A `str` may be a URL of `gs://`, which the library itself reads, or, with a
+            cache, also of `s3://`, `http://` and `https://`.
+        reader_options: options of the library's reader, such as `{"footer_prefetch_bytes": "16M"}`. They take
+            precedence over the options for random access that are set here. None for only those.
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read. With None, each record
+            of `gs://` is one request.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
         IsADirectoryError: a path is a directory, not a file.
         DataSourceError: a file is not an ArrayRecord file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: a range that ends before it starts, or no records at all; a URL that only a cache can read.
+        ValueError: a range that ends before it starts, no records, or a URL that only a cache can read.
 
-    Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
-    truncated, removed or written to since the source was constructed, or has fewer records than a range of it asks
-    for. Files stay open, at most 512 of them, and never more than half of the process's descriptors (`ulimit -n`).
+    Reading raises DataSourceError, with the file and the record, for a file that is damaged, was truncated, removed or
+    changed since the source was constructed, or has fewer records than a range of it. At most 512 files stay open, and
+    never more than half of the process's descriptors (`ulimit -n`).
 
     Examples:
         >>> source = millstream.ArrayRecordDataSource("train-*.array_record")
@@ -100,25 +99,25 @@ class ArrayRecordDataSource(FileRecords[bytes]):
                 f"ArrayRecord files are read by their library, which reads local files and gs://, got {path!r}. Pass "
                 "cache=FileCache(max_bytes), which copies whole files to a local disk first, or mount the bucket."
             )
-        return FileIdentity.of_object(0, b"")  # Its library has credentials of its own, and asks for it alone.
+        return FileIdentity.of_object(0, b"")  # The library reads it, with its own credentials.
 
     def _count(self, path: str) -> int:
-        with self._at_hand(path) as place:
-            count = None if is_url(place) else count_records(place)
+        with self._location_of(path) as location:
+            count = None if is_url(location) else count_records(location)
             if count is not None:
                 return count
-            file = self._open_reader(path, place)
+            file = self._open_reader(path, location)
         file.close()
         return file.num_records
 
-    def _open(self, path: str, place: str) -> ArrayRecordFile:
-        file = self._open_reader(path, place)
+    def _open(self, path: str, location: str) -> ArrayRecordFile:
+        file = self._open_reader(path, location)
         self._report_group_size()
         return file
 
-    def _open_reader(self, path: str, place: str) -> ArrayRecordFile:
+    def _open_reader(self, path: str, location: str) -> ArrayRecordFile:
         _watch_forks()
-        file = open_array_record(_reader_class(), place, self._reader_options, path)
+        file = open_array_record(_reader_class(), location, self._reader_options, path)
         if file.group_size is not None and file.group_size > 1 and file.num_records > 1:
             self._group_sizes[path] = file.group_size
         return file
@@ -138,16 +137,15 @@ class ArrayRecordDataSource(FileRecords[bytes]):
         self._group_size_reported = True
         path = next(path for path in self._paths if path in self._group_sizes)
         warnings.warn(
-            f"{path!r} was written with group_size:{self._group_sizes[path]}: to read one record, the whole group that "
-            "it is in is read and decoded, which makes random access slow. Write the files again with "
-            "ArrayRecordWriter(path, 'group_size:1'), or by `python -m millstream convert`.",
+            f"{path!r} was written with group_size:{self._group_sizes[path]}. Reading one record decodes its whole "
+            "group, so random access is slow. Write the files again with ArrayRecordWriter(path, 'group_size:1'), or "
+            "by `python -m millstream convert`.",
             stacklevel=_frames_of_millstream() + 1,
         )
 
 
 @functools.cache
 def _reader_class() -> Callable[[bytes, str], Reader]:
-    """Returns the library's reader."""
     from array_record.python.array_record_module import ArrayRecordReader  # noqa: PLC0415
 
     reader: Callable[[bytes, str], Reader] = ArrayRecordReader
@@ -161,7 +159,7 @@ def _watch_forks() -> None:
 
 
 def _frames_of_millstream() -> int:
-    """Returns how many frames there are from the caller to the code that uses millstream."""
+    """Returns the number of frames from the caller to the code that uses millstream."""
     frame, count = inspect.currentframe(), -1
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("millstream."):
         frame, count = frame.f_back, count + 1

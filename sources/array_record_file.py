@@ -1,9 +1,9 @@
-"""One open ArrayRecord file: what reading it returns, or which record of it is at fault.
+"""An open ArrayRecord file: its records, and the errors of damaged ones.
 
 Guarantees:
     - Any number of threads may read. The library's `read(indices)` and `read(begin, end)` are const members of a
       thread-compatible class, and release the interpreter lock; `close` is not, so it must wait until no thread reads.
-    - Every record returned is, byte for byte, one that was written, or there is an error with its file and number.
+    - Every returned record equals a written one, byte for byte; otherwise there is an error with file and number.
 """
 
 import errno
@@ -24,8 +24,8 @@ _MAX_RECORDS = (1 << 31) - 1
 # The library's defaults read ahead for sequential reading; these turn that off.
 _READER_OPTIONS = {"readahead_buffer_size": "0", "max_parallelism": "0"}
 
-# What the library's batched read costs before it reads anything: waking its threads, and a table with a row for each
-# record of the file, not only for those asked for. Measured: 0.03 to 0.3 ms, and 1.8 ms for 600,000 records.
+# The overhead of the library's batched read: it wakes threads, and builds a table with a row for each record of the
+# file, not only for the requested ones. Measured: 0.03 to 0.3 ms, and 1.8 ms for 600,000 records.
 _BATCHED_READ_SECONDS = 1e-4
 _BATCHED_READ_SECONDS_PER_RECORD_IN_FILE = 3e-9
 
@@ -33,7 +33,7 @@ _BATCHED_READ_SECONDS_PER_RECORD_IN_FILE = 3e-9
 _FAST_RECORD_SECONDS = 5e-6
 
 _NOT_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOENT)
-"""Errors that say nothing about the file's content; the library reports them as text only."""
+"""Errors that do not concern the content of the file. The library reports them as text only."""
 
 
 class Reader(Protocol):
@@ -43,29 +43,29 @@ class Reader(Protocol):
         """Returns the records of `read([3, 1, 4])` or of `read(begin, end)`."""
 
     def ok(self) -> bool:
-        """Returns whether it could be opened."""
+        """Returns True if the file was opened."""
 
     def num_records(self) -> int:
         """Returns the number of records in the file."""
 
     def writer_options_string(self) -> str | None:
-        """Returns the options that the file was written with; files from before October 2022 do not have them."""
+        """Returns the options of the writer, which files from before October 2022 do not have."""
 
     def close(self) -> None:
-        """Closes the file, or raises what was wrong with it from the start."""
+        """Closes the file, or raises the error of opening it."""
 
 
 @final
 class ArrayRecordFile(NamedTuple):
-    """A file with its reader, and what it looked like when it was opened.
+    """A file with its reader, and its state when it was opened.
 
     Attributes:
-        path: where it was found.
+        path: the path of the file, or of its copy.
         reader: the library's reader.
-        num_records: how many records it holds.
-        group_size: how many records are compressed together, or None if the file does not say.
-        identity: which file it was; None for an object that the library reads from its store.
-        name: what errors call it.
+        num_records: the number of records in the file.
+        group_size: the number of records per compressed group, or None if the file does not have it.
+        identity: the identity of the file; None for an object that the library reads from its store.
+        name: the name of the file in errors.
     """
 
     path: str
@@ -79,8 +79,8 @@ class ArrayRecordFile(NamedTuple):
         """Returns the records at the positions.
 
         Args:
-            positions: numbers of records in the file, from 0, in any order and as often as wanted.
-            keys: the record keys that the positions stand for, which errors mention.
+            positions: the numbers of records in the file, from 0, in any order; they may repeat.
+            keys: the record keys of the positions, for errors.
 
         Raises:
             DataSourceError: one of the records is damaged or lost.
@@ -88,14 +88,14 @@ class ArrayRecordFile(NamedTuple):
         try:
             records = self._read_adaptively(positions)
         except (RuntimeError, IndexError):
-            # The library names a place in the file, not a record: reading one by one finds the record.
+            # The library reports an offset in the file, not a record: reading one by one finds the record.
             records = []
         if len(records) != len(positions):
             records = list(map(self._read_alone, positions, keys))
         if not all(records) and (change := self._change()):
-            # Beyond the end of a truncated file the library finds empty records, without an error.
+            # Beyond the end of a truncated file, the library returns empty records without an error.
             empty = records.index(b"")
-            raise self._error(positions[empty], keys[empty], f"it came out empty, and {change}")
+            raise self._error(positions[empty], keys[empty], f"it reads as empty, and {change}")
         return records
 
     def close(self) -> None:
@@ -103,27 +103,27 @@ class ArrayRecordFile(NamedTuple):
         self.reader.close()
 
     def _read_adaptively(self, positions: Sequence[int]) -> list[bytes]:
-        """Returns the records at the positions, fast from memory as well as from slow storage.
+        """Returns the records at the positions, fast from the page cache and from slow storage.
 
-        One by one is best for small records in the page cache, but waits for each record of slow storage in turn. The
-        batched read asks for 64 records at once, but costs as much as a hundred to a thousand records before it
-        starts. So this reads one by one until that has lost as much time as the batched read's start would cost, and
-        leaves the rest to the latter: never much more than twice the time of the better of the two.
+        Reading one by one is best for small records in the page cache, but waits for each record of slow storage. The
+        batched read requests 64 records together, but its overhead is that of 100 to 1,000 records. This method reads
+        one by one until it has lost as much time as that overhead, and reads the remainder by the batched read: it
+        takes at most about twice the time of the better one.
         """
         records: list[bytes] = []
         read = self.reader.read
         start_seconds = _BATCHED_READ_SECONDS + _BATCHED_READ_SECONDS_PER_RECORD_IN_FILE * self.num_records
-        enough = time.perf_counter() + start_seconds
+        deadline = time.perf_counter() + start_seconds
         for done, position in enumerate(positions, start=1):
             records += read(position, position + 1)
-            enough += _FAST_RECORD_SECONDS
-            if time.perf_counter() > enough:
-                rest = positions[done:]
-                return records + read(rest) if rest else records
+            deadline += _FAST_RECORD_SECONDS
+            if time.perf_counter() > deadline:
+                remainder = positions[done:]
+                return records + read(remainder) if remainder else records
         return records
 
     def _read_alone(self, position: int, key: int) -> bytes:
-        """Returns one record, or raises the error that says which one it is."""
+        """Returns one record, or raises an error that names it."""
         try:
             (record,) = self.reader.read(position, position + 1)
         except (RuntimeError, IndexError, ValueError) as error:
@@ -131,7 +131,7 @@ class ArrayRecordFile(NamedTuple):
         return record
 
     def _change(self) -> str | None:
-        """Returns what has happened to the file since it was opened, or None."""
+        """Returns the change of the file since it was opened, for an error, or None."""
         if self.identity is None:
             return None
         try:
@@ -153,17 +153,17 @@ class ArrayRecordFile(NamedTuple):
 def open_array_record(
     reader_class: Callable[[bytes, str], Reader], path: str, options: Mapping[str, str], name: str | None = None
 ) -> ArrayRecordFile:
-    """Returns the file, open for random access.
+    """Opens a file for random access.
 
     Args:
         reader_class: the library's `ArrayRecordReader`.
         path: the file, or the gs:// URL of an object.
         options: options of the reader, which take precedence over those for random access.
-        name: what errors call it.
+        name: the name of the file in errors.
 
     Raises:
-        DataSourceError: it is not an ArrayRecord file, or is damaged.
-        OSError: it cannot be opened, with the operating system's error number.
+        DataSourceError: the file is not an ArrayRecord file, or is damaged.
+        OSError: the file cannot be opened, with the operating system's error number.
         ValueError: an option that the library does not know.
     """
     name = path if name is None else name
@@ -182,13 +182,15 @@ def open_array_record(
         )
     num_records = reader.num_records()
     if num_records > _MAX_RECORDS:
-        raise DataSourceError(f"{name!r} holds {num_records} records, more than the {_MAX_RECORDS} that can be read.")
+        raise DataSourceError(
+            f"{name!r} must have at most {_MAX_RECORDS:,} records, got {num_records:,}. Write several files."
+        )
     written_with = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")
     return ArrayRecordFile(path, reader, num_records, int(written_with[1]) if written_with else None, identity, name)
 
 
-def _open_error(path: str, reader: Reader, what: str) -> OSError:
-    """Returns the error that the library raises only when a reader is closed; `what` is what is wrong with the file."""
+def _open_error(path: str, reader: Reader, problem: str) -> OSError:
+    """Returns the error of opening, which the library raises only when the reader is closed."""
     try:
         reader.close()
         reason = RuntimeError()
@@ -197,7 +199,7 @@ def _open_error(path: str, reader: Reader, what: str) -> OSError:
     for number in _NOT_THE_FILE:
         if os.strerror(number) in str(reason):
             return OSError(number, os.strerror(number), path)
-    words = str(reason) or "the library does not say why"
-    failure = DataSourceError(f"{path!r} {what}: {words}.")
+    cause = str(reason) or "the library gives no reason"
+    failure = DataSourceError(f"{path!r} {problem}: {cause}.")
     failure.__cause__ = reason
     return failure

@@ -1,16 +1,15 @@
-"""How many records an ArrayRecord file holds, read from its end without the library.
+"""The number of records in an ArrayRecord file, read from its end without the library.
 
-The library's reader starts some 64 threads in the process that opens the first file. A process that only wants to
-know how long its files are, and leaves reading to its workers, can do without them: three reads of 64 bytes suffice.
+The library's reader starts 64 threads in a process that opens a file. A process that only needs the number of records,
+and leaves reading to its workers, avoids them: three reads of 64 bytes suffice.
 
-An ArrayRecord file is a Riegeli file. It is cut into blocks of 64 KiB, each beginning with a header of 24 bytes, and
-consists of chunks, each beginning with a header of 40 bytes that may be interrupted by a block's. The first chunk is
-the file's signature; then come the chunks of records, each with as many as the writer's group_size; then the footer,
-a chunk with one record about the file and one about each chunk of records; and last the postscript, a block with the
-footer's offset three times.
+An ArrayRecord file is a Riegeli file. It has blocks of 64 KiB, each with a header of 24 bytes, and chunks, each with a
+header of 40 bytes that the header of a block may interrupt. The first chunk is the signature of the file. The chunks of
+records follow, each with group_size records; then the footer, a chunk with one record for the file and one for each
+chunk of records; and last the postscript, a block with three copies of the footer's offset.
 
-Nothing is verified here beyond plausibility, as the checksums of Riegeli are not in the standard library. A reader
-that opens the file later verifies everything, and its count is compared with the one from here.
+Only plausibility is checked here, because the checksums of Riegeli are not in the standard library. The reader that
+opens the file later verifies everything, and its count is compared with this one.
 """
 
 import os
@@ -32,7 +31,7 @@ _POSTSCRIPT_BYTES = 256
 def count_records(path: str) -> int | None:
     """Returns the number of records of a file with one record per chunk, or None for any other file.
 
-    None means that only the library's reader can tell: the file has groups of several records, or another format.
+    For None, only the library's reader can count: the file has groups of several records, or another format.
 
     Raises:
         OSError: the file cannot be opened or read.
@@ -51,14 +50,14 @@ def count_records(path: str) -> int | None:
     num_chunks = footer_records - 1
     if num_chunks == 0:
         return 0
-    # Every chunk has as many records as the first one, except for the last, which may have fewer.
+    # Every chunk has the number of records of the first one; the last chunk may have fewer.
     if first_chunk_records != 1 or num_chunks * _CHUNK_HEADER_BYTES > size:
         return None
     return num_chunks
 
 
 def _footer_offset(file: BinaryIO, size: int) -> int | None:
-    """Returns where the footer begins, or None if the postscript does not say so three times."""
+    """Returns the offset of the footer, or None if the postscript does not have three equal copies of it."""
     file.seek(size - _BLOCK_BYTES)
     copies = _POSTSCRIPT.findall(file.read(_POSTSCRIPT_BYTES))
     if len(copies) != _POSTSCRIPT_COPIES or len(set(copies)) != 1:
@@ -68,7 +67,7 @@ def _footer_offset(file: BinaryIO, size: int) -> int | None:
 
 
 def _chunk_records(file: BinaryIO, offset: int) -> int | None:
-    """Returns the number of records of the chunk that begins at `offset`, or None if it holds none by its type."""
+    """Returns the number of records of the chunk that begins at `offset`, or None if its type has no records."""
     file.seek(offset)
     header = file.read(_CHUNK_HEADER_BYTES + _BLOCK_HEADER_BYTES)
     to_boundary = -offset % _BLOCK_BYTES

@@ -1,8 +1,9 @@
-"""Records of Bagz files, found by number.
+"""The records of Bagz files.
 
-A Bagz file (github.com/google-deepmind/bagz) is its records, laid end to end, and after them, for each record, where it
-ends: a uint64, little-endian. So the last eight bytes say where these limits begin. Or the limits of NAME are in a file
-of their own beside it, `limits.NAME`. In a `.bagz` file, each record that is not empty is a frame of Zstandard.
+A Bagz file (github.com/google-deepmind/bagz) is its records without any framing, followed by the end offset of each
+record: a uint64, little-endian. The last eight bytes are therefore the offset of the first of these limits. The limits
+of NAME may be in another file beside it, `limits.NAME`. In a `.bagz` file, each record that is not empty is a frame of
+Zstandard.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.files.scan import BLOCK_BYTES, Scan
-from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.byte_files import exists, identify, open_stored
 from millstream.sources.storage.file_cache import FileCache
@@ -25,39 +26,36 @@ from millstream.sources.storage.urls import with_other_name, without_query
 _LIMIT_BYTES = 8
 
 _LARGEST_RATIO = 1 << 15
-"""How many bytes may come out of each byte of Zstandard: four of them may be a block of 128 KB."""
+"""The maximum number of bytes that a byte of Zstandard becomes: four of them may be a block of 128 KB."""
 
 
 @final
 class BagzDataSource(SpanRecords[bytes]):
-    """The records of Bagz files laid end to end, as bytes, in any order.
+    """The records of Bagz files, as bytes, in any order.
 
-    Records of `.bagz` files are decompressed, for which `zstandard` must be installed
-    (`pip install 'millstream[bagz]'`); those of all other files are taken as they are. The offsets of the records are
-    checked and copied to the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else
-    `~/.cache/millstream`); `millstream index` copies them to a file beside the data.
+    Records of `.bagz` files are decompressed, which needs `zstandard` (`pip install 'millstream[bagz]'`); those of all
+    other files are returned as they are. The offsets of the records are checked and copied to `$MILLSTREAM_CACHE`
+    (default: `~/.cache/millstream`), or beside the file by `millstream index`.
 
     Args:
-        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
-            such as `data/train-*.bagz` (its matches sorted by name), or a file with a range of its records
-            `file.bagz[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
-            `gs://`, `s3://`, `http://` or `https://`.
-        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+        paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
+            pattern such as `data/train-*.bagz` (its matches are sorted), a file with a range of its records, such as
+            `file.bagz[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
             records.
-        max_record_bytes: the largest size of a decompressed record, in bytes (1 GiB): a small file may hold a record
-            that would fill the memory.
+        max_record_bytes: the maximum size of a decompressed record, in bytes (default: 1 GiB). A small file may have a
+            record that would fill the memory.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
+        IsADirectoryError: a path is a directory.
         DataSourceError: a file is not a Bagz file, is damaged, or was cut short.
-        ImportError: a `.bagz` file, and no `zstandard`.
+        ImportError: `zstandard` is not installed, and a file is a `.bagz` file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.
 
-    Each reading member raises DataSourceError, with the file and the record, for a record that cannot be decompressed,
-    and for a file that was truncated, removed or written to since the source was constructed. Files stay open, at most
-    512.
+    Reading raises DataSourceError, with the file and the record, for a record that cannot be decompressed, and for a
+    file that was truncated, removed or changed since the source was constructed. At most 512 files stay open.
 
     Examples:
         >>> source = millstream.BagzDataSource("train.bagz")
@@ -73,7 +71,7 @@ class BagzDataSource(SpanRecords[bytes]):
         limit = as_integer(max_record_bytes, "max_record_bytes", minimum=1)
         super().__init__(paths, _BagzFormat(limit), cache)
         if any(map(_is_compressed, self._paths)):
-            _zstandard()  # Missing, it is an error now.
+            _zstandard()  # It raises ImportError here, and not in a worker.
 
 
 @final
@@ -90,15 +88,15 @@ class _BagzFormat(SpanFormat[bytes]):
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         yield np.array([0])
-        if exists(place := _limits_path(scan.path)):
-            limits = _separate_limits(place)
+        if exists(limits_path := _limits_path(scan.path)):
+            limits = _separate_limits(limits_path)
             if limits is not None and limits[-1] == scan.size and (np.diff(limits) >= 0).all() and limits[0] >= 0:
                 yield limits
                 return
-            import logging  # noqa: PLC0415  (takes long to import)
+            import logging  # noqa: PLC0415  (lazy: takes long to import)
 
             logging.getLogger("millstream").info(
-                "millstream: %r does not say where the records of %r end, and is not used.", place, scan.path
+                "millstream: %r does not have the limits of %r, and is not used.", limits_path, scan.path
             )
         if not scan.size:
             return
@@ -114,13 +112,13 @@ class _BagzFormat(SpanFormat[bytes]):
             yield limits.astype(np.int64)
             scan.report(start)
 
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[bytes]:
-        if not _is_compressed(places.path):
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[bytes]:
+        if not _is_compressed(request.path):
             return spans
         zstandard = _zstandard()
-        decompressor = zstandard.ZstdDecompressor()  # It is for one thread only.
+        decompressor = zstandard.ZstdDecompressor()  # One per call: it is not safe in threads.
         records: list[bytes] = []
-        for place, span in enumerate(spans):
+        for row, span in enumerate(spans):
             if not span:
                 records.append(span)
                 continue
@@ -128,51 +126,51 @@ class _BagzFormat(SpanFormat[bytes]):
             try:
                 record = _decompressed(frame, span, self.max_record_bytes)
             except _TooLargeError:
-                raise places.error(
-                    place,
-                    f"it becomes larger than {self.max_record_bytes:,} bytes. If the file can be trusted, raise "
+                raise request.error(
+                    row,
+                    f"it becomes larger than {self.max_record_bytes:,} bytes. If you trust the file, increase "
                     "max_record_bytes.",
                 ) from None
             except zstandard.ZstdError as error:
-                raise places.error(place, f"it cannot be decompressed: {error}. Restore the file.") from error
+                raise request.error(row, f"it cannot be decompressed: {error}. Restore the file.") from error
             if not frame.eof or frame.unused_data:
-                raise places.error(place, "it is not one frame of Zstandard. Restore the file.")
+                raise request.error(row, "it is not a single frame of Zstandard. Restore the file.")
             records.append(record)
         return records
 
 
 class _TooLargeError(Exception):
-    """A record is larger than it may be."""
+    """A record is larger than the limit."""
 
 
 def _decompressed(frame: Any, span: bytes, limit: int) -> bytes:
     """Returns the content of a frame.
 
     Raises:
-        _TooLargeError: it is larger than the limit. It takes memory for twice the limit at most.
+        _TooLargeError: it is larger than the limit. At most twice the limit is allocated.
     """
     step = max(_LARGEST_RATIO, limit) // _LARGEST_RATIO
-    parts: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     for start in range(0, len(span), step):
-        parts.append(frame.decompress(span[start : start + step]))
-        size += len(parts[-1])
+        chunks.append(frame.decompress(span[start : start + step]))
+        size += len(chunks[-1])
         if size > limit:
             raise _TooLargeError
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _limits_path(path: str) -> str:
-    """Returns the path of the file beside a Bagz file that its limits may be in."""
+    """Returns the path of the separate file of limits, which may not exist."""
     return with_other_name(path, lambda name: re.sub(r"[^/]*$", r"limits.\g<0>", name, count=1))
 
 
-def _separate_limits(place: str) -> NDArray[np.int64] | None:
-    """Returns the limits in a file of their own, or None if there are none in it."""
-    identity = identify(place, "Bagz limits")
+def _separate_limits(path: str) -> NDArray[np.int64] | None:
+    """Returns the limits in a separate file, or None if its size is not that of limits."""
+    identity = identify(path, "Bagz limits")
     if not identity.size or identity.size % _LIMIT_BYTES:
         return None
-    file = open_stored(place, identity)
+    file = open_stored(path, identity)
     try:
         blocks: list[bytes] = []
         done = 0
@@ -189,18 +187,15 @@ def _is_compressed(path: str) -> bool:
 
 
 def _zstandard() -> Any:
-    """Returns the library that decompresses."""
     try:
         import zstandard  # noqa: PLC0415
     except ImportError as error:
-        raise ImportError(
-            "Records of .bagz files are compressed by Zstandard: pip install 'millstream[bagz]'."
-        ) from error
+        raise ImportError("Cannot read .bagz files without zstandard: pip install 'millstream[bagz]'.") from error
     return zstandard
 
 
 def _damaged(scan: Scan) -> DataSourceError:
     return DataSourceError(
         f"{scan.path!r} is not a Bagz file, is damaged, or was cut short: it does not end with the "
-        "positions of its records. Restore the file."
+        "limits of its records. Restore the file."
     )

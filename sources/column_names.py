@@ -31,7 +31,7 @@ def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *
     missing = [name for name in wanted if name not in names]
     others = [name for name in names if name not in wanted] if is_all else []
     if missing or others:
-        origin = "are those of the first file" if is_all else "are asked for"
+        origin = "are those of the first file" if is_all else "are wanted"
         raise ValueError(
             f"{path!r} has the columns {', '.join(map(repr, names))}, but {', '.join(map(repr, wanted))} {origin}. "
             "Pass columns=[...] that all have."

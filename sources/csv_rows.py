@@ -1,4 +1,4 @@
-"""Rows of CSV files, found by number."""
+"""The rows of CSV files."""
 
 import csv
 import dataclasses
@@ -13,7 +13,7 @@ from millstream.errors import DataSourceError
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources.column_names import check_file_columns, checked_columns
 from millstream.sources.files.scan import Scan, refuse_compressed
-from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.byte_files import open_stored
 from millstream.sources.storage.file_cache import FileCache
@@ -22,43 +22,41 @@ from millstream.sources.text_lines import decode_texts, record_starts
 _BYTE_ORDER_MARK = "\ufeff"
 
 _RAISING_LIMIT = SignalSafeLock(threading.Lock())
-"""Held while the limit of `csv` on the length of fields is another than the user's."""
+"""Held while the limit of `csv` on the length of fields is increased."""
 
 
 @final
 class CsvDataSource(SpanRecords[dict[str, str]]):
-    """The rows of CSV files laid end to end, as dicts of `str` by the names in the first row, in any order.
+    """The rows of CSV files, as dicts of `str` by the names in the first row, in any order.
 
-    The files are those of RFC 4180, in UTF-8: fields may be in quotes, may then hold delimiters and newlines, and
-    quotes that are doubled. Lines end with a newline, with or without a carriage return before it. The first row of
-    each file has the names of its columns. Blank lines are passed over.
+    The files are those of RFC 4180, in UTF-8. A field in quotes may have delimiters, newlines, and doubled quotes.
+    Lines end with a newline, with or without a carriage return before it. The first row of each file has the names of
+    its columns. Blank lines are skipped.
 
-    To read a row at random, its offset in the file must be known: each file is scanned once, and the offsets are kept
-    in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`), 8 bytes a
-    row; `millstream index` keeps them beside the file. A file that has changed is scanned again.
+    Each file is scanned once for the offsets of its rows, 8 bytes each. They are cached in `$MILLSTREAM_CACHE`
+    (default: `~/.cache/millstream`), or stored beside the file by `millstream index`. A changed file is scanned again.
 
     Args:
-        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
-            such as `data/part-*.csv` (its matches sorted by name), or a file with a range of its rows
-            `file.csv[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
-            `gs://`, `s3://`, `http://` or `https://`.
-        columns: the names of the columns that are wanted, in the order of the dicts; None for all of them, in the
-            order of the first file.
+        paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
+            pattern such as `data/part-*.csv` (its matches are sorted), a file with a range of its rows, such as
+            `file.csv[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
+        columns: the names of the wanted columns, in the order of the dicts; None for all columns, in the order of the
+            first file.
         delimiter: the character between fields, such as a tab.
-        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
             records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
-        DataSourceError: a file is compressed as a whole, has no row of names, or ends within quotes.
+        IsADirectoryError: a path is a directory.
+        DataSourceError: a file is compressed, has no row of names, or ends within a quoted field.
         TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
-        ValueError: a column that a file lacks, or has twice; files with other columns than the first, where all are
-            wanted; a range that ends before it starts; no records at all.
+        ValueError: a file lacks a wanted column or has it twice, or, if all are wanted, has other columns than the
+            first file; a range that ends before it starts; no records.
 
-    Each reading member raises DataSourceError, with the file and the row, for a row with more or fewer fields
-    than there are names, or wrong quotes, and for a file that was truncated, removed or written to since the source was
-    constructed. Files stay open, at most 512.
+    Reading raises DataSourceError, with the file and the row, for a row with more or fewer fields
+    than there are names, or wrong quotes, and for a file that was truncated, removed or changed since the source was
+    constructed. At most 512 files stay open.
 
     Examples:
         >>> source = millstream.CsvDataSource("people.csv")
@@ -83,7 +81,7 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, columns, delimiter, and a digest of names, sizes, counts, ranges."""
-        import hashlib  # noqa: PLC0415  (OpenSSL takes its time)
+        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
         names = hashlib.blake2b(repr(self._columns).encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         return f"{super().fingerprint()} columns={len(self._columns)}:{names} delimiter={self._delimiter!r}"
@@ -96,9 +94,9 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
         return _CsvFormat(self._delimiter, self._headers[path], self._columns)
 
     def _read_header(self, path: str, stop: int) -> tuple[str, ...]:
-        """Returns the names in the row that ends before a place."""
-        with self._at_hand(path) as place:
-            file = open_stored(place, self._identities[path])
+        """Returns the names in the row that ends at an offset."""
+        with self._location_of(path) as location:
+            file = open_stored(location, self._identities[path])
             try:
                 content = file.read(0, stop)
             finally:
@@ -108,7 +106,8 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
             (row,) = _rows([text], self._delimiter)
         except (ValueError, csv.Error) as error:
             raise DataSourceError(
-                f"{path!r} does not begin with the names of its columns, in UTF-8: {error}."
+                f"{path!r} must begin with a row of column names in UTF-8: {error}. Add the row, or pass another "
+                "delimiter."
             ) from error
         return tuple(row)
 
@@ -139,56 +138,56 @@ class _CsvFormat(SpanFormat[dict[str, str]]):
 
         count = 0
         for starts in record_starts(scan, b"\r", newlines):
-            yield starts[1:] if count == 0 else starts  # The first one is that of the row of names.
+            yield starts[1:] if count == 0 else starts  # The first offset is that of the row of names.
             count += len(starts)
         if count < 2 or quotes_before & 1:
-            what = (
-                "ends within quotes" if quotes_before & 1 else "is empty: its first row should have the columns' names"
+            problem = (
+                "has an unterminated quoted field" if quotes_before & 1 else "is empty: expected a row of column names"
             )
-            raise DataSourceError(f"{scan.path!r} {what}. Restore the file, or pass another delimiter.")
+            raise DataSourceError(f"{scan.path!r} {problem}. Restore the file, or pass another delimiter.")
 
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[dict[str, str]]:
-        texts = decode_texts(spans, "utf-8", places)
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[dict[str, str]]:
+        texts = decode_texts(spans, "utf-8", request)
         try:
             rows = _rows(texts, self.delimiter)
         except csv.Error:
             rows = []
         if len(rows) != len(texts) or set(map(len, rows)) - {len(self.header)}:
-            rows = [self._row(text, place, places) for place, text in enumerate(texts)]
+            rows = [self._fields(text, row, request) for row, text in enumerate(texts)]
         if self.columns == self.header:
             return [dict(zip(self.columns, row, strict=True)) for row in rows]
         chosen = [self.header.index(name) for name in self.columns]
-        return [{name: row[place] for name, place in zip(self.columns, chosen, strict=True)} for row in rows]
+        return [{name: row[column] for name, column in zip(self.columns, chosen, strict=True)} for row in rows]
 
-    def _row(self, text: str, place: int, places: SpanPlaces) -> list[str]:
-        """Returns the fields of one row, or raises what is wrong with it."""
+    def _fields(self, text: str, row: int, request: SpanRequest) -> list[str]:
+        """Returns the fields of one row, or raises its error."""
         try:
-            (row,) = _rows([text], self.delimiter)
+            (fields,) = _rows([text], self.delimiter)
         except (csv.Error, ValueError) as error:
-            raise places.error(
-                place,
+            raise request.error(
+                row,
                 f"it is not a row of CSV: {error}. Fields that hold quotes or line ends must be in quotes, and quotes "
                 "within them doubled.",
             ) from error
-        if len(row) != len(self.header):
-            raise places.error(
-                place, f"it has {len(row)} fields, but the first row of the file names {len(self.header)} columns."
+        if len(fields) != len(self.header):
+            raise request.error(
+                row, f"it has {len(fields)} fields, but the first row of the file names {len(self.header)} columns."
             )
-        return row
+        return fields
 
 
 def _rows(texts: list[str], delimiter: str) -> list[list[str]]:
-    """Returns the rows of some texts; a field may be of any length.
+    """Returns the rows of texts; a field may have any length.
 
     Raises:
-        csv.Error: one of them is not well-formed.
+        csv.Error: a row is not well-formed.
     """
     try:
         return list(csv.reader(texts, delimiter=delimiter, strict=True))
     except csv.Error as error:
         if "field limit" not in str(error):
             raise
-    # The limit is one for the whole process. Others who parse meanwhile see the higher one, which does no harm.
+    # The process has one limit. Other threads that parse meanwhile see the increased one, which does no harm.
     with _RAISING_LIMIT:
         limit = csv.field_size_limit(max(map(len, texts)) + 1)
         try:

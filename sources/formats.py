@@ -1,6 +1,6 @@
-"""Which format a file has, by its name and its first bytes: a table with a row for each format.
+"""The table of file formats, and the recognition of a file by its name and its first bytes.
 
-Nothing of a format is imported to recognise it.
+The module of a format is not imported to recognise it.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from millstream.sources.storage.offset_index import Placement, placement
 from millstream.sources.storage.urls import is_url, without_query
 
 _SHARD = re.compile(r"-\d+-of-\d+$")
-"""What follows the extension in names such as `mnist-train.array_record-00000-of-00001`."""
+"""The text after the extension in names such as `mnist-train.array_record-00000-of-00001`."""
 
 
 @final
@@ -24,11 +24,11 @@ class FileFormat:
     """A format of files.
 
     Attributes:
-        name: what a person calls it on the command line.
-        extensions: how the names of its files end; the first one is the usual one.
+        name: the name of the format on the command line.
+        extensions: the ends of the names of its files, the usual one first.
         module: the module in `millstream.sources` with the class that reads it.
         source: the name of this class.
-        begins: returns whether a path with these first bytes is of the format; None where nothing tells.
+        begins: returns True if a path with these first bytes is of the format; None if bytes cannot tell.
     """
 
     name: str
@@ -38,8 +38,8 @@ class FileFormat:
     begins: Callable[[str, bytes], bool] | None = None
 
     def open(self, paths: Any, where: Placement = Placement.CACHE) -> Any:
-        """Returns the source of some files of this format, with its defaults; new indices are kept as `where` says."""
-        from importlib import import_module  # noqa: PLC0415  (the class is loaded when it is needed)
+        """Returns the source of files of this format, with its defaults. New indices are saved at `where`."""
+        from importlib import import_module  # noqa: PLC0415  (lazy: only one format is needed)
 
         token = placement.set(where)
         try:
@@ -49,7 +49,7 @@ class FileFormat:
 
 
 _RIEGELI = bytes.fromhex("83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9")
-"""How each file of ArrayRecord begins: the header of a block, and of a chunk that is the signature."""
+"""The first bytes of each ArrayRecord file: the header of a block, and of the chunk that is the signature."""
 
 
 def _is_array_record(_: str, start: bytes) -> bool:
@@ -57,7 +57,7 @@ def _is_array_record(_: str, start: bytes) -> bool:
 
 
 def _is_tfrecord(_: str, start: bytes) -> bool:
-    from millstream.sources.tfrecord import is_tfrecord  # noqa: PLC0415
+    from millstream.sources.tfrecord import is_tfrecord  # noqa: PLC0415  (lazy: only one format is needed)
 
     return is_tfrecord(start)
 
@@ -67,7 +67,7 @@ def _is_tar(_: str, start: bytes) -> bool:
 
 
 def _is_megatron(path: str, _: bytes) -> bool:
-    # Any bytes may be tokens: the other file of the two says it.
+    # Any bytes may be tokens: the index beside the file tells.
     try:
         with open(os.path.splitext(path)[0] + ".idx", "rb") as index:  # noqa: PTH122, PTH123
             return index.read(9) == b"MMIDIDX\x00\x00"
@@ -104,21 +104,21 @@ FORMATS = (
     FileFormat("jsonl", (".jsonl", ".ndjson"), "json_lines", "JsonLinesDataSource", _is_json_lines),
     FileFormat("text", (".txt", ".text"), "text_lines", "TextLineDataSource", _is_text),
 )
-"""All formats; of those that a file may begin as, the first one counts."""
+"""All formats, in the order in which first bytes are compared."""
 
 
 def format_of_name(path: str) -> FileFormat | None:
-    """Returns the format that files of such a name have, or None if the name does not say."""
+    """Returns the format by the name of a file, or None if the name has no known extension."""
     name = _SHARD.sub("", without_ending(path).lower())
     return next((kind for kind in FORMATS if name.endswith(kind.extensions)), None)
 
 
 def format_of_file(path: str) -> FileFormat:
-    """Returns the format of a file, by its name, else by its first bytes; of an object in a store, by its name.
+    """Returns the format of a file by its name, else by its first bytes; of a remote file by its name.
 
     Raises:
         OSError: it cannot be opened or read.
-        DataSourceError: it is of no format that is known, or is compressed as a whole.
+        DataSourceError: the format is unknown, or the file is compressed.
     """
     by_name = format_of_name(without_query(path) if is_url(path) else path)
     if is_url(path) and by_name is not None:
@@ -134,11 +134,11 @@ def format_of_file(path: str) -> FileFormat:
     for kind in FORMATS:
         if kind.begins is not None and kind.begins(path, start):
             return kind
-    raise _unknown(path, "its name or its first bytes")
+    raise _unknown(path, "its name or first bytes")
 
 
-def _unknown(path: str, what: str) -> DataSourceError:
+def _unknown(path: str, evidence: str) -> DataSourceError:
     return DataSourceError(
-        f"The format of {path!r} is not known by {what}. Say which one it is, of "
+        f"Cannot tell the format of {path!r} from {evidence}. Pass --format, one of "
         f"{', '.join(kind.name for kind in FORMATS)}."
     )

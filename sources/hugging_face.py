@@ -1,4 +1,4 @@
-"""Records of Hugging Face datasets, taken from the buffers of their Arrow tables."""
+"""The records of Hugging Face datasets, read from the buffers of their Arrow tables."""
 
 import dataclasses
 import zlib
@@ -18,28 +18,29 @@ from millstream.sources.tables.arrow_tables import ArrowTable
 
 @final
 class HuggingFaceDataSource(Pictured):
-    """The records of a `datasets.Dataset`, as dicts, taken from its Arrow tables.
+    """The records of a `datasets.Dataset`, as dicts, read from its Arrow tables.
 
-    A dataset is a source by itself, too: its records are then what `dataset[key]` gives, in its format. Here they are
-    the dicts of `ParquetDataSource`, whose documentation says what each type becomes: numbers keep the width of their
-    column, lists of numbers are NumPy arrays, nulls None. That is quicker, and where Batch comes first, columns become
-    arrays without records in between. Images, audio and other features with a `decode_example` of their own are what
-    that makes of them (an image is a `PIL.Image`), and `datasets.Array2D` to `Array5D` are arrays of their shape.
+    A dataset is also a source as it is: its records are then those of `dataset[key]`, in its format. Here they are the
+    dicts of `ParquetDataSource`, whose documentation lists the types: numbers keep the width of their column, lists of
+    numbers are NumPy arrays, nulls None. That is faster, and if Batch comes first, columns become arrays without
+    records in between. Images, audio and other features with `decode_example` are decoded by it (an image is a
+    `PIL.Image`), and `datasets.Array2D` to `Array5D` are arrays of their shape.
 
-    What `select`, `shuffle`, `filter` and `map` have made of the dataset is what is read, and so are the columns of
-    `with_format(columns=...)`; the type of a format does not count.
+    The rows are those after `select`, `shuffle`, `filter` and `map`, and the columns those of
+    `with_format(columns=...)`. The type of a format has no effect.
 
-    The dataset's files are mapped into memory by `datasets`: do not shorten or overwrite them while they are read. A
-    dataset that is mapped is sent to workers as the names of its files; one that is in memory is sent whole.
+    `datasets` maps the files of a dataset into memory: do not shorten or overwrite them while they are read. Workers
+    receive the names of the files of a mapped dataset, or all rows of a dataset in memory.
 
     Args:
-        dataset: a `datasets.Dataset`, with at least one column. It is kept.
+        dataset: a `datasets.Dataset`, with at least one column.
 
     Raises:
-        TypeError: something else, such as a `DatasetDict`, an `IterableDataset`, or a dataset with `with_transform`.
-        ValueError: there are no records, or no columns.
+        TypeError: it is another object, such as a `DatasetDict`, an `IterableDataset`, or a dataset with
+            `with_transform`.
+        ValueError: it has no columns.
 
-    Each reading member raises DataSourceError, with the file and the record, for values that are damaged.
+    Reading raises DataSourceError, with the file and the record, for damaged values.
 
     Examples:
         >>> import datasets
@@ -89,15 +90,15 @@ class HuggingFaceDataSource(Pictured):
     def fingerprint(self) -> str:
         """Returns the number of records, the columns, and a CRC over up to 16 records, spread evenly.
 
-        Images and the like count as they are stored.
+        Images and other encoded values count in their encoded form.
         """
         columns = self._opened().stored
         keys = np.linspace(0, self._num_records - 1, min(FINGERPRINT_RECORDS, self._num_records), dtype=np.int64)
         crc = 0
         for record in dicts(columns, self._rows(keys)):
             crc = updated_crc(crc, record)
-        words = zlib.crc32(repr([(name, column.type_name) for name, column in columns.items()]).encode())
-        return f"HuggingFace records={self._num_records} columns={len(columns)}:{words:08x} crc32={crc:08x}"
+        schema = zlib.crc32(repr([(name, column.type_name) for name, column in columns.items()]).encode())
+        return f"HuggingFace records={self._num_records} columns={len(columns)}:{schema:08x} crc32={crc:08x}"
 
     def _rows(self, keys: Any) -> Rows:
         """Returns the rows of record keys in the table.
@@ -105,9 +106,9 @@ class HuggingFaceDataSource(Pictured):
         Raises:
             ValueError: a chunk of the table is damaged.
         """
-        return self._opened().data.rows(self._numbers_of_rows(keys))
+        return self._opened().data.rows(self._row_numbers(keys))
 
-    def _numbers_of_rows(self, keys: Any) -> Any:
+    def _row_numbers(self, keys: Any) -> Any:
         """Returns the numbers of the rows in the table."""
         tables = self._opened()
         if tables.indices is None:
@@ -116,11 +117,11 @@ class HuggingFaceDataSource(Pictured):
         numbers = column.batch(tables.indices.rows(keys), np.empty).astype(np.int64)
         count = len(self._dataset.data)
         if len(wrong := numbers[(numbers < 0) | (numbers >= count)]):
-            raise ValueError(f"its indices choose row {wrong[0]} of {count:,}")
+            raise ValueError(f"its indices select row {wrong[0]} of {count:,}")
         return numbers
 
     def _chunk_error(self, keys: Any, error: ValueError) -> DataSourceError:
-        """Returns the error of the first record that is in a damaged chunk."""
+        """Returns the error of the first record in a damaged chunk."""
         for key in keys.tolist():
             try:
                 self._rows(np.array([key]))
@@ -129,28 +130,28 @@ class HuggingFaceDataSource(Pictured):
         return self._row_error(int(keys[0]), error)
 
     def _row_error(self, key: int, error: ValueError) -> DataSourceError:
-        """Returns the error of a record that is damaged, with the file that it is in."""
+        """Returns the error of a damaged record, with its file."""
         try:
-            row = int(self._numbers_of_rows(np.array([key]))[0])
+            row = int(self._row_numbers(np.array([key]))[0])
         except ValueError:
-            return DataSourceError(f"Cannot read record key {key} of {self!r}: {error}. Make the dataset anew.")
+            return DataSourceError(f"Cannot read record key {key} of {self!r}: {error}. Build the dataset again.")
         table = self._dataset.data
         for blocks in getattr(table, "blocks", [[table]]):
             if row < len(blocks[0]):
                 break
             row -= len(blocks[0])
         path = getattr(blocks[0], "path", None)
-        where = repr(path) if path else "a table in memory"
+        table_name = repr(path) if path else "a table in memory"
         return DataSourceError(
-            f"Cannot read record {row} of {where} (record key {key}): {error}. Restore the file, or make the dataset "
-            "anew."
+            f"Cannot read record {row} of {table_name} (record key {key}): {error}. Restore the file, or build the "
+            "dataset again."
         )
 
     def _opened(self) -> "_Tables":
-        """Returns the tables of the dataset, as this process sees them; two threads may make them at once."""
+        """Returns the tables of the dataset in this process. Two threads may build them concurrently."""
         if self._tables is None:
             data = ArrowTable.of(self._dataset.data.table, self._names)
-            indices = self._dataset._indices  # noqa: SLF001  (there is no other way to know them)
+            indices = self._dataset._indices  # noqa: SLF001  (there is no public name for them)
             table = None if indices is None else ArrowTable.of(indices.table, [indices.table.column_names[0]])
             columns = dict(data.columns)
             for name, column in data.columns.items():
@@ -165,9 +166,9 @@ class _Tables(NamedTuple):
     """The tables of a dataset.
 
     Attributes:
-        data: its rows.
-        indices: which of them the dataset has, in its order; None for all.
-        stored: the columns as they are stored.
+        data: the rows of all columns.
+        indices: the numbers of the rows of the dataset, in its order; None for all rows.
+        stored: the columns before decoding.
         columns: the columns of the records.
     """
 
@@ -178,28 +179,29 @@ class _Tables(NamedTuple):
 
 
 def _checked_columns(dataset: Any) -> list[str]:
-    """Returns the names of the columns that the records have; refuses what is not a dataset."""
+    """Returns the names of the columns of the records; raises TypeError for any other object."""
     kinds = {kind.__name__ for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] == "datasets"}
     if "Dataset" not in kinds:
         advice = ""
         if "DatasetDict" in kinds:
             advice = f" Choose one of its splits: {', '.join(map(repr, dataset))}."
         elif "IterableDataset" in kinds:
-            advice = " It cannot be read at random: load it without streaming=True."
+            advice = " It has no random access: load it without streaming=True."
         raise TypeError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}.{advice}")
     if dataset.format["type"] == "custom":
         raise TypeError(
-            "The dataset has a transform (with_transform or set_transform), which makes its records. Give the dataset "
-            "itself to the DataLoader, or write the transform as a Map, and pass dataset.with_format(None)."
+            "dataset must not have a transform (with_transform or set_transform), because that computes its records. "
+            "Pass the dataset itself to the DataLoader, or write the transform as a Map and pass "
+            "dataset.with_format(None)."
         )
     names = list(dataset.format["columns"])
     if not names:
-        raise ValueError("A dataset must have at least one column, got one without any.")
+        raise ValueError("dataset must have at least one column, got none.")
     return names
 
 
 def _decoder(feature: Any) -> Callable[[Any], Any] | None:
-    """Returns what decodes the stored values of a feature, or None if they are its values."""
+    """Returns the function that decodes stored values of a feature, or None if they need no decoding."""
     if hasattr(feature, "decode_example") and getattr(feature, "decode", True):
         decode_example: Callable[[Any], Any] = feature.decode_example
         return decode_example
@@ -213,7 +215,7 @@ def _decoder(feature: Any) -> Callable[[Any], Any] | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _MembersDecoder:
-    """Decodes some members of dicts."""
+    """Decodes the members of dicts that have a decoder."""
 
     decoders: Mapping[str, Callable[[Any], Any]]
 

@@ -1,4 +1,4 @@
-"""Objects of JSON Lines files, found by number."""
+"""The values of JSON Lines files."""
 
 import contextlib
 import dataclasses
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.sources.files.scan import Scan, refuse_compressed
-from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.text_lines import record_starts
@@ -19,34 +19,32 @@ from millstream.sources.text_lines import record_starts
 
 @final
 class JsonLinesDataSource(SpanRecords[Any]):
-    """The values of JSON Lines files (.jsonl, .ndjson) laid end to end, in any order: mostly dicts.
+    """The values of JSON Lines files (.jsonl, .ndjson), in any order: usually dicts.
 
-    Each line is one JSON value in UTF-8 (jsonlines.org). Blank lines are passed over, and so is a byte order mark at
-    the start of a file. Where `orjson` is installed (`pip install 'millstream[json]'`), it parses, at several times the
-    speed. The values are the same: what it refuses or reads otherwise, such as NaN and integers of more than 64 bits,
-    Python's `json` reads.
+    Each line is one JSON value in UTF-8 (jsonlines.org). Blank lines are skipped, and so is a byte order mark at the
+    start of a file. If `orjson` is installed (`pip install 'millstream[json]'`), it parses at several times the speed.
+    The values are the same: Python's `json` reads those that `orjson` refuses or reads differently, such as NaN and
+    integers of more than 64 bits.
 
-    To read a line at random, its offset in the file must be known: each file is scanned once, and the offsets are kept
-    in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`), 8 bytes a
-    line; `millstream index` keeps them beside the file. A file that has changed is scanned again.
+    Each file is scanned once for the offsets of its records, 8 bytes each. They are cached in `$MILLSTREAM_CACHE`
+    (default: `~/.cache/millstream`), or stored beside the file by `millstream index`. A changed file is scanned again.
 
     Args:
-        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
-            such as `data/part-*.jsonl` (its matches sorted by name), or a file with a range of its records
-            `file.jsonl[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
-            `gs://`, `s3://`, `http://` or `https://`.
-        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+        paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
+            pattern such as `data/part-*.jsonl` (its matches are sorted), a file with a range of its records, such as
+            `file.jsonl[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
             records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
-        DataSourceError: a file is compressed as a whole.
+        IsADirectoryError: a path is a directory.
+        DataSourceError: a file is compressed.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.
 
-    Each reading member raises DataSourceError, with the file and the record, for a line that is not JSON, and for a
-    file that was truncated, removed or written to since the source was constructed. Files stay open, at most 512.
+    Reading raises DataSourceError, with the file and the record, for a line that is not JSON, and for a
+    file that was truncated, removed or changed since the source was constructed. At most 512 files stay open.
 
     Examples:
         >>> source = millstream.JsonLinesDataSource("train*.jsonl")
@@ -71,20 +69,20 @@ class _JsonLinesFormat(SpanFormat[Any]):
         refuse_compressed(scan)
         return record_starts(scan, b" \t\r", lambda block: np.flatnonzero(block == ord("\n")))
 
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[Any]:
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[Any]:
         records: list[Any] = []
         if not _has_long_number(b"".join(spans)):
             with contextlib.suppress(ValueError):
                 records.extend(map(_loads(), spans))
-        records.extend(_loads_slowly(spans[place], place, places) for place in range(len(records), len(spans)))
+        records.extend(_loads_exactly(spans[row], row, request) for row in range(len(records), len(spans)))
         return records
 
 
 @final
 class JsonTexts(SpanRecords[bytes]):
-    """The same records as of `JsonLinesDataSource`, as the text that they are written as, in UTF-8.
+    """The records of `JsonLinesDataSource` as the text in the file, in UTF-8.
 
-    So numbers, the order of keys, and names that come twice stay as they are. What is not JSON is the same error.
+    Numbers, the order of keys, and repeated names stay as they are. A line that is not JSON is the same error.
     """
 
     kind: ClassVar[str] = "JSONL"
@@ -96,27 +94,27 @@ class JsonTexts(SpanRecords[bytes]):
 @final
 @dataclasses.dataclass(frozen=True)
 class _JsonTextsFormat(SpanFormat[bytes]):
-    """A span is the same as where values are read."""
+    """A span is a line with the blank lines after it."""
 
     index_kind: ClassVar[str] = _JsonLinesFormat.index_kind
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         return _JsonLinesFormat().offsets(scan)
 
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[bytes]:
-        _JsonLinesFormat().decode(spans, places)
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[bytes]:
+        _JsonLinesFormat().decode(spans, request)
         return [span.strip() for span in spans]
 
 
 _LONG_DIGITS = 19
-"""An integer of more than 64 bits has more than this many digits, or as many: `orjson` makes a float of it."""
+"""An integer of more than 64 bits has at least this number of digits. `orjson` returns a float for it."""
 
 _DIGITS_AS_ZEROS = bytes(ord("0") if chr(byte).isdecimal() and byte < 128 else ord(" ") for byte in range(256))
 
 
 def _has_long_number(text: bytes) -> bool:
-    """Whether there are _LONG_DIGITS digits in a row."""
-    # Every ninth byte first: so many digits cover two of these.
+    """Returns True if there are _LONG_DIGITS digits one after another."""
+    # Every ninth byte first: a number of that length covers two of these.
     is_digit = np.frombuffer(text, np.uint8)[:: _LONG_DIGITS // 2] - np.uint8(ord("0")) < 10
     if not (is_digit[1:] & is_digit[:-1]).any():
         return False
@@ -125,7 +123,7 @@ def _has_long_number(text: bytes) -> bool:
 
 @functools.cache
 def _loads() -> Callable[[bytes], Any]:
-    """Returns what parses one value quickly; it may refuse what `json` takes."""
+    """Returns the fastest parser of one value. It may refuse values that `json` reads."""
     try:
         from orjson import loads  # noqa: PLC0415
     except ImportError:
@@ -133,14 +131,12 @@ def _loads() -> Callable[[bytes], Any]:
     return loads
 
 
-def _loads_slowly(span: bytes, place: int, places: SpanPlaces) -> Any:
-    """Returns one value, parsed by `json` where the quick parser refuses it or might read it otherwise."""
+def _loads_exactly(span: bytes, row: int, request: SpanRequest) -> Any:
+    """Returns one value, parsed by `json` if the fast parser refuses it or might read it differently."""
     if not _has_long_number(span):
         with contextlib.suppress(ValueError):
             return _loads()(span)
     try:
         return json.loads(span.decode())
     except (ValueError, RecursionError) as error:
-        raise places.error(
-            place, f"it is not a JSON value on a line of its own ({places.line_of(place)}): {error}."
-        ) from error
+        raise request.error(row, f"it is not a JSON value on one line ({request.line_of(row)}): {error}.") from error

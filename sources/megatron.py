@@ -1,16 +1,16 @@
-"""Sequences of Megatron's indexed datasets, found by number.
+"""The sequences of Megatron's indexed datasets.
 
-An indexed dataset (megatron/core/datasets/indexed_dataset.py) is two files: PREFIX.bin, the tokens of all sequences
-laid end to end, and PREFIX.idx, all of it little-endian:
+An indexed dataset (megatron/core/datasets/indexed_dataset.py) is two files: PREFIX.bin, the concatenated tokens of all
+sequences, and PREFIX.idx, all of it little-endian:
 
     byte    magic[9] = "MMIDIDX", two zeros
     uint64  version = 1
     uint8   code of the tokens' dtype
     uint64  number of sequences, n
     uint64  number of documents
-    int32   how many tokens each sequence has [n]
-    int64   where each sequence begins in the .bin file, in bytes [n]
-    …       where documents begin, and more, which is not read here
+    int32   number of tokens of each sequence [n]
+    int64   offset of each sequence in the .bin file, in bytes [n]
+    …       offsets of documents, and more, which is not read here
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.scan import Scan
-from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.byte_files import StoredFile, identify, open_stored
 from millstream.sources.storage.file_cache import FileCache
@@ -36,34 +36,33 @@ _HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
 
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
-_SEQUENCES_AT_ONCE = 1 << 17
+_SEQUENCES_PER_READ = 1 << 17
 
 
 @final
 class MegatronDataSource(SpanRecords[NDArray[Any]]):
-    """The sequences of Megatron's indexed datasets (PREFIX.bin and PREFIX.idx) laid end to end, in any order.
+    """The sequences of Megatron's indexed datasets (PREFIX.bin and PREFIX.idx), in any order.
 
-    A record is a sequence as Megatron has it, mostly a document: its tokens, in an array of shape (length,) of the
-    dtype that they were written with. The offsets of the sequences are checked and copied to the user's cache
-    (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`); `millstream index` copies them
-    to a file beside the data.
+    A record is a sequence, usually a document: its tokens, as an array of shape (length,) and of the dtype in the file.
+    The offsets of the sequences are checked and copied to `$MILLSTREAM_CACHE` (default: `~/.cache/millstream`), or
+    beside the file by `millstream index`.
 
     Args:
-        prefix: one path or a sequence of paths, made absolute at once, with or without `.bin` at their end. Patterns
-            are allowed, such as `data/*_text_document`. The order of the paths is that of the records. A `str` may be
-            a URL of `gs://`, `s3://`, `http://` or `https://`. The query of a signed URL is used for both files.
-        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+        prefix: one path or a sequence of paths, in the order of the records, with or without `.bin`. A path may be a
+            pattern, such as `data/*_text_document`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
+            The query of a signed URL is used for both files.
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
             records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
+        IsADirectoryError: a path is a directory.
         DataSourceError: an index is not one of Megatron's, is damaged, or does not fit its `.bin` file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: no records at all.
+        ValueError: there are no records.
 
-    Each reading member raises DataSourceError, with the file and the record, for a file that was truncated, removed or
-    written to since the source was constructed. Files stay open, at most 512.
+    Reading raises DataSourceError, with the file and the record, for a file that was truncated, removed or changed
+    since the source was constructed. At most 512 files stay open.
 
     Examples:
         >>> source = millstream.MegatronDataSource("corpus_text_document")
@@ -82,7 +81,7 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
         return f"{super().fingerprint()} dtype={','.join(sorted(set(self._dtypes.values())))}"
 
     def sequence_lengths(self) -> NDArray[np.int64]:
-        """Returns how many tokens each record has, without reading any of them: shape (records,)."""
+        """Returns the number of tokens of each record, without reading any of them: shape (records,)."""
         lengths = [self._sizes_within(part) // np.dtype(self._dtypes[part.path]).itemsize for part in self._parts]
         return np.concatenate(lengths)
 
@@ -109,30 +108,30 @@ class _MegatronFormat(SpanFormat[NDArray[Any]]):
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         dtype, count = _read_header(scan.path)
         stop = 0
-        # Opened twice, as it is read at two places in turn: what is read of a store is read ahead.
+        # Opened twice, because it is read at two alternating offsets, and files in stores are read ahead.
         with _open_index(scan.path) as (lengths_file, _), _open_index(scan.path) as (starts_file, _):
-            for first in range(0, count, _SEQUENCES_AT_ONCE):
-                some = min(_SEQUENCES_AT_ONCE, count - first)
-                lengths = np.frombuffer(_read_at(lengths_file, _HEADER_BYTES + 4 * first, 4 * some), "<i4")
-                starts = np.frombuffer(_read_at(starts_file, _HEADER_BYTES + 4 * count + 8 * first, 8 * some), "<i8")
+            for first in range(0, count, _SEQUENCES_PER_READ):
+                number = min(_SEQUENCES_PER_READ, count - first)
+                lengths = np.frombuffer(_read_at(lengths_file, _HEADER_BYTES + 4 * first, 4 * number), "<i4")
+                starts = np.frombuffer(_read_at(starts_file, _HEADER_BYTES + 4 * count + 8 * first, 8 * number), "<i8")
                 stops = stop + np.cumsum(lengths, dtype=np.int64) * np.dtype(dtype).itemsize
                 expected = np.concatenate([[stop], stops[:-1]])
                 if lengths.min() < 0 or (starts != expected).any():
-                    raise _damaged(scan.path, "its sequences are not laid end to end")
+                    raise _damaged(scan.path, "its sequences are not contiguous")
                 stop = int(stops[-1])
                 yield starts
         if stop != scan.size:
             raise _damaged(scan.path, f"its sequences have {stop:,} bytes, but the .bin file has {scan.size:,}")
         yield np.array([stop])
 
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[NDArray[Any]]:  # noqa: ARG002  (all bytes are tokens)
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[NDArray[Any]]:  # noqa: ARG002  (any bytes are tokens)
         dtype = np.dtype(self.dtype).newbyteorder("<")
-        # Copied, so that they can be written to.
+        # Copied: an operation may write to a record.
         return [np.frombuffer(span, dtype).astype(self.dtype) for span in spans]
 
 
 def _data_paths(prefix: Any) -> Any:
-    """Returns the paths of the .bin files; what are not paths is left to be refused."""
+    """Returns the paths of the .bin files. Other values are returned, and refused later."""
     if isinstance(prefix, str | os.PathLike):
         return with_other_name(os.fsdecode(prefix), lambda name: name if name.endswith(".bin") else f"{name}.bin")
     if isinstance(prefix, Iterable) and not isinstance(prefix, bytes | set | frozenset):
@@ -155,7 +154,7 @@ def _index_path(path: str) -> str:
 
 @contextlib.contextmanager
 def _open_index(path: str) -> Iterator[tuple[StoredFile, int]]:
-    """Opens the index of a .bin file, for the length of a block, and gives its size."""
+    """Opens the index of a .bin file until the block ends, and yields it with its size."""
     index_path = _index_path(path)
     identity = identify(index_path, "Megatron index")
     file = open_stored(index_path, identity)
@@ -175,14 +174,14 @@ def _read_header(path: str) -> tuple[str, int]:
     if len(header) < _HEADER_BYTES or header[:number] != _MAGIC:
         raise _damaged(path, "it does not begin as one")
     if version != _VERSION or code[0] not in _DTYPES:
-        raise _damaged(path, f"its version {version} or the code of its dtype {code[0]} is not known")
+        raise _damaged(path, f"its version {version} or the code of its dtype {code[0]} is unknown")
     if _HEADER_BYTES + 12 * count > size:
-        raise _damaged(path, f"it ends before the places of its {count:,} sequences")
+        raise _damaged(path, f"it ends before the offsets of its {count:,} sequences")
     return _DTYPES[code[0]], count
 
 
 def _read_at(file: StoredFile, start: int, length: int) -> bytes:
-    """Returns the bytes at a place of an index, fewer at its end only."""
+    """Returns the bytes at an offset of an index; fewer only at its end."""
     content = file.read(start, length)
     while len(content) < length and (more := file.read(start + len(content), length - len(content))):
         content += more

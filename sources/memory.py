@@ -1,4 +1,4 @@
-"""Sources whose records are computed, or already in memory."""
+"""Sources whose records are computed or in memory."""
 
 import dataclasses
 import functools
@@ -17,10 +17,10 @@ from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key,
 from millstream.sources.source_checks import advice_for, batched_read_of, check_range, is_numbered
 
 FINGERPRINT_RECORDS = 16
-"""How many records, evenly spread, a fingerprint looks at."""
+"""The number of records, evenly spread, that a fingerprint depends on."""
 
 _STACKABLE_SCALARS = "biufcmM"
-"""The kinds of dtype whose scalars stack to an array of that dtype; text and bytes have no fixed width."""
+"""The kinds of dtype whose scalars stack to an array of that dtype. Text and bytes have no fixed width."""
 
 
 class _SizedIndexable(Protocol):
@@ -37,8 +37,8 @@ class RangeDataSource(Pictured):
 
     Args:
         start: the first integer.
-        stop: the end, which is left out.
-        step: the difference of neighbours; negative counts down, 0 is an error.
+        stop: the end, which is excluded.
+        step: the difference between neighbours; negative counts down, 0 is an error.
 
     Raises:
         ValueError: the step is 0, or there are 2**63 integers or more.
@@ -74,7 +74,7 @@ class RangeDataSource(Pictured):
         return f"RangeDataSource({self._range.start}, {self._range.stop}, {self._range.step})"
 
     def fingerprint(self) -> str:
-        """Returns the range in words."""
+        """Returns the start, the stop and the step of the range."""
         return f"Range start={self._range.start} stop={self._range.stop} step={self._range.step}"
 
 
@@ -83,18 +83,18 @@ class InMemoryDataSource(Pictured):
     """Records in memory, one by one or as columns.
 
     Columns are equally long NumPy arrays: one array, a tuple (or named tuple) of nothing but arrays, a dict or a
-    dataclass whose values are arrays or, in turn, dicts, lists, tuples and dataclasses of them. Record k is the same
-    structure with row k of every array, copied, so that changing a record in place leaves the source as it is. Reading
-    many costs one fancy index per array.
+    dataclass whose values are arrays or dicts, lists, tuples and dataclasses of them. Record k is the same structure
+    with a copy of row k of every array, so changing a record in place does not change the source. A batched read takes
+    one fancy index per array.
 
-    Anything else with `len()` and `[]` is a sequence of records: a list, a tuple, a memory-mapped or lazily decoding
+    Any other object with `len()` and `[]` is a sequence of records: a list, a tuple, a memory-mapped or lazily decoding
     container. Its own `__getitems__` is used if it has one. Records of a list or tuple that are dicts or lists are
-    handed out as shallow copies, so that `record["image"] = ...` leaves the source as it is.
-    Everything else is handed out as it is: do not change arrays and other objects of such records in place, as every
-    reader in this process shares them.
+    returned as shallow copies, so `record["image"] = ...` does not change the source. All other records are returned
+    without a copy: do not change their arrays and other objects in place, because all readers in this process share
+    them.
 
     Args:
-        records: the columns or the sequence. It is kept, not copied.
+        records: the columns or the sequence. It is not copied.
 
     Raises:
         TypeError: columns that are not NumPy arrays, text, or something without `len()` and `[]`.
@@ -140,7 +140,7 @@ class InMemoryDataSource(Pictured):
 
     @property
     def stackable_columns(self) -> Any:
-        """The columns, where a batch of records has their dtypes; None where it has not, or records are not columns."""
+        """The columns if a batch of records has their dtypes; None if it has others, or records are not columns."""
         return self._records if self._stacks else None
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
@@ -149,8 +149,8 @@ class InMemoryDataSource(Pictured):
         if self._is_columns:
             records = _ColumnRecords(self._records, keys)
             return records if self._stacks else list(records)
-        if (read_many := batched_read_of(self._records)) is not None:
-            return read_many(keys.tolist())
+        if (batched_read := batched_read_of(self._records)) is not None:
+            return batched_read(keys.tolist())
         return items_at(self._records, keys.tolist())
 
     def __repr__(self) -> str:
@@ -159,28 +159,28 @@ class InMemoryDataSource(Pictured):
     def fingerprint(self) -> str:
         """Returns the number of records, the columns' dtypes and shapes, and a CRC over up to 16 records.
 
-        The records are spread evenly over the source. Of values other than numbers, text, bytes, arrays, and lists,
+        The records are spread evenly over the source. For values other than numbers, text, bytes, arrays, and lists,
         tuples and dicts of these, only the type counts.
         """
         if self._fingerprint is None:
-            words = [f"InMemory records={self._num_records}"]
+            terms = [f"InMemory records={self._num_records}"]
             if self._is_columns:
-                words += [f"{name or 'rows'}={c.dtype}{list(c.shape[1:])}" for name, c in _named_columns(self._records)]
+                terms += [f"{name or 'rows'}={c.dtype}{list(c.shape[1:])}" for name, c in _named_columns(self._records)]
             count = min(FINGERPRINT_RECORDS, self._num_records)
             crc = 0
             for key in np.linspace(0, self._num_records - 1, count, dtype=np.int64).tolist():
                 crc = updated_crc(crc, self[key])
-            self._fingerprint = " ".join([*words, f"crc32={crc:08x}"])
+            self._fingerprint = " ".join([*terms, f"crc32={crc:08x}"])
         return self._fingerprint
 
 
 _SHORT_AXIS = 16
-"""Last axes up to this length are copied one index after another where memory is laid out otherwise."""
+"""Last axes up to this length are copied one index at a time if they are not contiguous."""
 
 
 @final
 class _ColumnRecords(ColumnarRecords):
-    """The records of some keys, taken from the columns on demand: as records, or as one batch."""
+    """The records of keys, copied from columns when they are needed: as records, or as one batch."""
 
     def __init__(self, columns: Any, keys: NDArray[np.int64]) -> None:
         self._columns = columns
@@ -202,7 +202,7 @@ class _ColumnRecords(ColumnarRecords):
         return tree.map_leaves(functools.partial(_taken_into, allocate, self._keys), self._columns)
 
 
-# Not inside of `stack`: there the annotations would be evaluated for each batch.
+# Not inside `stack`, where the annotations would be evaluated for each batch.
 def _taken_into(allocate: Allocate, keys: NDArray[np.int64], column: NDArray[Any]) -> NDArray[Any]:
     batch = allocate((len(keys), *column.shape[1:]), column.dtype)
     if not can_be_taken_from(column):
@@ -213,7 +213,7 @@ def _taken_into(allocate: Allocate, keys: NDArray[np.int64], column: NDArray[Any
 
 
 def _take(columns: Any, keys: Any) -> Any:
-    """Returns the rows of a key, or of an array of keys, of every column; copied."""
+    """Returns a copy of the rows of a key, or of an array of keys, of every column."""
     return tree.map_leaves(functools.partial(_taken, keys), columns)
 
 
@@ -222,7 +222,7 @@ def _taken(keys: Any, column: NDArray[Any]) -> Any:
         return np.take(column, keys, axis=0)
     if not np.ndim(keys):
         row = column[keys]
-        # A view of the column, a scalar or an object.
+        # A view of the column, or a scalar or an object.
         return row.copy(order="C") if column.ndim > 1 else row
     rows = np.empty((len(keys), *column.shape[1:]), column.dtype)
     copy_rows(column, keys, rows)
@@ -230,7 +230,7 @@ def _taken(keys: Any, column: NDArray[Any]) -> Any:
 
 
 def copy_rows(column: NDArray[Any], keys: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copies the rows of the keys of a view to `out`, without copying the rest of it."""
+    """Copies the rows of the keys of a view to `out`, without a copy of all rows."""
     rows = column[keys]
     if rows.flags.c_contiguous or column.ndim < 3 or column.shape[-1] > _SHORT_AXIS:
         out[...] = rows
@@ -241,7 +241,7 @@ def copy_rows(column: NDArray[Any], keys: NDArray[np.int64], out: NDArray[Any]) 
 
 
 def can_be_taken_from(column: NDArray[Any]) -> bool:
-    """Returns true if `numpy.take` reads rows where they are: it first copies any other array whole."""
+    """Returns True if `numpy.take` reads the rows in place. It first copies all of any other array."""
     return column.flags.c_contiguous and column.flags.aligned
 
 
@@ -255,7 +255,7 @@ def _is_columns(records: Any) -> bool:
 
 
 def _sequence_length(records: _SizedIndexable) -> int:
-    """Returns how many records the sequence holds; refuses what is not a sequence of records."""
+    """Returns the number of records of a sequence; raises TypeError for any other value."""
     advice = advice_for(records)
     if (
         advice
@@ -270,7 +270,7 @@ def _sequence_length(records: _SizedIndexable) -> int:
 
 
 def _named_columns(columns: Any) -> list[tuple[str, NDArray[Any]]]:
-    """Returns every array with where it is, such as `['image']`; refuses leaves that are not arrays."""
+    """Returns every array with its path, such as `['image']`; raises TypeError for leaves that are not arrays."""
     return [(name, _checked_column(column, name)) for name, column in tree.leaves(columns)]
 
 
@@ -295,11 +295,11 @@ def _common_length(columns: list[tuple[str, NDArray[Any]]]) -> int:
 
 def rows_of(columns: Any, count: int) -> list[Any]:
     """Returns the rows of the columns as records, each of the columns' structure."""
-    parts = tree.parts(columns)
-    if parts is None:
+    members = tree.parts(columns)
+    if members is None:
         return list(columns)
-    # Of an empty structure among the columns, each record has one.
-    rows = zip(*(rows_of(part, count) for part in parts), strict=True) if parts else itertools.repeat((), count)
+    # An empty structure among the columns is empty in each record.
+    rows = zip(*(rows_of(member, count) for member in members), strict=True) if members else itertools.repeat((), count)
     return tree.all_rebuilt(columns, rows)
 
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, found by number, and read a row group at a time."""
+"""The rows of Parquet files, read a row group at a time."""
 
 import os
 from collections.abc import Sequence
@@ -24,76 +24,76 @@ from millstream.warn import log_warning
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-_JUDGED_UNITS = 16
-"""How many row groups must have been dropped before it is judged whether that was a waste."""
+_SAMPLED_UNITS = 16
+"""The number of evicted row groups that advice is based on."""
 
-_WASTE = 4
-"""It was, if fewer than one in this many of their rows had been asked for."""
+_WASTE_FACTOR = 4
+"""Advice is given if fewer than one in this number of their rows were read."""
 
-FETCHED_AT_ONCE = 16
-"""How many row groups of objects in stores are fetched at the same time for one batch."""
+FETCHED_TOGETHER = 16
+"""The number of row groups of objects in stores that are fetched concurrently for one batch."""
 
-_DECODED_AT_ONCE = 8
-"""How many of files are decoded at the same time, where there are as many cores: a new window needs many."""
+_DECODED_TOGETHER = 8
+"""The maximum number of row groups of files that are decoded concurrently: a new window needs many."""
 
 
 class ParquetDataSource(Files[ParquetFile]):
-    """The rows of Parquet files laid end to end, as dicts, read a row group at a time. It needs pyarrow.
+    """The rows of Parquet files, as dicts, read a row group at a time. It needs pyarrow.
 
-    To read any row of a row group, all of the group must be decoded; of several that a batch needs, some at the same
-    time, by threads that end with the read. Decoded row groups are kept, up to `cache_bytes` of them in each process,
-    so rows are best asked for in an order that stays among a few row groups for a while. That is what
-    `HierarchicalSampler` is for.
+    Reading any row decodes all of its row group. If a batch needs several, threads that end with the read decode them
+    concurrently. Each process caches decoded row groups, up to `cache_bytes`, so the best order of rows stays among a
+    few row groups for a while. That is the order of `HierarchicalSampler`.
 
-    Memory: window_units times the size of a decoded row group should be half of `cache_bytes` at most, since one window
-    is read while another one ends. Prefer threads (`worker_count=0`), which share the row groups: each worker process
-    would decode all of them. `load(source, shuffle=True)` takes this order by itself where not all row groups fit. A
-    global shuffle works, but decodes a row group for nearly each row; there is a warning in the log.
+    Memory: window_units times the size of a decoded row group should be at most half of `cache_bytes`, because one
+    window is read while another one ends. Prefer threads (`worker_count=0`), which share the row groups: each worker
+    process would decode all of them. `load(source, shuffle=True)` takes this order by itself if not all row groups fit.
+    A global shuffle works, but decodes a row group for nearly each row, and logs a warning.
 
-    A record has the names of the columns as keys, and as values:
+    A record has the names of the columns as keys, and these values:
 
     - numbers and truth values: NumPy scalars; texts: `str`; binary columns: `bytes`;
     - dates and timestamps: `np.datetime64`, in UTC if there is a time zone; times of day and durations:
       `np.timedelta64`;
     - lists of these numbers: arrays of shape (length,); other lists, and those with nulls: Python lists;
     - structs: dicts;
-    - dictionaries: their values; extension types: what they are stored as, but for tensors of one shape with axes in
-      order (`arrow.fixed_shape_tensor`), which are arrays of it;
-    - decimals, maps, and what else NumPy has no dtype for, also within lists and structs: what pyarrow's `to_pylist`
-      gives, such as `decimal.Decimal`;
-    - nulls: None. A batch of None and numbers is an error: replace it in a Map before Batch.
+    - dictionaries: their values; extension types: their storage type, except tensors of one shape with axes in order
+      (`arrow.fixed_shape_tensor`), which are arrays of that shape;
+    - decimals, maps, and other types without a NumPy dtype, also within lists and structs: the values of pyarrow's
+      `to_pylist`, such as `decimal.Decimal`;
+    - nulls: None. A batch of None and numbers is an error: replace None in a Map before Batch.
 
-    Where Batch comes first, and there are no nulls, columns become the arrays of the batch without records in between.
+    If Batch comes first, and there are no nulls, columns become the arrays of the batch without records in between.
 
     Args:
-        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
-            such as `data/train-*.parquet` (its matches sorted by name), or a file with a range of its rows
-            `file.parquet[100:200]`. The order of the paths is that of the records. A `str` may be a URL of `gs://`,
-            `s3://`, `http://` or `https://`: of its row groups, only the wanted columns are fetched.
-        columns: the names of the columns that are wanted, in the order of the dicts; None for all of them, in the order
-            of the first file. Others are not read.
-        cache_bytes: how many bytes of memory decoded row groups may take in each process, besides those that are being
-            read; with 0, one row group is kept.
-        cache: a `FileCache`, to copy whole files of URLs to a local disk before their row groups are read; None to
-            fetch just what is wanted.
+        paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
+            pattern such as `data/train-*.parquet` (its matches are sorted), a file with a range of its rows, such as
+            `file.parquet[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`, of which only
+            the wanted columns are fetched.
+        columns: the names of the wanted columns, in the order of the dicts; None for all columns, in the order of the
+            first file. Others are not read.
+        cache_bytes: the memory, in bytes, for decoded row groups per process, besides those that are being read; with
+            0, one row group is cached.
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to fetch only the
+            wanted columns.
 
     Attributes:
         unit_sizes: the number of records of each row group, in the order of the records: int64, shape (n,).
-        window_units: how many row groups a shuffle should keep together, so that they fit into half of `cache_bytes`,
-            by their sizes in the files' metadata; None if all fit into `cache_bytes`, where any order is as fast.
+        window_units: the number of row groups that a shuffle should keep together, so that they fit into half of
+            `cache_bytes`, by their sizes in the files' metadata; None if all fit into `cache_bytes`, because any order
+            is then equally fast.
 
     Raises:
         ImportError: pyarrow is not installed: `pip install 'millstream[parquet]'`.
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
+        IsADirectoryError: a path is a directory.
         DataSourceError: a file is not a Parquet file, is damaged, or was cut short.
         TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
-        ValueError: a column that a file lacks, or has twice, or has of another type than the first file; files with
-            other columns than the first, where all are wanted; a range that ends before it starts; no records at all.
+        ValueError: a file lacks a wanted column, has it twice, or has it with another type than the first file; or, if
+            all are wanted, has other columns than the first file; a range that ends before it starts; no records.
 
-    Each reading member raises DataSourceError, with the file and the row, for a row group that is damaged, and for a
-    file that was truncated, removed or written to since the source was constructed. Checksums of pages are compared
-    where files have them. Files stay open, at most 512.
+    Reading raises DataSourceError, with the file and the row, for a damaged row group, and for a file that was
+    truncated, removed or changed since the source was constructed. Checksums of pages are compared if files have them.
+    At most 512 files stay open.
 
     Examples:
         >>> source = millstream.ParquetDataSource("train-*.parquet", columns=["tokens", "label"])
@@ -180,14 +180,14 @@ class ParquetDataSource(Files[ParquetFile]):
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the columns, and a digest of names, sizes, counts and ranges."""
-        import hashlib  # noqa: PLC0415  (OpenSSL takes its time)
+        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
-        words = repr([(name, column.type_name) for name, column in self._columns.items()])
-        digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+        schema = repr([(name, column.type_name) for name, column in self._columns.items()])
+        digest = hashlib.blake2b(schema.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
         return f"{super().fingerprint()} columns={len(self._columns)}:{digest}"
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
-        """Counts the rows of all files: the row groups of those of which only ranges are used are needed as well."""
+        """Counts the rows of all files: files with ranges need their row groups as well."""
         super()._count_files(self._paths, threads)
         self._check_ranges()
 
@@ -198,13 +198,13 @@ class ParquetDataSource(Files[ParquetFile]):
         self._group_bytes += file.group_bytes(self._wanted)
         return file.num_records
 
-    def _open(self, path: str, place: str) -> ParquetFile:
-        del place  # It is the path: a copy is used for row groups only.
+    def _open(self, path: str, location: str) -> ParquetFile:
+        del location  # It is the path: a copy is used for row groups only.
         return ParquetFile(path, self._identities[path])
 
     def _begin(self) -> None:
-        at_once = FETCHED_AT_ONCE if self._is_far else min(_DECODED_AT_ONCE, os.cpu_count() or 1)
-        self._decoded_groups = RowGroups(self._columns, self._cache_bytes, _JUDGED_UNITS, at_once)
+        concurrency = FETCHED_TOGETHER if self._is_far else min(_DECODED_TOGETHER, os.cpu_count() or 1)
+        self._decoded_groups = RowGroups(self._columns, self._cache_bytes, _SAMPLED_UNITS, concurrency)
         self._has_advised = False
 
     @property
@@ -212,7 +212,7 @@ class ParquetDataSource(Files[ParquetFile]):
         return any(map(is_url, self._paths))
 
     def _check_types(self, path: str) -> None:
-        """Raises unless the columns have the types that they have in the first file."""
+        """Raises unless the columns have the types of the first file."""
         columns = columns_of(self._schemas[path], self._names)
         for name, column in self._columns.items():
             if columns[name].type_name != column.type_name:
@@ -222,8 +222,8 @@ class ParquetDataSource(Files[ParquetFile]):
                 )
 
     def _index_units(self) -> None:
-        """Sets the tables that give the row group of a record key, and the row in it."""
-        units: list[tuple[int, int, int]] = []  # The number of the group, its first row that counts, and the end.
+        """Builds the tables that map a record key to a row group and a row in it."""
+        units: list[tuple[int, int, int]] = []  # The number of the group, its first row, and its end.
         self._groups: list[tuple[str, int, int]] = []  # The file, the group's number in it, its first row there.
         first_groups: dict[str, int] = {}
         for path, sizes in self._group_sizes.items():
@@ -248,9 +248,9 @@ class ParquetDataSource(Files[ParquetFile]):
         path, group, start = self._groups[number]
         file = self._acquire(path, start + row, key)
         try:
-            with self._at_hand(path) as place:
-                chunks = file.read_group(group, self._names, self._types, place)
-            # What was decoded is what was in the file all the time.
+            with self._location_of(path) as location:
+                chunks = file.read_group(group, self._names, self._types, location)
+            # Unchanged now, the file was unchanged while it was decoded.
             self._check_unchanged(path, file.num_records, self._identity_now(path))
         except SpanReadError as error:
             raise DataSourceError(
@@ -272,7 +272,7 @@ class ParquetDataSource(Files[ParquetFile]):
         return decoded
 
     def _row_error(self, key: int, error: ValueError) -> DataSourceError:
-        """Returns the error of a row that is damaged, such as one with a text that is not UTF-8."""
+        """Returns the error of a damaged row, such as one with a text that is not UTF-8."""
         unit = int(np.searchsorted(self._unit_ends, key, side="right"))
         path, group, start = self._groups[int(self._unit_groups[unit])]
         position = start + key + int(self._unit_shifts[unit])
@@ -287,24 +287,23 @@ class ParquetDataSource(Files[ParquetFile]):
         self._has_advised = True
         log_warning(
             f"Row group {group} of {decoded.path!r} has {decoded.num_records:,} rows, which take {decoded.num_bytes:,} "
-            f"bytes of memory, more than cache_bytes={self._cache_bytes:,}: only one such row group is kept, so that a "
-            "shuffle decodes it again and again. Write the file with smaller row groups (in pyarrow, "
-            "write_table(..., row_group_size=10_000)), leave out columns, or raise cache_bytes."
+            f"bytes of memory, more than cache_bytes={self._cache_bytes:,}. Only one such row group is cached, so a "
+            "shuffle decodes it repeatedly. Write the file with smaller row groups (in pyarrow, "
+            "write_table(..., row_group_size=10_000)), read fewer columns, or increase cache_bytes."
         )
 
     def _advise(self) -> None:
         uses = list(self._decoded_groups.units.dropped)
         served, records = sum(use.served for use in uses), sum(use.num_records for use in uses)
-        if len(uses) < _JUDGED_UNITS or served * _WASTE >= records:
+        if len(uses) < _SAMPLED_UNITS or served * _WASTE_FACTOR >= records:
             return
         self._has_advised = True
         num_bytes = sum(use.num_bytes for use in uses) // len(uses)
         window = max(1, self._cache_bytes // (2 * max(1, num_bytes)))
         log_warning(
-            f"Of the last {len(uses)} row groups that were decoded and dropped, only {served:,} of {records:,} rows "
-            "were asked for: the order is too random for Parquet, or many worker processes decode the same row groups. "
-            f"A row group takes {num_bytes:,} bytes of memory here. Use the order of "
-            f"HierarchicalSampler(source.unit_sizes, window_units={window}, seed=...), which fits into "
-            f"cache_bytes={self._cache_bytes:,}, or raise cache_bytes, and use threads instead of workers "
+            f"Only {served:,} of {records:,} rows in {len(uses)} evicted row groups were read. The order is too "
+            f"random for Parquet, or many worker processes decode the same row groups. A row group takes {num_bytes:,} "
+            f"bytes of memory here. Use HierarchicalSampler(source.unit_sizes, window_units={window}, seed=...), which "
+            f"fits into cache_bytes={self._cache_bytes:,}, or increase cache_bytes, and use threads instead of workers "
             "(worker_count=0)."
         )

@@ -1,4 +1,4 @@
-"""Parquet files of a file system that the user gives, such as that of the Hugging Face Hub."""
+"""Parquet files of a user's file system, such as that of the Hugging Face Hub."""
 
 import errno
 import os
@@ -14,15 +14,15 @@ from millstream.sources.tables.parquet_file import ParquetFile
 
 @final
 class FilesystemParquetDataSource(ParquetDataSource):
-    """The rows of Parquet files of any file system; all else is as in `ParquetDataSource`.
+    """The rows of Parquet files of any file system. All else is as in `ParquetDataSource`.
 
-    A file is opened anew for each row group, as file systems over a network have connections of their own for each
-    open file. That it stays as it is while it is read is taken on trust.
+    A file is opened for each row group, because network file systems have a connection per open file. It must not
+    change while it is read: that is not checked.
 
     Args:
-        paths: one path or a sequence of them, as the file system takes them: no patterns, and no ranges.
-        filesystem: a `pyarrow.fs.FileSystem`, or one of fsspec, such as `huggingface_hub.HfFileSystem()`. For worker
-            processes, it must be possible to pickle it.
+        paths: one path of the file system, or a sequence of them. Patterns and ranges are not supported.
+        filesystem: a `pyarrow.fs.FileSystem`, or one of fsspec, such as `huggingface_hub.HfFileSystem()`. It must be
+            picklable for worker processes.
         options: `columns` and `cache_bytes`.
 
     Raises:
@@ -48,14 +48,14 @@ class FilesystemParquetDataSource(ParquetDataSource):
         if found.type == fs.FileType.Directory:
             raise IsADirectoryError(errno.EISDIR, "Parquet sources read files, not directories", path)
         if found.size is None:
-            raise DataSourceError(f"The file system does not say how large {path!r} is: copy it to a file.")
+            raise DataSourceError(f"Cannot find the size of {path!r} in its file system. Copy it to a local file.")
         return FileIdentity.of_object(found.size, repr((found.size, found.mtime_ns)).encode())
 
     def _identity_now(self, path: str) -> FileIdentity:
         return self._identities[path]
 
-    def _open(self, path: str, place: str) -> ParquetFile:
-        del place  # There are no copies.
+    def _open(self, path: str, location: str) -> ParquetFile:
+        del location  # There are no copies.
         return ParquetFile(path, self._identities[path], self._opener(path))
 
     def _opener(self, path: str) -> Callable[[], Any]:
@@ -67,7 +67,7 @@ class FilesystemParquetDataSource(ParquetDataSource):
 
 
 def _arrow_filesystem(given: Any) -> Any:
-    """Returns a file system as one of Arrow's."""
+    """Returns the file system as one of pyarrow."""
     fs = filesystems()
     if isinstance(given, fs.FileSystem):
         return given

@@ -1,6 +1,6 @@
-"""What is often taken for a source of records and is not one, and what to write instead.
+"""Checks that a value is a source of records, with advice for values that are mistaken for one.
 
-Tables of other libraries are known by the module of their class: nothing is imported to recognise them.
+Tables of other libraries are recognised by the module of their class, so that nothing is imported.
 """
 
 import functools
@@ -13,22 +13,22 @@ _ROWS_OF_TABLES: Mapping[str, Callable[[Any, int], Any]] = {
     "pandas": lambda frame, row: frame.iloc[row : row + 1].reset_index(drop=True),
     "polars": lambda frame, row: frame.slice(row, 1),
 }
-"""How a Hugging Face dataset of this format gives a row of many, as it gives it alone."""
+"""For each table format of Hugging Face datasets, a row of a table in the form of a single record."""
 
 
 def batched_read_of(source: Any) -> Callable[[Any], Sequence[Any]] | None:
     """Returns the function that reads records of a source in one call, or None if it has none.
 
-    It is `__getitems__`, unless a more derived class defines `__getitem__` alone: it may decode, and a wrapper that
-    forwards attributes may, too. Hugging Face datasets have `__getitems__`, but it fails if their format is a table.
+    It is `__getitems__`, unless a more derived class defines `__getitem__` alone, which may decode. Hugging Face
+    datasets have a `__getitems__` that fails if their format is a table.
     """
-    read_many: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
-    if read_many is None or not _is_up_to_date(source):
+    read: Callable[[Any], Sequence[Any]] | None = getattr(source, "__getitems__", None)
+    if read is None or not _is_up_to_date(source):
         return None
     if type(source).__module__.partition(".")[0] != "datasets" or not isinstance(getattr(source, "format", None), dict):
-        return read_many
+        return read
     row_of = _ROWS_OF_TABLES.get(source.format.get("type"))
-    return read_many if row_of is None else functools.partial(_rows_of_table, source, row_of)
+    return read if row_of is None else functools.partial(_rows_of_table, source, row_of)
 
 
 def _is_up_to_date(source: Any) -> bool:
@@ -47,9 +47,9 @@ def _rows_of_table(source: Any, row_of: Callable[[Any, int], Any], keys: Sequenc
 
 
 def advice_for(value: object) -> str | None:
-    """Returns what to write instead of a value that is not a source by itself, or None if nothing is known about it."""
+    """Returns advice about a value that is not a source by itself, or None if there is none."""
     if isinstance(value, str | os.PathLike):
-        from millstream.sources.formats import format_of_name  # noqa: PLC0415  (for this error only)
+        from millstream.sources.formats import format_of_name  # noqa: PLC0415  (lazy: only this error needs it)
 
         path = os.fsdecode(value)
         known = format_of_name(path)
@@ -64,7 +64,7 @@ def advice_for(value: object) -> str | None:
             "millstream.load(dict(sources), weights={...})."
         )
     if hasattr(value, "__next__"):
-        return "an iterator cannot be read at random. Pass list(iterator), if its records fit into memory."
+        return "an iterator has no random access. Pass list(iterator), if its records fit into memory."
     return _advice_for_table(value)
 
 
@@ -87,16 +87,16 @@ def _columns(table: str, names: str) -> str:
 
 
 def is_numbered(mapping: Mapping[object, object]) -> bool:
-    """Returns whether the keys of a mapping are record keys, by the first and the last of them."""
+    """Returns True if the keys of a mapping are record keys, judged by the first and the last one."""
     return not mapping or (0 in mapping and len(mapping) - 1 in mapping)
 
 
 def check_source(source: Any, name: str) -> None:
-    """Refuses what is not a source, and a source without records.
+    """Raises unless the value is a source with records.
 
     Args:
-        source: what should be one.
-        name: what to call it in errors.
+        source: the value.
+        name: its name in errors.
     """
     check_readable(source, name)
     if len(source) == 0:
@@ -104,7 +104,7 @@ def check_source(source: Any, name: str) -> None:
 
 
 def check_readable(source: Any, name: str) -> None:
-    """Refuses what is not a source; one without records is one. The arguments are those of `check_source`."""
+    """Raises unless the value is a source, which may have no records. The arguments are those of `check_source`."""
     if advice := advice_for(source):
         raise TypeError(f"{name} must be a source of records, got {type(source).__name__}: {advice}")
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):

@@ -1,4 +1,4 @@
-"""Lines of text files, found by number."""
+"""The lines of text files."""
 
 import codecs
 import dataclasses
@@ -9,46 +9,44 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.sources.files.scan import Scan, refuse_compressed
-from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.file_cache import FileCache
 
 _NEWLINE = 10
 
-_LOOKED_AT_BYTES = 4096
-"""How much is read at once of a line that may be blank."""
+_BLANK_READ_BYTES = 4096
+"""The size of a read of a line that may be blank."""
 
 
 @final
 class TextLineDataSource(SpanRecords[str]):
-    """The lines of text files laid end to end, as `str` without their ends, in any order.
+    """The lines of text files, as `str` without their ends, in any order.
 
     A line ends with a newline, with or without a carriage return before it, or with its file; empty lines are lines. A
-    byte order mark of UTF-8 at the start of a file is passed over.
+    byte order mark of UTF-8 at the start of a file is skipped.
 
-    To read a line at random, its offset in the file must be known: each file is scanned once, and the offsets are kept
-    in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`), 8 bytes a
-    line; `millstream index` keeps them beside the file. A file that has changed is scanned again.
+    Each file is scanned once for the offsets of its lines, 8 bytes each. They are cached in `$MILLSTREAM_CACHE`
+    (default: `~/.cache/millstream`), or stored beside the file by `millstream index`. A changed file is scanned again.
 
     Args:
-        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
-            such as `data/part-*.txt` (its matches sorted by name), or a file with a range of its lines
-            `file.txt[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
-            `gs://`, `s3://`, `http://` or `https://`.
-        encoding: how the text is encoded; one in which the newline is the byte 10, and nothing else is.
-        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+        paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
+            pattern such as `data/part-*.txt` (its matches are sorted), a file with a range of its lines, such as
+            `file.txt[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
+        encoding: the encoding of the text. In it, the newline must be the byte 10, and nothing else.
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
             records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
-        DataSourceError: a file is compressed as a whole.
+        IsADirectoryError: a path is a directory.
+        DataSourceError: a file is compressed.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: an encoding that is not known or in which lines cannot be found, such as UTF-16; a range that ends
-            before it starts; no records at all.
+        ValueError: an unknown encoding or one without lines of bytes, such as UTF-16; a range that ends before it
+            starts; no records.
 
-    Each reading member raises DataSourceError, with the file and the line, for a line that is not in the encoding, and
-    for a file that was truncated, removed or written to since the source was constructed. Files stay open, at most 512.
+    Reading raises DataSourceError, with the file and the line, for a line that is not in the encoding, and
+    for a file that was truncated, removed or changed since the source was constructed. At most 512 files stay open.
 
     Examples:
         >>> source = millstream.TextLineDataSource("poem.txt")
@@ -78,42 +76,42 @@ class _TextLineFormat(SpanFormat[str]):
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         refuse_compressed(scan)
-        place = text_start(scan)
-        yield np.array([place])
+        start_of_last = text_start(scan)
+        yield np.array([start_of_last])
         for start, block in scan.blocks():
             ends = np.flatnonzero(block == _NEWLINE) + (start + 1)
             yield ends
             if ends.size:
-                place = ends[-1]
-        if place < scan.size:  # The last line has no end of its own.
+                start_of_last = ends[-1]
+        if start_of_last < scan.size:  # The last line has no newline.
             yield np.array([scan.size])
 
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[str]:
-        _check_line_ends(spans, places)
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[str]:
+        _check_line_ends(spans, request)
         if self.encoding == "utf-8" and (texts := _decoded_together(spans)) is not None:
             return texts
         lines = [span[:-2] if span.endswith(b"\r\n") else span[:-1] if span.endswith(b"\n") else span for span in spans]
-        return decode_texts(lines, self.encoding, places)
+        return decode_texts(lines, self.encoding, request)
 
 
-def _check_line_ends(spans: list[bytes], places: SpanPlaces) -> None:
-    """Raises DataSourceError unless each span is one line: its only newline ends it, but in the last line of a file."""
+def _check_line_ends(spans: list[bytes], request: SpanRequest) -> None:
+    """Raises DataSourceError unless each span has one newline, at its end. The last line of a file may have none."""
     if all(span.find(b"\n") == len(span) - 1 for span in spans):
         return
-    for place, span in enumerate(spans):
-        is_last = places.positions[place] == places.num_records - 1
+    for row, span in enumerate(spans):
+        is_last = request.positions[row] == request.num_records - 1
         if b"\n" in span[:-1] or not (span.endswith(b"\n") or is_last):
-            raise places.error(
-                place,
-                "there is not one whole line where its index says. The file was rewritten while it was in use, and its "
-                "time set back. Construct the source again.",
+            raise request.error(
+                row,
+                "its index does not point at one line. The file was rewritten while it was in use, and its time set "
+                "back. Construct the source again.",
             )
 
 
 def _decoded_together(spans: list[bytes]) -> list[str] | None:
-    """Returns the texts of lines with their ends, of UTF-8: decoded as one text, they take a fifth of the time.
+    """Returns the texts of lines of UTF-8. Decoded as one text, they take a fifth of the time.
 
-    None where one of them has no end, as the last one of a file may, or is not UTF-8.
+    None if a line is not UTF-8, or has no newline, as the last one of a file may.
     """
     try:
         text = b"".join(spans).decode()
@@ -127,22 +125,23 @@ def _decoded_together(spans: list[bytes]) -> list[str] | None:
 
 
 def text_start(scan: Scan) -> int:
-    """Returns where the text of a file begins: after a byte order mark of UTF-8, if there is one."""
+    """Returns the offset of the text of a file: after a byte order mark of UTF-8, if there is one."""
     return len(codecs.BOM_UTF8) if scan.read(0, len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
 
 
-def decode_texts(texts: list[bytes], encoding: str, places: SpanPlaces) -> list[str]:
-    """Returns the texts of some records.
+def decode_texts(texts: list[bytes], encoding: str, request: SpanRequest) -> list[str]:
+    """Returns the texts of records.
 
     Raises:
-        DataSourceError: one of them is not in the encoding.
+        DataSourceError: a record is not in the encoding.
     """
     decoded: list[str] = []
     try:
         decoded.extend(text.decode(encoding) for text in texts)
     except UnicodeDecodeError as error:
-        raise places.error(
-            len(decoded), f"it is not {encoding}: {error.reason} at its byte {error.start}. Pass its encoding."
+        raise request.error(
+            len(decoded),
+            f"it is not {encoding}: {error.reason} at its byte {error.start}. Pass the encoding of the file.",
         ) from error
     return decoded
 
@@ -150,14 +149,14 @@ def decode_texts(texts: list[bytes], encoding: str, places: SpanPlaces) -> list[
 def record_starts(
     scan: Scan, blanks: bytes, newlines: Callable[[NDArray[np.uint8]], NDArray[np.int64]]
 ) -> Iterator[NDArray[np.int64]]:
-    """Yields where the records begin that line ends part, without blank lines, and at last where the file ends.
+    """Yields the offsets of records that end with a newline, without blank lines, and at last the size of the file.
 
-    Blank lines are left to the record before them.
+    A blank line belongs to the record before it.
 
     Args:
         scan: the file.
-        blanks: the bytes besides the newline that a blank line may consist of.
-        newlines: returns where in the next block of the file the newlines are that end a record.
+        blanks: the bytes, besides the newline, that a blank line may have.
+        newlines: returns the offsets, in the next block of the file, of the newlines that end a record.
     """
     begin, at_start = text_start(scan), True
     for start, block in scan.blocks():
@@ -167,36 +166,36 @@ def record_starts(
         at_start = bool(ends.size) and int(ends[-1]) == len(block) - 1
         lines = lines[lines < len(block)]
         first = block[lines]
-        for place in np.flatnonzero(np.isin(first, np.frombuffer(blanks, np.uint8))).tolist():
-            if _is_blank(scan, start + int(lines[place]), blanks):
-                first[place] = _NEWLINE
+        for number in np.flatnonzero(np.isin(first, np.frombuffer(blanks, np.uint8))).tolist():
+            if _is_blank(scan, start + int(lines[number]), blanks):
+                first[number] = _NEWLINE
         yield lines[first != _NEWLINE] + start
     yield np.array([scan.size])
 
 
-def _is_blank(scan: Scan, place: int, blanks: bytes) -> bool:
-    """Returns whether the line that begins at a place has nothing but blanks."""
-    while some := scan.read(place, _LOOKED_AT_BYTES):
-        if rest := some.lstrip(blanks):
-            return rest[0] == _NEWLINE
-        place += len(some)
+def _is_blank(scan: Scan, offset: int, blanks: bytes) -> bool:
+    """Returns True if the line that begins at an offset has nothing but blanks."""
+    while content := scan.read(offset, _BLANK_READ_BYTES):
+        if remainder := content.lstrip(blanks):
+            return remainder[0] == _NEWLINE
+        offset += len(content)
     return True
 
 
 def _checked_encoding(encoding: Any) -> str:
-    """Returns the usual name of an encoding in which lines can be found by their newlines."""
+    """Returns the standard name of the encoding; refuses encodings whose lines cannot be found by their newlines."""
     if not isinstance(encoding, str):
         raise TypeError(f"encoding must be a str, such as 'utf-8', got {type(encoding).__name__}.")
     try:
         name = codecs.lookup(encoding).name
         newline = "\n".encode(encoding)
     except LookupError as error:
-        raise ValueError(f"encoding must be the name of an encoding of text, got {encoding!r}: {error}.") from error
+        raise ValueError(f"encoding must be the name of a text encoding, got {encoding!r}: {error}.") from error
     if name == "utf-8-sig":
         return "utf-8"
     if newline != b"\n":
         raise ValueError(
-            f"encoding must be one in which a newline is the byte 10, got {encoding!r}: lines cannot be found in it. "
-            "Convert the files to UTF-8."
+            f"encoding must have the newline as the byte 10, got {encoding!r}: its lines cannot be found. Convert the "
+            "files to UTF-8."
         )
     return name

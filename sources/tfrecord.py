@@ -20,7 +20,7 @@ from millstream.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.crc32c import crc32c_function, masked_crc32c, masked_crc32c_of_lengths
 from millstream.sources.files.scan import Scan
-from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
 from millstream.sources.storage.file_cache import FileCache
@@ -30,45 +30,43 @@ _TRAILER_BYTES = 4
 _FRAME_BYTES = _HEADER_BYTES + _TRAILER_BYTES
 
 _BLOCK_BYTES = 4 << 20
-"""How much is read at once to find headers, where records are small."""
+"""The size of a read to find the headers of small records."""
 
 _LARGE_RECORD_BYTES = 16 << 10
-"""From this size on, a read of each header alone is quicker than one of all bytes."""
+"""The size of a record from which on reading each header alone is faster than reading all bytes."""
 
 _HEADERS_ALONE = 1024
-"""How many large records are looked for between two checks."""
+"""The number of headers of large records that are read between two checks."""
 
 
 @final
 class TFRecordDataSource(SpanRecords[bytes]):
-    """The records of TFRecord files laid end to end, as bytes, in any order: no TensorFlow is needed.
+    """The records of TFRecord files, as bytes, in any order: no TensorFlow is needed.
 
-    To read a record at random, its offset in the file must be known: each file is scanned once, and the offsets are
-    kept in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`), 8
-    bytes a record; `millstream index` keeps them beside the file. A file that has changed is scanned again.
+    Each file is scanned once for the offsets of its records, 8 bytes each. They are cached in `$MILLSTREAM_CACHE`
+    (default: `~/.cache/millstream`), or stored beside the file by `millstream index`. A changed file is scanned again.
 
     `millstream.decode_examples` turns batches of `tf.train.Example` into arrays.
 
     Args:
-        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
-            such as `data/train-*.tfrecord` (its matches sorted by name), or a file with a range of its records
-            `file.tfrecord[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
-            `gs://`, `s3://`, `http://` or `https://`.
+        paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
+            pattern such as `data/train-*.tfrecord` (its matches are sorted), a file with a range of its records, as in
+            `file.tfrecord[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
         check_crc: True to compare the checksum of each record when it is read. It takes a tenth of a microsecond per KB
             and needs `google-crc32c` (`pip install 'millstream[tfrecord]'`).
-        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
             records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
-        DataSourceError: a file is not a TFRecord file, is compressed as a whole, is damaged, or was cut short.
+        IsADirectoryError: a path is a directory.
+        DataSourceError: a file is not a TFRecord file, is compressed, is damaged, or was cut short.
         ImportError: `check_crc` is true, and `google-crc32c` is not installed.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.
 
-    Each reading member raises DataSourceError, with the file and the record, for a record that is damaged, and for a
-    file that was truncated, removed or written to since the source was constructed. Files stay open, at most 512.
+    Reading raises DataSourceError, with the file and the record, for a record that is damaged, and for a
+    file that was truncated, removed or changed since the source was constructed. At most 512 files stay open.
 
     Examples:
         >>> source = millstream.TFRecordDataSource("train.tfrecord")
@@ -90,7 +88,7 @@ class TFRecordDataSource(SpanRecords[bytes]):
 @final
 @dataclasses.dataclass(frozen=True)
 class _TFRecordFormat(SpanFormat[bytes]):
-    """A span is a whole record, its header and its checksum with it."""
+    """A span is a record with its header and its checksum."""
 
     index_kind: ClassVar[str] = "tfrecord"
 
@@ -98,9 +96,9 @@ class _TFRecordFormat(SpanFormat[bytes]):
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         self._refuse_compressed(scan)
-        place, count, read_headers = 0, 0, _headers_of_block
-        while place < scan.size:
-            headers, found, end = read_headers(scan, place)
+        offset, count, read_headers = 0, 0, _headers_of_block
+        while offset < scan.size:
+            headers, found, end = read_headers(scan, offset)
             if self.check_crc:
                 _check_headers(scan, headers, found, count)
             if end > scan.size:
@@ -110,18 +108,18 @@ class _TFRecordFormat(SpanFormat[bytes]):
                 )
             yield found
             count += len(found)
-            read_headers = _headers_of_block if end - place < len(found) * _LARGE_RECORD_BYTES else _headers_alone
-            place = end
-            scan.report(place)
-        yield np.array([place])
+            read_headers = _headers_of_block if end - offset < len(found) * _LARGE_RECORD_BYTES else _headers_alone
+            offset = end
+            scan.report(offset)
+        yield np.array([offset])
 
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[bytes]:
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[bytes]:
         records = [span[_HEADER_BYTES:-_TRAILER_BYTES] for span in spans]
         if self.check_crc:
             stored = np.frombuffer(b"".join([span[-_TRAILER_BYTES:] for span in spans]), "<u4")
             wrong = np.flatnonzero(masked_crc32c(records) != stored)
             if wrong.size:
-                raise places.error(
+                raise request.error(
                     int(wrong[0]),
                     "its checksum differs from the one stored with it, so the record is damaged. Restore the file, "
                     "or pass check_crc=False to read it as it is.",

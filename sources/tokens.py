@@ -1,11 +1,11 @@
 """Windows of flat token files: `.bin` of nanoGPT, llm.c and Megatron, `.npy`, and raw arrays under any name.
 
-A window is found by arithmetic, so a file needs no index. What comes before the tokens is skipped:
+A window is found by arithmetic, so a file needs no index. Headers are skipped:
 
     .npy      NumPy's header, which has the dtype and the length; OLMo's `.npy` files have none and are raw
     llm.c     256 int32: the magic 20240520 (uint16 tokens) or 20240801 (uint32), a version, the number of tokens, zeros
     Megatron  nothing; the dtype is in the `.idx` file beside the `.bin` file
-    others    nothing, as in nanoGPT's files; the dtype has to be given
+    others    nothing, as in nanoGPT's files; the dtype must be given
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys
 from millstream.sources.files.file_records import FileRecords
-from millstream.sources.files.span_files import SpanPlaces, whole_spans
+from millstream.sources.files.span_files import SpanRequest, complete_spans
 from millstream.sources.megatron import token_dtype
 from millstream.sources.storage.byte_files import StoredFile, exists, open_stored
 from millstream.sources.storage.file_cache import FileCache
@@ -32,11 +32,11 @@ _LLM_C = struct.Struct("<3i")
 _LLM_C_BYTES = 1024
 _LLM_C_DTYPES = {20240520: "<u2", 20240801: "<u4"}
 _BEGINNING_BYTES = 4096
-"""The bytes that are read of each file: a header of NumPy's is some 128 bytes long."""
+"""The number of bytes that are read of each file for its header. That of NumPy has some 128 bytes."""
 
 
 class TokenLayout(NamedTuple):
-    """Where the tokens of a file are.
+    """The position of the tokens in a file.
 
     Attributes:
         dtype: the dtype of a token, little-endian.
@@ -51,31 +51,31 @@ class TokenLayout(NamedTuple):
 
 @final
 class TokenDataSource(FileRecords[bytes]):
-    """Windows of the tokens in flat files, in any order: no index is made, whatever the number of tokens.
+    """Windows of the tokens in flat files, in any order. No index is needed, whatever the number of tokens.
 
     A record is `{"tokens": array of shape (window,)}` of the files' dtype. Windows begin every `stride` tokens and stay
-    within one file; the tokens of a file after its last whole window are left out. Files may be those of nanoGPT,
+    within one file; the tokens of a file after its last complete window are dropped. Files may be those of nanoGPT,
     llm.c, Megatron (the `.bin` file) and OLMo, or NumPy's `.npy` of one dimension.
 
     Args:
-        paths: one path or a sequence of paths, made absolute at once. Patterns are allowed, such as `data/*.bin`. The
-            order of the paths is that of the records. A `str` may be a URL.
+        paths: one path or a sequence of paths, in the order of the records. A path may be a pattern, such as
+            `data/*.bin`, or, as a `str`, a URL.
         window: the number of tokens in a record. To predict each next token of a context of n, read n + 1.
         stride: the number of tokens from the beginning of one window to that of the next; `window` by default. With
             `window - 1`, the last token of a window is the first of the next.
-        dtype: the integer dtype of the tokens, such as `"uint16"`; None to take it from the files, which raw files,
-            such as nanoGPT's, do not say.
-        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+        dtype: the integer dtype of the tokens, such as `"uint16"`; None to read it from the files. Raw files, such as
+            nanoGPT's, do not have it.
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
             windows.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a header is damaged or is that of another array, or the size of a file does not fit.
-        TypeError, ValueError: an argument is of the wrong kind or out of range, the dtype is not known, or the files
-            have several.
+        TypeError, ValueError: an argument has the wrong type or is out of range, the dtype is unknown, or the files
+            have several dtypes.
 
-    Each reading member raises DataSourceError, with the file and the record, for a file that was truncated, removed or
-    written to since the source was constructed. Files stay open, at most 512.
+    Reading raises DataSourceError, with the file and the record, for a file that was truncated, removed or
+    changed since the source was constructed. At most 512 files stay open.
 
     Examples:
         >>> np.arange(100, dtype=np.uint16).tofile("tokens.bin")
@@ -124,7 +124,7 @@ class TokenDataSource(FileRecords[bytes]):
         """Returns the number of files and records, window, stride, dtype, and a digest of names, sizes and ranges."""
         return f"{super().fingerprint()} window={self._window} stride={self._stride} dtype={self.dtype.name}"
 
-    def _count_files(self, paths: Sequence[str], threads: Any) -> None:  # noqa: ARG002  (those of ranges have dtypes, too)
+    def _count_files(self, paths: Sequence[str], threads: Any) -> None:  # noqa: ARG002  (files with ranges have dtypes, too)
         super()._count_files(self._paths, threads)
         self._check_ranges()
 
@@ -133,15 +133,15 @@ class TokenDataSource(FileRecords[bytes]):
         self._layouts[path] = layout
         return max(0, (layout.num_tokens - self._window) // self._stride + 1)
 
-    def _open_stored(self, path: str, place: str) -> StoredFile:
-        return open_stored(place, self._identities[path])
+    def _open_stored(self, path: str, location: str) -> StoredFile:
+        return open_stored(location, self._identities[path])
 
-    def _open(self, path: str, place: str) -> "_TokenFile":
+    def _open(self, path: str, location: str) -> "_TokenFile":
         layout = self._layouts[path]
         itemsize = layout.dtype.itemsize
         return _TokenFile(
             path,
-            self._open_stored(path, place),
+            self._open_stored(path, location),
             start=layout.start,
             stride_bytes=self._stride * itemsize,
             window_bytes=self._window * itemsize,
@@ -179,7 +179,7 @@ class TokenWindows(ColumnarRecords):
         """Returns the batch: `{"tokens": array of shape (records, window)}`."""
         batch = allocate((len(self), self._window), self._dtype)
         dtype = self._dtype.newbyteorder("<")
-        # Row by row: to join the spans first takes twice as long, because memory for all of them is new each time.
+        # Row by row: joining the spans first takes twice as long, because it allocates memory for all of them.
         for row, span in zip(batch, self._spans, strict=True):
             row[:] = np.frombuffer(span, dtype)
         return {"tokens": batch}
@@ -204,20 +204,20 @@ class _TokenFile:
         return self.begin(positions, keys)()
 
     def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], list[bytes]]:
-        """Requests the windows, and returns what waits for them."""
+        """Requests the windows, and returns the function that waits for them."""
         starts = [self._start + position * self._stride_bytes for position in positions]
         lengths = [self._window_bytes] * len(starts)
-        places = SpanPlaces(self._path, positions, keys, starts, self.num_records)
+        request = SpanRequest(self._path, positions, keys, starts, self.num_records)
         finish = self._file.begin(starts, lengths)
-        return lambda: whole_spans(finish, lengths, places)
+        return lambda: complete_spans(finish, lengths, request)
 
     def close(self) -> None:
-        """Closes it."""
+        """Closes the file."""
         self._file.close()
 
 
 def _record(span: bytes, dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
-    """Returns a record of its own, which an operation may write to."""
+    """Returns a record in memory of its own: an operation may write to it."""
     return {"tokens": np.frombuffer(span, dtype.newbyteorder("<")).astype(dtype)}
 
 
@@ -231,11 +231,11 @@ def _integer_dtype(given: Any) -> np.dtype[Any]:
 
 
 def _layout_of(path: str, file: StoredFile, size: int, given: np.dtype[Any] | None) -> TokenLayout:
-    """Returns where the tokens of a file are, and closes it.
+    """Returns the position of the tokens in a file, and closes it.
 
     Raises:
         DataSourceError: its header is damaged or is that of another array, or its size does not fit.
-        ValueError: it has no header, and no dtype was given; or it has another one.
+        ValueError: it has no header and no dtype is given, or it has another dtype.
     """
     try:
         beginning = file.read(0, min(size, _BEGINNING_BYTES))
@@ -248,8 +248,8 @@ def _layout_of(path: str, file: StoredFile, size: int, given: np.dtype[Any] | No
             dtype = np.dtype(token_dtype(path))
         if dtype is None:
             raise ValueError(
-                f"dtype must be given, because {path!r} has no header that has it: pass dtype='uint16' for the tokens "
-                "of a vocabulary below 65,536, else dtype='uint32'."
+                f"dtype must be given, because {path!r} has no header. Pass dtype='uint16' for the tokens of a "
+                "vocabulary below 65,536, else dtype='uint32'."
             )
         layout = TokenLayout(dtype, 0, size // dtype.itemsize)
     elif given is not None and given != layout.dtype:
@@ -258,13 +258,13 @@ def _layout_of(path: str, file: StoredFile, size: int, given: np.dtype[Any] | No
     if end != size:
         raise DataSourceError(
             f"{path!r} has {size:,} bytes, but {layout.num_tokens:,} tokens of {layout.dtype} from byte {layout.start} "
-            f"on end at byte {end:,}: it is cut short, or its dtype is another one."
+            f"on end at byte {end:,}: it is cut short, or has another dtype."
         )
     return layout
 
 
 def _layout_by_header(path: str, beginning: bytes) -> TokenLayout | None:
-    """Returns where the tokens are by the header of NumPy or llm.c, None if there is none."""
+    """Returns the position of the tokens by the header of NumPy or llm.c, or None if there is no header."""
     if beginning.startswith(_NPY_MAGIC):
         header = io.BytesIO(beginning)
         try:

@@ -1,4 +1,4 @@
-"""Samples of WebDataset archives, found by number."""
+"""The samples of WebDataset archives."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.scan import Scan, refuse_compressed
-from millstream.sources.files.span_files import SpanFormat, SpanPlaces
+from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.tar_members import TarError, tar_files
@@ -19,36 +19,33 @@ _SAMPLES_AT_ONCE = 4096
 
 @final
 class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
-    """The samples of WebDataset archives (.tar) laid end to end, in any order, each by one read.
+    """The samples of WebDataset archives (.tar), in any order, each by one read.
 
-    A sample is the files of an archive, one after the other, whose names are alike up to the first dot: `000/17.jpg`
-    and `000/17.cls` are the dict `{"__key__": "000/17", "jpg": b"…", "cls": b"…"}`. Extensions are in lower case, as
-    in the library `webdataset`; files without one, and members that are not files, are passed over. The archives are
+    A sample is the adjacent files of an archive whose names are equal up to the first dot: `000/17.jpg` and
+    `000/17.cls` are the dict `{"__key__": "000/17", "jpg": b"…", "cls": b"…"}`. Extensions are in lower case, as in the
+    library `webdataset`. Files without an extension, and members that are not files, are skipped. The archives are
     ustar, pax or GNU tar, with names and sizes of any length.
 
-    To read a sample at random, its offset in the archive must be known: the headers of each archive are scanned once,
-    and the offsets are kept in the user's cache (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else
-    `~/.cache/millstream`), 8 bytes a sample; `millstream index` keeps them beside the file. A file that has changed is
-    scanned again.
+    Each file is scanned once for the offsets of its samples, 8 bytes each. They are cached in `$MILLSTREAM_CACHE`
+    (default: `~/.cache/millstream`), or stored beside the file by `millstream index`. A changed file is scanned again.
 
     Args:
-        paths: one path or a sequence of paths, made absolute at once. A path is a file (`~` is expanded), a pattern
-            such as `data/train-*.tar` (its matches sorted by name), or a file with a range of its samples
-            `file.tar[100:200]`. The order of the paths is that of the records. A `str` may be a URL of
-            `gs://`, `s3://`, `http://` or `https://`.
-        cache: a `FileCache`, to copy whole files of URLs to a local disk before they are read; None to read just the
+        paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
+            pattern such as `data/train-*.tar` (its matches are sorted), a file with a range of its samples, such as
+            `file.tar[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
+        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
             records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a directory in place of a file.
-        DataSourceError: a file is not a tar archive, is compressed as a whole, is damaged, or was cut short.
+        IsADirectoryError: a path is a directory.
+        DataSourceError: a file is not a tar archive, is compressed, is damaged, or was cut short.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.
 
-    Each reading member raises DataSourceError, with the file and the sample, for a sample that has two files of one
-    extension, and for a file that was truncated, removed or written to since the source was constructed. Files stay
-    open, at most 512.
+    Reading raises DataSourceError, with the file and the sample, for a sample that has two files of one
+    extension, and for a file that was truncated, removed or changed since the source was constructed. At most 512
+    files stay open.
 
     Examples:
         >>> source = millstream.WebDatasetDataSource("train-*.tar")
@@ -65,7 +62,7 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
 @final
 @dataclasses.dataclass(frozen=True)
 class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
-    """A span is the members of a sample, with their headers, and those after it that are passed over."""
+    """A span is the members of a sample with their headers, and the skipped members after it."""
 
     index_kind: ClassVar[str] = "webdataset"
 
@@ -91,11 +88,11 @@ class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
             ) from error
         yield np.array([*starts, min(stop, scan.size)])
 
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[dict[str, Any]]:
-        return [_sample(span, place, places) for place, span in enumerate(spans)]
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[dict[str, Any]]:
+        return [_sample(span, row, request) for row, span in enumerate(spans)]
 
 
-def _sample(span: bytes, place: int, places: SpanPlaces) -> dict[str, Any]:
+def _sample(span: bytes, row: int, request: SpanRequest) -> dict[str, Any]:
     """Returns the files of a sample by their extensions."""
     sample: dict[str, Any] = {"__key__": ""}
     key = ""
@@ -106,18 +103,18 @@ def _sample(span: bytes, place: int, places: SpanPlaces) -> dict[str, Any]:
                 continue
             key, extension = named
             if extension in sample:
-                raise places.error(place, f"its key {key!r} has two files with the extension {extension!r}.")
+                raise request.error(row, f"its key {key!r} has two files with the extension {extension!r}.")
             sample[extension] = span[data : data + size]
     except TarError as error:
-        raise places.error(place, f"it is damaged: {error}. Restore the file.") from error
+        raise request.error(row, f"it is damaged: {error}. Restore the file.") from error
     sample["__key__"] = key
     return sample
 
 
 def _key_and_extension(name: str) -> tuple[str, str] | None:
-    """Returns what a file's name says, or None for one that is part of no sample.
+    """Returns the key and the extension in a file's name, or None if the file belongs to no sample.
 
-    The first dot parts the two; those of folders do not count, and a name that begins with a dot has no key.
+    The first dot separates them; dots in folders do not count, and a name that begins with a dot has no key.
     """
     base = name.rfind("/") + 1
     dot = name.find(".", base)

@@ -1,1 +1,1 @@
-"""Records in many files laid end to end: what every format of files shares, and formats of spans of bytes above all."""
+"""Records in files: several files as one source, their indices and their copies."""

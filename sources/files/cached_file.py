@@ -1,8 +1,8 @@
 """A remote file whose records are read from a copy in a cache.
 
 Guarantees:
-    - Any number of threads may read. The copy is not taken away while one does.
-    - A copy that was taken away between two reads is made again.
+    - Any number of threads may read. The copy is not evicted while one does.
+    - A copy that was evicted between two reads is made again.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @final
 class CopiedFile(Generic[RecordT]):
-    """A remote file that is read from its copy, which is made, and made again, when it is needed.
+    """A remote file that is read from a copy, which is made when it is needed.
 
     Args:
-        cache: where the copy is made.
-        url: the name of the file.
-        identity: which version of it.
-        open_file: opens the file of records of a name and the path of its copy.
+        cache: the cache that makes and evicts the copy.
+        url: the URL of the file.
+        identity: the version of the file.
+        open_file: opens the file of records, given its URL and the path of the copy.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class CopiedFile(Generic[RecordT]):
 
     @property
     def num_records(self) -> int:
-        """How many records it holds."""
+        """The number of records in the file."""
         file = self._begin()
         try:
             return file.num_records
@@ -56,7 +56,7 @@ class CopiedFile(Generic[RecordT]):
             self._end()
 
     def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[RecordT]:
-        """Returns the records at the positions, as the file of records does."""
+        """Returns the records at the positions, as the open copy does."""
         try:
             file = self._begin()
         except OSError as error:
@@ -69,11 +69,11 @@ class CopiedFile(Generic[RecordT]):
             self._end()
 
     def close(self) -> None:
-        """Closes it. Nobody reads it any more."""
+        """Closes the copy. It is not being read."""
         self._close()
 
     def _begin(self) -> RecordFile[RecordT]:
-        """Returns the file of records, whose copy stays until `_end`."""
+        """Returns the open copy, which is not evicted until `_end`."""
         with self._lock:
             opened = self._opened
             if self._users == 0 and opened is not None and not opened.copy.reacquire():
@@ -110,7 +110,7 @@ class CopiedFile(Generic[RecordT]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Opened(Generic[RecordT]):
-    """A copy, and what reads it."""
+    """A copy and the file of records that reads it."""
 
     copy: LocalCopy
     file: RecordFile[RecordT]

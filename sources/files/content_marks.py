@@ -1,4 +1,4 @@
-"""Marks of the content of files: a file of the same name and size may have other records."""
+"""Digests of the content of files: a file of the same name and size may have other records."""
 
 import contextlib
 import zlib
@@ -10,13 +10,13 @@ from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.urls import is_url
 
 MARKED_FILES = 64
-"""The maximum number of files that are marked; of more, evenly spread ones."""
+"""The maximum number of files in a digest; of more files, evenly spread ones."""
 
 _END_BYTES = 4096
 
 
 def marks_of_files(files: Mapping[str, FileIdentity]) -> dict[str, str]:
-    """Returns a mark of the first and last 4 KB of files, and one of the versions of objects in stores.
+    """Returns a digest of the first and last 4 KB of files, and one of the versions of objects in stores.
 
     Args:
         files: the files by path, in their order.
@@ -34,7 +34,7 @@ def marks_of_files(files: Mapping[str, FileIdentity]) -> dict[str, str]:
 
 
 def _crc_of_ends(path: str, size: int, crc: int) -> int:
-    """Returns a CRC of the first and last bytes of a file; one that cannot be read now fails where it is read."""
+    """Returns the CRC continued over the first and last bytes of a file. Errors are raised when the file is read."""
     with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
         crc = zlib.crc32(file.read(_END_BYTES), crc)
         file.seek(max(0, size - _END_BYTES))

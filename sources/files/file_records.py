@@ -1,4 +1,4 @@
-"""Records in files of any format that are found one by one: what a batch needs of each file is read at once."""
+"""Records in files of any format that are found one by one: each file of a batch is read in one call."""
 
 import bisect
 import functools
@@ -16,7 +16,7 @@ from millstream.sources.storage.urls import is_url
 
 
 class FileRecords(Files[RecordFile[RecordT]]):
-    """The records of files laid end to end, found one by one: each file of a batch is read once."""
+    """The records of several files, found one by one: each file of a batch is read in one call."""
 
     def __getitem__(self, record_key: SupportsIndex) -> RecordT:
         key = checked_record_key(record_key, self._num_records)
@@ -24,10 +24,10 @@ class FileRecords(Files[RecordFile[RecordT]]):
         return self._read(self._parts[part].path, [key + self._shifts[part]], [key])[0]
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
-        """Returns the records of the keys, in their order; keys may repeat. Each file is asked once."""
+        """Returns the records of the keys, in their order; keys may repeat. Each file is read once."""
         keys = checked_record_keys(record_keys, self._num_records)
         if len(self._parts) == 1 and len(keys):
-            # Nothing to sort, which is most of the work where a mixture asks for a few records of each of its sources.
+            # Nothing to sort: sorting is most of the work if a mixture reads a few records of each of many sources.
             return self._read(self._paths[0], (keys + self._shifts[0]).tolist(), keys.tolist())
         parts = np.searchsorted(self._ends_array, keys, side="right")
         positions = keys + self._shifts_array[parts]
@@ -42,9 +42,9 @@ class FileRecords(Files[RecordFile[RecordT]]):
         return in_order(records, order)
 
     def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
-        """Returns the records at the positions of some files, one file after the other; with keys for errors.
+        """Returns the records at the positions of files, one file after another; the keys are for errors.
 
-        Where files are objects in stores, all that is needed of any of them is requested before any of it is awaited.
+        If files are objects in stores, all records are requested before the first one is awaited.
         """
         if not self._reads_stores:
             return [record for request in requests for record in self._read(*request)]
@@ -74,10 +74,10 @@ class FileRecords(Files[RecordFile[RecordT]]):
             self._open_files.release(path)
 
     def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
-        """Returns the file, open: of a store, with a cache, that of a copy which is made when it is read."""
+        """Returns the open file. A remote file with a cache is opened, and copied, when it is read."""
         if is_url(path) and self._cache is not None:
-            from millstream.sources.files.cached_file import CopiedFile  # noqa: PLC0415  (for those who have a cache)
+            from millstream.sources.files.cached_file import CopiedFile  # noqa: PLC0415  (lazy: only caches need it)
 
-            # Weakly, as for open files.
+            # A weak reference: open files must not keep the source alive.
             return CopiedFile(self._cache, path, self._identities[path], weakref.WeakMethod(self._open_checked))
         return super()._open_unchanged(path)

@@ -1,4 +1,4 @@
-"""A function of many files, called in a few threads."""
+"""Calls of a function for many files, by a few threads."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -10,13 +10,13 @@ _T = TypeVar("_T")
 
 
 def in_threads(threads: "Executor", count: int, function: Callable[[str], _T], paths: Sequence[str]) -> Iterator[_T]:
-    """Yields the result for each path, in their order. Each task takes several paths, because it costs some 50 µs.
+    """Yields the result for each path, in order. A task costs 50 µs, so each one takes several paths.
 
     Args:
-        threads: where it runs.
-        count: the number of threads.
-        function: what is called with each path.
-        paths: some paths.
+        threads: the executor.
+        count: the number of its threads.
+        function: the function of one path.
+        paths: the paths.
     """
     size = max(1, len(paths) // (8 * count))
     groups = [paths[start : start + size] for start in range(0, len(paths), size)]

@@ -1,11 +1,11 @@
-"""Records in files of any format: many files laid end to end, read many records at once.
+"""Records in files of any format: several files as one source.
 
-A format is a subclass of `FileRecords` that counts the records of a file and opens one; where records are not read one
-by one, it is one of `Files`. Everything else is here: which file and which record of it a key means, one read for each
-file of a batch, a bounded number of open files, pickling, fingerprints.
+A format is a subclass of `FileRecords` that counts the records of a file and opens a file; if records are not read one
+by one, it is a subclass of `Files`. Everything else is here: the file and the position of each record key, one read per
+file and batch, a bounded number of open files, pickling, fingerprints.
 
 Guarantees:
-    - Files open in the process that reads, when it reads, and only if they are as they were at construction.
+    - A file is opened by the process that reads it, when it reads, and only if it is unchanged since construction.
     - Any number of threads may read. A file is closed only while no thread reads it.
 """
 
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from millstream.sources.storage.file_cache import FileCache
 
 MAX_OPEN_FILES = 512
-"""How many files a source keeps open, if the process may have that many descriptors."""
+"""The maximum number of open files per source, if the process may have so many descriptors."""
 
 INSPECTION_THREADS = 16
-"""How many files a constructor inspects at the same time: on network storage each look is a few round trips."""
+"""The number of files that a constructor inspects concurrently: on network storage each takes a few round trips."""
 
 FileT = TypeVar("FileT", bound=OpenFile)
 
 IDENTIFYING_THREADS = 64
-"""How many objects of stores it asks for at the same time: each is some ten round trips of 20 to 100 ms."""
+"""The number of objects in stores that a constructor inspects concurrently: each takes 20 to 100 ms."""
 
 
 class Files(Pictured, Closing, Generic[FileT]):
-    """The records of files laid end to end: the base of all sources that read files, whatever reading one takes.
+    """The records of several files, one file after another: the base of all sources that read files.
 
     Args:
         paths: one path or a sequence of paths, as `resolve_paths` takes them.
-        cache: where whole files of stores are copied to before they are read; None to read them where they are.
+        cache: the cache that whole remote files are copied to before they are read; None to read only the records.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found, or a pattern has no match.
@@ -69,18 +69,18 @@ class Files(Pictured, Closing, Generic[FileT]):
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.
 
-    Each reading member raises DataSourceError, with the file and the record, for a file that is damaged, was
-    truncated, removed or changed, or has fewer records than a range of it asks for.
+    Reading raises DataSourceError, with the file and the record, for a file that is damaged, was truncated, removed or
+    changed, or has fewer records than a range of it.
     """
 
     _picture_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
     kind: ClassVar[str]
-    """The name of the format, in words and errors."""
+    """The name of the format, for texts and errors."""
 
     descriptors_per_file: ClassVar[int] = 1
-    """How many descriptors an open file takes."""
+    """The number of descriptors per open file."""
 
     def __init__(self, paths: Any, cache: "FileCache | None" = None) -> None:
         if cache is not None:
@@ -97,31 +97,32 @@ class Files(Pictured, Closing, Generic[FileT]):
 
     @abc.abstractmethod
     def _count(self, path: str) -> int:
-        """Returns how many records a file holds. Called by many threads at once, each for its own file.
+        """Returns the number of records in a file. Several threads call it concurrently, each for its own file.
 
         Raises:
-            OSError: it cannot be read, or is not of this format (DataSourceError).
+            OSError: the file cannot be read, or is not of this format (DataSourceError).
         """
 
     @abc.abstractmethod
-    def _open(self, path: str, place: str) -> FileT:
-        """Returns the file, open.
+    def _open(self, path: str, location: str) -> FileT:
+        """Opens a file.
 
         Args:
-            path: its name.
-            place: where its bytes are: the same, or the path of a copy.
+            path: the path or URL of the file.
+            location: the path or URL to read: the same, or the path of a copy.
 
         Raises:
-            OSError: it cannot be opened, with the operating system's error number, or is damaged (DataSourceError).
+            OSError: the file cannot be opened, with the operating system's error number, or is damaged
+                (DataSourceError).
         """
 
     def _resolved(self, paths: Any) -> list[FilePart]:
-        """Returns the parts of files that the paths mean."""
+        """Returns the files and ranges of files that the paths mean."""
         return resolve_paths(paths, self.kind)
 
     @property
     def files(self) -> dict[str, FileIdentity]:
-        """The files by path, in their order, as they were at construction."""
+        """The identity of each file at construction, by path, in their order."""
         return {path: self._identities[path] for path in self._paths}
 
     def __len__(self) -> int:
@@ -143,17 +144,17 @@ class Files(Pictured, Closing, Generic[FileT]):
             self._open_files.close()
 
     def _no_open_files(self) -> OpenFiles[FileT]:
-        # A copy in a cache is locked by a descriptor of its own.
+        # A copy in a cache is locked by another descriptor.
         return OpenFiles(MAX_OPEN_FILES, self.descriptors_per_file + (self._cache is not None))
 
     def locate(self, record_key: SupportsIndex) -> tuple[str, int]:
-        """Returns the file that a record is in, and its number there, from 0.
+        """Returns the file of a record, and the record's position in it, from 0.
 
         Args:
-            record_key: the record, 0 … len(source) - 1.
+            record_key: the record key, 0 … len(source) - 1.
 
         Raises:
-            IndexError: there is no such record.
+            IndexError: the record key is out of range.
         """
         key = checked_record_key(record_key, self._num_records)
         part = bisect.bisect_right(self._ends, key)
@@ -165,47 +166,47 @@ class Files(Pictured, Closing, Generic[FileT]):
 
     @property
     def unit_sizes(self) -> NDArray[np.int64]:
-        """How many records each file, or range of one, has: an array of shape (n,), for `HierarchicalSampler`."""
+        """The number of records of each file or range, for `HierarchicalSampler`: an array of shape (n,)."""
         return np.diff(self._ends_array, prepend=0)
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, and a digest of names, sizes, counts and ranges, in their order.
 
-        A name is the path within the folder that holds all of the files: that folder may move.
+        A name is the path within the common folder of all files, so that folder may move.
         """
-        import hashlib  # noqa: PLC0415  (OpenSSL takes long to import)
+        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
         names = dict(zip(self._paths, names_within_common_folder(self._paths), strict=True))
         digest = hashlib.blake2b(digest_size=8)
         for part in self._parts:
-            words = (names[part.path], self._identities[part.path].size, part.start, part.stop)
-            digest.update(repr(words).encode("utf-8", "surrogateescape"))
+            described = (names[part.path], self._identities[part.path].size, part.start, part.stop)
+            digest.update(repr(described).encode("utf-8", "surrogateescape"))
         return f"{self.kind} files={len(self._paths)} records={self._num_records} digest={digest.hexdigest()}"
 
     def content_marks(self) -> dict[str, str]:
-        """Returns marks of some bytes and versions of the files: a checkpoint warns of those that differ."""
+        """Returns digests of file ends and of versions of objects. A checkpoint warns if they differ."""
         if self._marks is None:
             self._marks = marks_of_files(self.files)
         return self._marks
 
     def _inspect(self) -> None:
-        """Notes the identity of every file, and counts the records of those where a part's end is open."""
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (takes long to import: only readers pay)
+        """Finds the identity of every file, and the number of records of files without a range."""
+        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (lazy: takes long to import)
 
         uncounted = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
-        most = IDENTIFYING_THREADS if any(map(is_url, self._paths)) else INSPECTION_THREADS
-        with ThreadPoolExecutor(min(most, descriptor_share()), "millstream-identify") as threads:
+        count = IDENTIFYING_THREADS if any(map(is_url, self._paths)) else INSPECTION_THREADS
+        with ThreadPoolExecutor(min(count, descriptor_share()), "millstream-identify") as threads:
             self._identities.update(
-                zip(self._paths, in_threads(threads, most, self._identify, self._paths), strict=True)
+                zip(self._paths, in_threads(threads, count, self._identify, self._paths), strict=True)
             )
         with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
             self._count_files(uncounted, threads)
 
     def _identify(self, path: str) -> FileIdentity:
-        """Returns which file is at a path. Called by many threads at once."""
+        """Returns the identity of a file. Several threads call it concurrently."""
         if not is_url(path):
             return FileIdentity.of_regular_file(path, self.kind)
-        from millstream.sources.storage.byte_files import identify  # noqa: PLC0415  (for those who read from stores)
+        from millstream.sources.storage.byte_files import identify  # noqa: PLC0415  (lazy: only stores need it)
 
         identity = identify(path, self.kind)
         if self._cache is not None and identity.size > self._cache.max_bytes:
@@ -216,8 +217,8 @@ class Files(Pictured, Closing, Generic[FileT]):
         return identity
 
     @contextlib.contextmanager
-    def _at_hand(self, path: str) -> Iterator[str]:
-        """Gives where the bytes of a file are, for the length of a block: at the path, or at that of a copy."""
+    def _location_of(self, path: str) -> Iterator[str]:
+        """Yields the path or URL to read a file from: its own, or that of a copy that stays until the block ends."""
         if self._cache is None or not is_url(path):
             yield path
             return
@@ -228,20 +229,20 @@ class Files(Pictured, Closing, Generic[FileT]):
             copy.close()
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:
-        """Counts the records of some files, many at once."""
+        """Counts the records of files, concurrently."""
         self._counts.update(zip(paths, in_threads(threads, INSPECTION_THREADS, self._count, paths), strict=True))
 
     def _check_ranges(self) -> None:
-        """Raises DataSourceError if a range ends after the last record of its file, where all files are counted."""
+        """Raises DataSourceError if a range ends after the last record of its file. All files must be counted."""
         for part in self._parts:
             if part.stop is not None and part.stop > self._counts[part.path]:
                 raise DataSourceError(
-                    f"{part.path!r} holds {self._counts[part.path]} records, but a range of it ends at record "
+                    f"{part.path!r} has {self._counts[part.path]} records, but a range of it ends at record "
                     f"{part.stop}."
                 )
 
     def _index_parts(self) -> None:
-        """Sets the tables that give the part of a record key, and the file and position of that."""
+        """Builds the tables that map a record key to a file and a position in it."""
         stops = [self._counts[part.path] if part.stop is None else part.stop for part in self._parts]
         self._parts = [dataclasses.replace(part, stop=stop) for part, stop in zip(self._parts, stops, strict=True)]
         self._stops: dict[str, int] = {}
@@ -251,7 +252,7 @@ class Files(Pictured, Closing, Generic[FileT]):
         self._ends = list(itertools.accumulate(lengths))
         self._num_records = self._ends[-1]
         if self._num_records > RECORD_LIMIT:
-            raise ValueError(f"A source must have fewer than 2**63 records, but the ranges have {self._num_records}.")
+            raise ValueError(f"A source must have fewer than 2**63 records, got ranges of {self._num_records}.")
         self._shifts = [part.start - end + n for part, end, n in zip(self._parts, self._ends, lengths, strict=True)]
         numbers = {path: number for number, path in enumerate(self._paths)}
         self._ends_array = np.array(self._ends, dtype=np.int64)
@@ -262,10 +263,10 @@ class Files(Pictured, Closing, Generic[FileT]):
         return f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}, first {self._paths[0]!r}"
 
     def _acquire(self, path: str, position: int, key: int) -> FileT:
-        """Returns the open file, which stays open until `self._open_files.release(path)`.
+        """Returns the open file. It stays open until `self._open_files.release(path)`.
 
         Raises:
-            DataSourceError: it cannot be opened, or is another than at construction; the record is named.
+            DataSourceError: the file cannot be opened or has changed since construction. The error names the record.
             ValueError: the source is closed.
         """
         try:
@@ -274,14 +275,14 @@ class Files(Pictured, Closing, Generic[FileT]):
             raise reading_error(error, path, position, key) from error
 
     def _open_unchanged(self, path: str) -> FileT:
-        """Returns the file, open, after comparing it with what the constructor saw."""
+        """Opens a file, and compares it with its state at construction."""
         return self._open_checked(path, path)
 
-    def _open_checked(self, path: str, place: str) -> FileT:
-        """Returns a file whose bytes are at some place, open, after that comparison."""
-        file = self._open(path, place)
+    def _open_checked(self, path: str, location: str) -> FileT:
+        """Opens a file that is read from a location, and compares it."""
+        file = self._open(path, location)
         try:
-            # Looked at after it was opened: what is at the path now is what was opened, or newer.
+            # Checked after opening: the file that is at the path now is the opened one, or a newer one.
             self._check_unchanged(path, file.num_records, self._identity_now(path))
         except BaseException:
             file.close()
@@ -289,7 +290,7 @@ class Files(Pictured, Closing, Generic[FileT]):
         return file
 
     def _identity_now(self, path: str) -> FileIdentity:
-        """Returns which file is at a path now. Whether an object is the same is looked at when it is read."""
+        """Returns the identity of the file that is at a path now. An object is compared when it is read."""
         return self._identities[path] if is_url(path) else FileIdentity.of(path)
 
     def _check_unchanged(self, path: str, num_records: int, now: FileIdentity) -> None:
@@ -297,29 +298,29 @@ class Files(Pictured, Closing, Generic[FileT]):
         if (now.size, num_records) != (seen.size, count):
             raise DataSourceError(
                 f"{path!r} has {num_records} records in {now.size:,} bytes, and had {count} in {seen.size:,} when the "
-                "source was constructed: it was changed, or is damaged. Construct the source again."
+                "source was constructed. It was changed, or is damaged. Construct the source again."
             )
-        # Not device or inode: a copy that kept its time is fine, and on network storage both may change.
+        # Device and inode may differ: for a copy that kept its time, and on network storage.
         if now.modified != seen.modified:
             raise DataSourceError(
                 f"{path!r} was last written to at {now.last_written}, and at {seen.last_written} when the "
-                "source was constructed: it may hold other records. Construct the source again."
+                "source was constructed, so it may have other records. Construct the source again."
             )
-        asked = self._stops.get(path, 0)
-        if asked > num_records:
-            raise DataSourceError(f"{path!r} holds {num_records} records, but a range of it ends at record {asked}.")
+        stop = self._stops.get(path, 0)
+        if stop > num_records:
+            raise DataSourceError(f"{path!r} has {num_records} records, but a range of it ends at record {stop}.")
 
 
 def _check_cache(cache: object) -> None:
-    from millstream.sources.storage.file_cache import FileCache  # noqa: PLC0415  (for those who have one)
+    from millstream.sources.storage.file_cache import FileCache  # noqa: PLC0415  (lazy: only caches need it)
 
     if not isinstance(cache, FileCache):
         raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")
 
 
 def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
-    """Returns the error of a record whose file could not be opened, or is another than it was."""
-    reason = str(error) if isinstance(error, DataSourceError) else f"{path!r} cannot be opened: {error.strerror}."
+    """Returns the error of a record whose file cannot be opened, or has changed."""
+    reason = str(error) if isinstance(error, DataSourceError) else f"cannot open {path!r}: {error.strerror}."
     if error.errno in {errno.EMFILE, errno.ENFILE}:
-        reason += " Raise the limit (`ulimit -n`) or close other files; this source has no idle one to close."
+        reason += " Raise the limit (`ulimit -n`) or close other files: this source has no idle file to close."
     return DataSourceError(f"Cannot read record {position} of its file (record key {key}): {reason}")

@@ -1,4 +1,4 @@
-"""What an open file of records is, of whatever format, wherever it lies."""
+"""The protocols of open files of records, of any format and storage."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -7,23 +7,23 @@ RecordT = TypeVar("RecordT")
 
 
 class OpenFile(Protocol):
-    """An open file of some format, which any number of threads may read."""
+    """An open file that any number of threads may read."""
 
     @property
     def num_records(self) -> int:
-        """How many records it holds."""
+        """The number of records in the file."""
         ...
 
     def close(self) -> None:
-        """Closes it. It is not being read."""
+        """Closes the file. It is not being read."""
         ...
 
 
 class RecordFile(OpenFile, Protocol[RecordT]):
     """An open file whose records are found one by one.
 
-    It may have `begin`, which takes the arguments of `read`, requests the records and returns a function that waits for
-    them: so the objects of several stores are read at the same time.
+    It may have `begin`, which takes the arguments of `read`, requests the records, and returns a function that waits
+    for them, so that several remote files are read concurrently.
     """
 
     def read(self, positions: Sequence[int], keys: Sequence[int], /) -> list[RecordT]:

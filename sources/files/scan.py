@@ -1,4 +1,4 @@
-"""A file read from front to back, once, to find where its records begin."""
+"""One pass over a file, from its beginning to its end, to find its records."""
 
 from collections.abc import Iterator
 from typing import final
@@ -14,22 +14,22 @@ from millstream.sources.storage.progress import Progress
 from millstream.sources.storage.urls import is_url
 
 BLOCK_BYTES = 1 << 20
-"""How much is read at once: larger blocks leave the processor's cache."""
+"""The size of a read. Larger blocks leave the processor's cache."""
 
 
 @final
 class Scan:
-    """The bytes of one file, for the format that looks for records in it.
+    """The bytes of one file, for the format that finds its records.
 
     Args:
-        path: the name of the file.
-        file: the file, open. The scan closes it.
-        identity: which file it must be.
-        progress: is told of the bytes that are done.
+        path: the path of the file.
+        file: the open file. The scan closes it.
+        identity: the identity that the file must have.
+        progress: the progress report, in bytes.
 
     Attributes:
-        path: the file.
-        size: in bytes.
+        path: the path of the file.
+        size: the size of the file, in bytes.
     """
 
     def __init__(self, path: str, file: StoredFile, identity: FileIdentity, progress: Progress) -> None:
@@ -45,7 +45,7 @@ class Scan:
         self._file.close()
 
     def read(self, start: int, length: int) -> bytes:
-        """Returns the bytes from `start` on, fewer than `length` at the end of the file only.
+        """Returns the bytes from `start` on; fewer than `length` only at the end of the file.
 
         Raises:
             DataSourceError: they cannot be read, or the file has become shorter.
@@ -60,40 +60,38 @@ class Scan:
         except DataSourceError:
             raise
         except OSError as error:
-            raise DataSourceError(
-                f"{self.path!r} cannot be read at byte {start:,}: {error.strerror or error}."
-            ) from error
+            raise DataSourceError(f"Cannot read {self.path!r} at byte {start:,}: {error.strerror or error}.") from error
         return block[: max(0, self.size - start)]
 
     def blocks(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yields each block of the file with the place that it begins at."""
+        """Yields each block of the file with its offset."""
         for start in range(0, self.size, BLOCK_BYTES):
             yield start, np.frombuffer(self.read(start, BLOCK_BYTES), np.uint8)
             self.report(start + BLOCK_BYTES)
 
     def report(self, done: int) -> None:
-        """Reports that the bytes before this place are done."""
-        done = min(max(done, self._done), self.size)  # A scan may begin again.
+        """Reports that the bytes before this offset are done."""
+        done = min(max(done, self._done), self.size)  # A scan may start again.
         self._progress.advance(done - self._done)
         self._done = done
 
     def check_unchanged(self) -> None:
         """Raises DataSourceError if the file is no longer what it was before the scan."""
         if is_url(self.path):
-            return  # Every answer of a store says which version it is of.
+            return  # Each response of a store has the version of its object.
         now = FileIdentity.of(self.path)
         if now.content_state != self._identity.content_state:
             raise self.changed()
 
     def changed(self) -> DataSourceError:
-        """Returns the error of a file that was written to meanwhile."""
+        """Returns the error of a file that was changed during the scan."""
         return DataSourceError(
-            f"{self.path!r} was changed while its records were being looked for. Construct the source again when "
-            "nobody writes to its files."
+            f"Cannot index {self.path!r}: it was changed during the scan. Construct the source again when no process "
+            "writes to its files."
         )
 
 
 def refuse_compressed(scan: Scan) -> None:
-    """Raises DataSourceError for a file that is compressed as a whole, which no text is mistaken for."""
+    """Raises DataSourceError if all of a file is compressed. No text begins like a compressed file."""
     if (compression := compression_of(scan.read(0, HEAD_BYTES))) is not None:
         raise compressed_error(scan.path, compression)

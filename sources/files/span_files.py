@@ -1,4 +1,4 @@
-"""One file whose records are spans of bytes, open: its format, its index, and the errors of its records."""
+"""An open file whose records are spans of bytes: its format, its index, and the errors of its records."""
 
 import abc
 import dataclasses
@@ -19,15 +19,15 @@ RecordT = TypeVar("RecordT")
 NEWLINE = b"\n"
 
 _COUNTED_BYTES = 64 << 20
-"""How far into a file the lines are counted for an error: that takes some 30 ms."""
+"""The maximum offset up to which lines are counted for an error, which takes 30 ms."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SpanPlaces:
-    """Where some records were read, for the errors of those that are wrong.
+class SpanRequest:
+    """The records of one read of a file, for errors.
 
     Attributes:
-        path: the file.
+        path: the path of the file.
         positions: the number of each record in the file, from 0.
         keys: the key of each record.
         starts: the offset of each span in the file, in bytes.
@@ -40,9 +40,9 @@ class SpanPlaces:
     starts: Sequence[int]
     num_records: int
 
-    def line_of(self, place: int) -> str:
-        """Returns the line of the file that a record begins in, from 1; or its offset, if it takes long to count."""
-        start = self.starts[place]
+    def line_of(self, row: int) -> str:
+        """Returns the line of the file, from 1, that a record begins in; or its offset if counting would take long."""
+        start = self.starts[row]
         if is_url(self.path) or start > _COUNTED_BYTES:
             return f"byte {start:,} of the file"
         try:
@@ -51,42 +51,42 @@ class SpanPlaces:
         except OSError:
             return f"byte {start:,} of the file"
 
-    def error(self, place: int, reason: str) -> DataSourceError:
-        """Returns the error of the record at a place of the batch, from 0."""
+    def error(self, row: int, reason: str) -> DataSourceError:
+        """Returns the error of one of the records; `row` is its number in the read, from 0."""
         return DataSourceError(
-            f"Cannot read record {self.positions[place]} of {self.path!r} (record key {self.keys[place]}): {reason}"
+            f"Cannot read record {self.positions[row]} of {self.path!r} (record key {self.keys[row]}): {reason}"
         )
 
 
 class SpanFormat(abc.ABC, Generic[RecordT]):
-    """How the records of one format are found and decoded. It has no state but its options, and can be pickled."""
+    """The search for the records of one format, and their decoding. It has no state but its options, for pickling."""
 
     index_kind: ClassVar[str]
-    """The name of the index: one word, which is part of a file's name. Formats that differ in it never share one."""
+    """The name of the index, as one word for a file's name. Formats with different names never share an index."""
 
     index_version: ClassVar[int] = 1
-    """To be raised when records are found in another way: indices that were made before are made anew."""
+    """Increase it when the search changes: older indices are then rebuilt."""
 
     def companions(self, path: str) -> list[str]:  # noqa: ARG002  (most formats have none)
-        """Returns the other files that the offsets of a file are read from, absent ones included."""
+        """Returns the other files that the offsets of a file depend on, missing ones included."""
         return []
 
     @abc.abstractmethod
     def offsets(self, scan: Scan) -> Iterator[Any]:
-        """Yields, in integer arrays of any lengths, where the records begin, and at last where the last one ends.
+        """Yields the offsets at which records begin, and at last the end of the last record, in integer arrays.
 
-        A file without records has one offset.
+        The arrays may have any lengths. A file without records has one offset.
 
         Raises:
             DataSourceError: the file is not of this format, or is damaged.
         """
 
     @abc.abstractmethod
-    def decode(self, spans: list[bytes], places: SpanPlaces) -> list[RecordT]:
-        """Returns the records of some spans.
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[RecordT]:
+        """Returns the records of the spans.
 
         Raises:
-            DataSourceError: one of them is damaged, made by `places.error`.
+            DataSourceError: one of them is damaged; `request.error` makes the error.
         """
 
 
@@ -95,11 +95,11 @@ class SpanFile(Generic[RecordT]):
     """An open file with its index.
 
     Args:
-        path: the name of the file.
-        file: the file. It is closed with this.
-        offsets: its index.
-        span_format: how records are decoded.
-        rebuild: a reference to what returns another index of the file, if this one is damaged.
+        path: the path of the file.
+        file: the open file. It is closed with this one.
+        offsets: the index of the file.
+        span_format: the format, which decodes the records.
+        rebuild: a weak reference to the function that rebuilds a damaged index.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class SpanFile(Generic[RecordT]):
 
     @property
     def num_records(self) -> int:
-        """How many records it holds."""
+        """The number of records in the file."""
         return self._offsets.num_records
 
     def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[RecordT]:
@@ -130,10 +130,10 @@ class SpanFile(Generic[RecordT]):
         return self.begin(positions, keys)()
 
     def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], list[RecordT]]:
-        """Asks for the records, and returns what waits for them.
+        """Requests the records, and returns the function that waits for them.
 
         Raises:
-            DataSourceError: the index is damaged, and the file is not what it was.
+            DataSourceError: the index is damaged, and the file has changed.
         """
         rows = np.array(positions, np.int64)
         try:
@@ -144,12 +144,12 @@ class SpanFile(Generic[RecordT]):
                 raise ReferenceError("The source that this file belongs to is gone.") from None
             self._offsets = rebuild(self._path, error)
             starts, lengths = self._spans(rows)
-        places = SpanPlaces(self._path, positions, keys, starts, self._offsets.num_records)
+        request = SpanRequest(self._path, positions, keys, starts, self._offsets.num_records)
         finish = self._file.begin(starts, lengths)
-        return lambda: self._format.decode(whole_spans(finish, lengths, places), places)
+        return lambda: self._format.decode(complete_spans(finish, lengths, request), request)
 
     def _spans(self, rows: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Returns where some records begin, and their lengths, in bytes."""
+        """Returns the offsets and lengths of records, in bytes."""
         begins, ends = self._offsets.spans(rows)
         starts: list[int] = begins.tolist()
         lengths: list[int] = (ends - begins).tolist()
@@ -158,25 +158,25 @@ class SpanFile(Generic[RecordT]):
         return starts, lengths
 
     def close(self) -> None:
-        """Closes it. Nobody reads it any more."""
+        """Closes the file. It is not being read."""
         self._file.close()
 
 
-def whole_spans(finish: Callable[[], list[bytes]], wanted: list[int], places: SpanPlaces) -> list[bytes]:
-    """Returns the spans that were asked for, or raises the error of the first that is not whole."""
+def complete_spans(finish: Callable[[], list[bytes]], lengths: list[int], request: SpanRequest) -> list[bytes]:
+    """Returns the spans, or raises the error of the first one that is incomplete."""
     try:
         spans = finish()
     except SpanReadError as error:
-        raise places.error(error.span, str(error)) from error
+        raise request.error(error.span, str(error)) from error
     except OSError as error:
-        raise places.error(
-            0, f"reading failed here or at one of the other {len(places.keys) - 1} records that were asked for: {error}"
+        raise request.error(
+            0, f"reading this record, or one of {len(request.keys) - 1} others in the same batch, failed: {error}"
         ) from error
-    if list(map(len, spans)) != wanted:
-        place = next(n for n, (span, length) in enumerate(zip(spans, wanted, strict=True)) if len(span) != length)
-        raise places.error(
-            place,
-            f"the file ends after {len(spans[place]):,} of its {wanted[place]:,} bytes, so it was cut short while "
-            "it was open. Restore the file.",
+    if list(map(len, spans)) != lengths:
+        row = next(row for row, (span, length) in enumerate(zip(spans, lengths, strict=True)) if len(span) != length)
+        raise request.error(
+            row,
+            f"the file ends after {len(spans[row]):,} of its {lengths[row]:,} bytes, so it was cut short while it was "
+            "open. Restore the file.",
         )
     return spans

@@ -1,14 +1,14 @@
 """Records that are spans of bytes in files: the base of all sources that need no library to read one.
 
-A format says how to find where the records of a file begin, in one pass from its front to its end, and how to turn
-their bytes into records. All else is here: the index of these offsets is made once and kept (see `offset_index`); a
-read of many records is one `pread` for each, in one go, or one request to a store (see `byte_files`).
+A format finds the offsets of the records of a file, in one pass over it, and turns their bytes into records. All else
+is here: the index of these offsets is built once and saved (see `offset_index`); a batch is read by one `pread` per
+record, or one request to a store (see `byte_files`).
 
 Guarantees, besides those of all sources of files:
     - An index that is damaged while it is open is rebuilt, and the records are read.
-    - Opening a file takes no longer if there are more files: the indices of small ones stay in memory.
-    - A span that lies beyond the end of its file is an error with file and record.
-    - Where files are objects in stores, all that a batch needs of any of them is asked for before any of it is awaited.
+    - The time to open a file does not depend on the number of files: the indices of small ones stay in memory.
+    - A span beyond the end of its file is an error with file and record.
+    - If files are objects in stores, all records of a batch are requested before the first one is awaited.
 """
 
 import time
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 RecordT = TypeVar("RecordT")
 
 _CLOCK_TICK_SECONDS = 0.02
-"""The time within which two writes may give a file the same time. No index is made of a file that is younger."""
+"""Two writes within this time may leave a file with the same time. No index is built of a younger file."""
 
 
 class SpanRecords(FileRecords[RecordT]):
-    """The records of files of one `SpanFormat` laid end to end.
+    """The records of files of one `SpanFormat`.
 
     Args:
         paths: one path or a sequence of paths, as `resolve_paths` takes them.
-        span_format: how records are found and decoded.
-        cache: where whole files of stores are copied to before they are read; None to read them where they are.
+        span_format: the format, which finds and decodes records.
+        cache: the cache that whole remote files are copied to before they are read; None to read only the records.
     """
 
-    descriptors_per_file: ClassVar[int] = 2  # The index of a large file takes one, too.
+    descriptors_per_file: ClassVar[int] = 2  # The index of a large file takes another one.
 
     def __init__(self, paths: Any, span_format: SpanFormat[RecordT], cache: FileCache | None = None) -> None:
         self._format = span_format
@@ -74,14 +74,14 @@ class SpanRecords(FileRecords[RecordT]):
         super().__setstate__(state | {"_held": HeldIndices()})
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
-        """Makes the index of every file that has none. Those of which only ranges are used need one as well."""
+        """Builds the index of every file that has none, also of files with ranges."""
         num_files = f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}"
         progress = Progress(f"Indexing {num_files}", sum(identity.size for identity in self._identities.values()))
         self._progress = progress
         try:
             super()._count_files(self._paths, threads)
         except BaseException:
-            progress.cancel()  # Else the pool would wait until the files that threads are at are through.
+            progress.cancel()  # Otherwise the pool would wait for the files that threads are scanning.
             raise
         finally:
             self._progress = None
@@ -91,15 +91,15 @@ class SpanRecords(FileRecords[RecordT]):
 
     @property
     def unkept_indices(self) -> list[str]:
-        """The files whose index no folder takes: each process that reads them makes it again."""
+        """The files whose index could not be saved: each process that reads them rebuilds it."""
         return list(self._unsaved)
 
     def span_sizes(self) -> NDArray[np.int64]:
-        """Returns how many bytes each record takes in its file, what frames it included: shape (records,)."""
+        """Returns the number of bytes of each record in its file, framing included: shape (records,)."""
         return np.concatenate([self._sizes_within(part) for part in self._parts])
 
     def _sizes_within(self, part: FilePart) -> NDArray[np.int64]:
-        """Returns how many bytes each record of a part takes."""
+        """Returns the number of bytes of each record of a range of a file."""
         stop = self._counts[part.path] if part.stop is None else part.stop
         return np.diff(self._offsets_between(part.path, part.start, stop + 1))
 
@@ -113,16 +113,16 @@ class SpanRecords(FileRecords[RecordT]):
     def _count(self, path: str) -> int:
         return self._offsets(path).num_records
 
-    def _open(self, path: str, place: str) -> "SpanFile[RecordT]":
-        return self._open_checked(path, place)
+    def _open(self, path: str, location: str) -> "SpanFile[RecordT]":
+        return self._open_checked(path, location)
 
-    def _open_checked(self, path: str, place: str) -> "SpanFile[RecordT]":
-        stored = open_stored(place, self._identities[path])
+    def _open_checked(self, path: str, location: str) -> "SpanFile[RecordT]":
+        stored = open_stored(location, self._identities[path])
         try:
-            # Looked at after it was opened: what is at the path now is what was opened, or newer.
+            # Checked after opening: the file that is at the path now is the opened one, or a newer one.
             now = self._identity_now(path)
             self._follow(path, now)
-            rebuild = weakref.WeakMethod(self._rebuilt)  # Weakly, as for open files.
+            rebuild = weakref.WeakMethod(self._rebuilt)  # A weak reference: open files must not keep the source alive.
             file = SpanFile(path, stored, self._offsets(path), self._format_of(path), rebuild)
             self._check_unchanged(path, file.num_records, now)
         except BaseException:
@@ -131,13 +131,13 @@ class SpanRecords(FileRecords[RecordT]):
         return file
 
     def _follow(self, path: str, now: FileIdentity) -> None:
-        """Compares a local file, and those that its index depends on, with what they were at construction."""
+        """Compares a local file, and the files that its index depends on, with their state at construction."""
         if is_url(path):
             return
         seen = self._identities[path]
         if now.content_state != seen.content_state and (now.size, now.modified) == (seen.size, seen.modified):
-            # It has another name, other rights or more links; or it was rewritten and its time set back. Only an index
-            # of what it is now says where its records begin.
+            # Its name, permissions or links changed; or it was rewritten and its time set back. Only an index of its
+            # present state has the offsets of its records.
             self._identities[path] = now
             self._forget_held(path)
         names = self._format.companions(path)
@@ -165,12 +165,12 @@ class SpanRecords(FileRecords[RecordT]):
             self._companions[path] = self._states_of_companions(path)
         return IndexKey(path, self._format.index_kind, self._format.index_version, identity, self._companions[path])
 
-    def _format_of(self, path: str) -> SpanFormat[RecordT]:  # noqa: ARG002  (a format may know more of each file)
-        """Returns how the records of a file are decoded."""
+    def _format_of(self, path: str) -> SpanFormat[RecordT]:  # noqa: ARG002  (a format may depend on the file)
+        """Returns the format of a file, which may depend on its header."""
         return self._format
 
     def _offsets(self, path: str) -> Offsets:
-        """Returns the index of a file; it is made if it is not there, or is of another state of the file."""
+        """Returns the index of a file. It is built if it is missing or of another state of the file."""
         if (held := self._unsaved.get(path) or self._held.get(path)) is not None:
             return held
         key = self._index_key(path, self._identities[path])
@@ -184,8 +184,8 @@ class SpanRecords(FileRecords[RecordT]):
         return self._indexed(key)
 
     def _rebuilt(self, path: str, error: DamagedIndexError) -> Offsets:
-        """Returns the index of a file instead of one that is damaged."""
-        import logging  # noqa: PLC0415  (takes long to import)
+        """Returns a new index of a file in place of a damaged one."""
+        import logging  # noqa: PLC0415  (lazy: takes long to import)
 
         logging.getLogger("millstream").warning("The index of %r is rebuilt: %s.", path, str(error))
         key = self._index_key(path, self._identities[path])
@@ -194,21 +194,21 @@ class SpanRecords(FileRecords[RecordT]):
         return self._indexed(key)
 
     def _indexed(self, key: IndexKey) -> Offsets:
-        """Makes the index of a file."""
+        """Builds the index of a file."""
         path = key.path
         progress = self._progress or Progress(f"Indexing {path!r}", key.identity.size)
-        with self._at_hand(path) as place:
+        with self._location_of(path) as location:
             _wait_for_clock(key.identity)
-            scan = Scan(path, open_stored(place, key.identity), key.identity, progress)
+            scan = Scan(path, open_stored(location, key.identity), key.identity, progress)
             try:
-                offsets, kept_at, failures = store_offsets(key, lambda: self._scanned(scan), self._placement)
+                offsets, saved_at, failures = store_offsets(key, lambda: self._scanned(scan), self._placement)
             except CancelledScanError:
-                raise DataSourceError(f"The search for the records of {path!r} was given up.") from None
+                raise DataSourceError(f"Indexing of {path!r} was cancelled.") from None
             finally:
                 scan.close()
-        self._held.note(path, kept_at, failures)
+        self._held.record_built(path, saved_at, failures)
         if isinstance(offsets, HeldOffsets):
-            if kept_at is None:
+            if saved_at is None:
                 self._unsaved[path] = offsets
             return offsets
         return self._held.held(path, offsets)
@@ -219,7 +219,7 @@ class SpanRecords(FileRecords[RecordT]):
 
 
 def _wait_for_clock(identity: FileIdentity) -> None:
-    """Waits until another write to a local file would give it another time."""
+    """Waits until another write to a local file would change its time."""
     age = time.time() - identity.changed / 1e9
     if 0 <= age < _CLOCK_TICK_SECONDS:
         time.sleep(_CLOCK_TICK_SECONDS - age)

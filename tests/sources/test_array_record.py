@@ -252,7 +252,7 @@ def test_groups_of_records_are_warned_of_once(tmp_path: Path) -> None:
     """The warning names the file, the cost and the cure; at construction, or at the first read of a range."""
     for name in "ab":
         write(tmp_path / name, [b"%d" % n for n in range(10)], "group_size:5")
-    with pytest.warns(UserWarning, match=r"a' was written with group_size:5: .*'group_size:1'") as caught:
+    with pytest.warns(UserWarning, match=r"a' was written with group_size:5\. .*'group_size:1'") as caught:
         source = ArrayRecordDataSource([tmp_path / "a", tmp_path / "b"])
     assert len(caught) == 1
     assert read_all(pickle.loads(pickle.dumps(source))) == [b"%d" % n for n in [*range(10), *range(10)]]

@@ -65,7 +65,7 @@ for read in (
 """
     first, second = run(code, bucket, tmp_path).splitlines()
     assert first.startswith("'gs://bucket/d/c' cannot be read: ")
-    assert second.endswith("'gs://bucket/d/a' holds 100 records, but a range of it ends at record 200.")
+    assert second.endswith("'gs://bucket/d/a' has 100 records, but a range of it ends at record 200.")
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a", "https://host/a", ["gs://bucket/a[0:1]", "http://host/a"]])

@@ -47,7 +47,8 @@ def test_a_record_that_becomes_too_large_is_an_error(tmp_path: Path) -> None:
             for key, record in enumerate(records):
                 if key in too_large:
                     with pytest.raises(
-                        DataSourceError, match=rf"record {key} .*a.bagz.*larger than {limit:,} bytes.*rais"
+                        DataSourceError,
+                        match=rf"record {key} .*a.bagz.*larger than {limit:,} bytes.*increase max_record_bytes",
                     ):
                         source[key]
                 else:
@@ -96,7 +97,7 @@ def test_a_frame_that_is_not_whole_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(stored + len(stored).to_bytes(8, "little"))
         with (
             BagzDataSource(path) as source,
-            pytest.raises(DataSourceError, match=r"record 0 of .*it (is not one|cannot)"),
+            pytest.raises(DataSourceError, match=r"record 0 of .*it (is not a single|cannot)"),
         ):
             source[0]
 
@@ -135,7 +136,7 @@ def test_limits_that_do_not_fit_are_not_used(tmp_path: Path, content: bytes, cap
     (tmp_path / "limits.a.bag").write_bytes(content)
     with caplog.at_level("INFO", "millstream"), BagzDataSource(path) as source:
         assert every_record(source) == [b"one"]
-    assert "limits.a.bag' does not say where the records of" in caplog.text
+    assert "limits.a.bag' does not have the limits of" in caplog.text
 
     path.write_bytes(b"one")
     with pytest.raises(DataSourceError, match=r"a\.bag' is not a Bagz file"):

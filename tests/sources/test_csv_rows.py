@@ -89,7 +89,7 @@ def test_a_file_with_other_columns_is_an_error_at_construction(tmp_path: Path) -
 
     with pytest.raises(ValueError, match=r"2' has the columns 'b', 'c', but 'a', 'b' are those of the first file"):
         CsvDataSource(tmp_path / "*")
-    with pytest.raises(ValueError, match=r"1' has the columns 'a', 'b', but 'c' are asked for"):
+    with pytest.raises(ValueError, match=r"1' has the columns 'a', 'b', but 'c' are wanted"):
         CsvDataSource(tmp_path / "*", columns=["c"])
     with CsvDataSource(tmp_path / "*", columns=["b"]) as source:
         assert every_record(source) == [{"b": "2"}, {"b": "4"}]
@@ -126,9 +126,9 @@ def test_a_row_that_does_not_fit_is_an_error_with_its_number(tmp_path: Path, row
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is empty: its first row should have the columns' names"),
-        ('a,b\n1,"2\n3,4\n', "ends within quotes"),
-        ('a"b"c",d\n1,2\n', "quotes|names"),
+        ("", "is empty: expected a row of column names"),
+        ('a,b\n1,"2\n3,4\n', "unterminated quoted field"),
+        ('a"b"c",d\n1,2\n', "quoted field|names"),
     ],
 )
 def test_files_that_are_no_csv_are_refused(tmp_path: Path, content: str, words: str) -> None:

@@ -247,7 +247,7 @@ def test_what_is_not_a_dataset_is_refused_with_advice(dataset: datasets.Dataset)
         HuggingFaceDataSource(datasets.DatasetDict({"train": dataset}))
     with pytest.raises(TypeError, match="without streaming=True"):
         HuggingFaceDataSource(dataset.to_iterable_dataset())
-    with pytest.raises(TypeError, match="has a transform"):
+    with pytest.raises(TypeError, match="must not have a transform"):
         HuggingFaceDataSource(dataset.with_transform(lambda batch: batch))
     assert len(HuggingFaceDataSource(dataset.select([]))) == 0
 

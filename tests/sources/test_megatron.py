@@ -34,7 +34,7 @@ def test_any_sequences_are_read_in_any_order(folder: Path, lengths: list[int], d
     sequences = [rng.integers(0, 100, length).astype(dtype) for length in lengths]
     prefix = write_megatron(folder / "data", sequences)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(megatron, "_SEQUENCES_AT_ONCE", at_once)
+        patch.setattr(megatron, "_SEQUENCES_PER_READ", at_once)
         with MegatronDataSource(prefix) as source:
             order = rng.permutation(len(lengths))
             records = source.__getitems__(order)
@@ -79,11 +79,11 @@ def changed(prefix: Path, **parts: Any) -> None:
         ({"magic": 0}, "does not begin as one"),
         ({"version": 2}, "version 2"),
         ({"code": 99}, "dtype 99"),
-        ({"count": 2**40}, "ends before the places"),
-        ({"count": 3}, "laid end to end|have [0-9]+ bytes"),
-        ({"length": -1}, "laid end to end"),
-        ({"length": 4}, "laid end to end"),
-        ({"start": 2}, "laid end to end"),
+        ({"count": 2**40}, "ends before the offsets"),
+        ({"count": 3}, "not contiguous|have [0-9]+ bytes"),
+        ({"length": -1}, "not contiguous"),
+        ({"length": 4}, "not contiguous"),
+        ({"start": 2}, "not contiguous"),
     ],
 )
 def test_an_index_that_does_not_fit_is_an_error(tmp_path: Path, parts: dict[str, int], words: str) -> None:

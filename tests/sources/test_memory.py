@@ -280,7 +280,7 @@ def test_records_of_columns_are_copies() -> None:
         ({"a": np.ma.masked_array([1, 2], [True, False])}, TypeError, "got MaskedArray"),
         ("text", TypeError, "must be a sequence of records.* got str"),
         ({1, 2}, TypeError, "must be a sequence of records.* got set"),
-        (iter([1]), TypeError, r"must be a sequence of records.*: an iterator cannot be read at random\. Pass list"),
+        (iter([1]), TypeError, r"must be a sequence of records.*: an iterator has no random access\. Pass list"),
         (Path("x.array_record"), TypeError, r"Write millstream\.ArrayRecordDataSource\('x\.array_record'\)"),
         (list, TypeError, r"got type: it is a class\. Pass an instance of it: list\(\.\.\.\)"),
         (types.MappingProxyType({"a": [1, 2]}), TypeError, r"Column \['a'\]\[0\] must be"),

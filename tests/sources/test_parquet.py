@@ -339,7 +339,7 @@ def test_a_global_shuffle_works_and_logs_once_what_to_do(tmp_path: Path, caplog:
         ids = [int(record["id"]) for at in range(0, 2000, 50) for record in source.__getitems__(keys[at : at + 50])]
         assert ids == keys.tolist()
     (message,) = caplog.messages
-    assert re.search(r"of 320 rows were asked for.*window_units=2, seed", message)
+    assert re.search(r"of 320 rows in .* row groups were read.*window_units=2, seed", message)
 
 
 class Counting(ParquetDataSource):
@@ -408,7 +408,7 @@ def test_columns_are_those_asked_for_in_that_order(path: Path) -> None:
         ([1], TypeError, "sequence of names"),
         ([], ValueError, "at least one"),
         (["id", "id"], ValueError, "different names"),
-        (["id", "it"], ValueError, r"has the columns 'id', 'label'.*'it' are asked for"),
+        (["id", "it"], ValueError, r"has the columns 'id', 'label'.*'it' are wanted"),
     ],
 )
 def test_wrong_columns_are_errors(path: Path, columns: Any, error: type[Exception], message: str) -> None:

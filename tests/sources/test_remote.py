@@ -471,7 +471,7 @@ DAMAGED: dict[str, tuple[Callable[[str], Any], bytes, str]] = {
     "no tar": (WebDatasetDataSource, b"{}\n" * 1000, "is not a tar archive"),
     "no Bagz": (BagzDataSource, b"{}\n" * 1000, "is not a Bagz file"),
     "empty CSV": (CsvDataSource, b"", "is empty"),
-    "open quotes": (CsvDataSource, b'a,b\n1,"2\n', "ends within quotes"),
+    "open quotes": (CsvDataSource, b'a,b\n1,"2\n', "unterminated quoted field"),
     "no Megatron": (MegatronDataSource, b"abc", "is not the index of a Megatron dataset"),
 }
 

@@ -96,11 +96,11 @@ def test_encodings_in_which_lines_can_be_found(tmp_path: Path, encoding: str) ->
 @pytest.mark.parametrize(
     ("encoding", "error", "words"),
     [
-        ("utf-16", ValueError, "newline is the byte 10, got 'utf-16'"),
+        ("utf-16", ValueError, "newline as the byte 10, got 'utf-16'"),
         ("utf-32-le", ValueError, "Convert the files to UTF-8"),
-        ("cp037", ValueError, "newline is the byte 10"),
-        ("klingon", ValueError, "must be the name of an encoding of text, got 'klingon'"),
-        ("hex", ValueError, "must be the name of an encoding of text"),
+        ("cp037", ValueError, "newline as the byte 10"),
+        ("klingon", ValueError, "must be the name of a text encoding, got 'klingon'"),
+        ("hex", ValueError, "must be the name of a text encoding"),
         (None, TypeError, "must be a str"),
     ],
 )
@@ -169,7 +169,7 @@ def test_any_values_are_read_in_any_order(
     path = fresh(folder, "".join(texts).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "BLOCK_BYTES", block_bytes)
-        patch.setattr(text_lines, "_LOOKED_AT_BYTES", 2)
+        patch.setattr(text_lines, "_BLANK_READ_BYTES", 2)
         with JsonLinesDataSource(path) as source:
             assert len(source) == len(lines)
             assert every_record(source) == [value for value, *_ in lines]

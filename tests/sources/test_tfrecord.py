@@ -106,7 +106,7 @@ def test_ranges_of_files_are_read(tmp_path: Path) -> None:
 
     with TFRecordDataSource([f"{tmp_path}/a[2:4]", f"{tmp_path}/a[0:1]"]) as source:
         assert every_record(source) == [b"2", b"3", b"0"]
-    with pytest.raises(DataSourceError, match=r"a' holds 10 records, but a range of it ends at record 40"):
+    with pytest.raises(DataSourceError, match=r"a' has 10 records, but a range of it ends at record 40"):
         TFRecordDataSource(f"{tmp_path}/a[2:40]")
 
 

@@ -178,7 +178,7 @@ def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
         (["inspect", "absent.txt"], "millstream: No such file or directory: '{folder}/absent.txt'"),
         (["inspect", "*.nothing"], "millstream: No data file matches the pattern: '{folder}/*.nothing'"),
         (["inspect", "."], "millstream: '{folder}/.' is a directory. Pass its files, such as '{folder}/./*'."),
-        (["inspect", "zeros"], "millstream: The format of '{folder}/zeros' is not known by its name or its first"),
+        (["inspect", "zeros"], "millstream: Cannot tell the format of '{folder}/zeros' from its name or first"),
         (["inspect", "zeros", "--format=tfrecord"], "millstream: '{folder}/zeros' is not a TFRecord file"),
         (["inspect", "a.txt[3:2]"], "millstream: A range of records must have 0 <= start"),
     ],
@@ -241,7 +241,7 @@ def test_warnings_are_sentences_too(tmp_path: Path) -> None:
     writer.close()
     _, reported = run("inspect", "a.array_record", folder=tmp_path)
 
-    assert reported.startswith(f"millstream: '{tmp_path}/a.array_record' was written with group_size:10")
+    assert reported.startswith(f"millstream: '{tmp_path}/a.array_record' was written with group_size:10.")
     assert reported.count("\n") == 1
 
 

@@ -439,7 +439,7 @@ def test_objects_in_stores_are_converted(tmp_path: Path, store: ObjectServer) ->
     run("convert", f"{url}.tfrecord", "a.bag", "--jobs=2", "--shards=2", folder=tmp_path)
     assert records_in(*sorted(tmp_path.glob("a-*.bag"))) == RECORDS
     _, reported = run("convert", url, "b.bag", folder=tmp_path, status=1)
-    assert f"The format of '{url}' is not known by its name. Say which" in reported
+    assert f"Cannot tell the format of '{url}' from its name. Pass --format" in reported
     run("convert", url, "b.bag", "--format=tfrecord", folder=tmp_path)
     assert records_in(tmp_path / "b.bag") == RECORDS
 

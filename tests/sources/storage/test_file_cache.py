@@ -316,7 +316,7 @@ def test_array_record_files_are_read_from_copies(store: ObjectServer, tmp_path: 
             assert every_record(source) == [b"a %d" % n for n in range(20)] + [b"b %d" % n for n in range(5, 10)]
     with (
         ArrayRecordDataSource(f"{base}/b[0:30]", cache=cache) as source,
-        pytest.raises(DataSourceError, match=rf"'{base}/b' holds 20 records, but a range of it ends at record 30"),
+        pytest.raises(DataSourceError, match=rf"'{base}/b' has 20 records, but a range of it ends at record 30"),
     ):
         source[0]
 

@@ -205,7 +205,7 @@ def test_an_index_of_another_user_is_not_used() -> None:
             printed.append(ran.stdout)
             reported.append(ran.stderr)
     # The same index, from the owner of the data, is believed: only the lines themselves show that it is wrong.
-    assert "there is not one whole line" in reported[1]
+    assert "does not point at one line" in reported[1]
     assert not is_root or printed[0] == "['line 49', 'line 50']\n", reported
 
 
@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_the_index_in_memory(path: Path) -> None:
     warning, printed = ran.stdout.splitlines()
 
     assert printed == "200 line 99 line 50 2"
-    assert warning.startswith("WARNING Cannot keep the index of ")
+    assert warning.startswith("WARNING Cannot save the index of ")
     assert "File too large" in warning
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["a.txt", "b.txt"]
     assert list(Path(cache_folder()).iterdir()) == []
@@ -278,7 +278,7 @@ def test_lines_that_are_not_where_the_index_says_are_errors(path: Path) -> None:
         assert source[0] == "a"
         path.write_text("a\nbbb\nbbbbcccc\n")
         assert source[0] == "a"
-        with pytest.raises(DataSourceError, match=r"record 1 of .*a\.txt.* not one whole line"):
+        with pytest.raises(DataSourceError, match=r"record 1 of .*a\.txt.* not point at one line"):
             source.__getitems__([0, 1])
 
 
