@@ -56,6 +56,7 @@ IMPORTERS = {
     "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.connection"},
     "rich": {"millstream.tools.top_screen"},
     "obstore": {"millstream.sources.storage.object_clients"},
+    "huggingface_hub": {"millstream.sources.storage.hugging_face_hub"},
     "tqdm": {"millstream.sources.storage.progress"},
     "zstandard": {"millstream.sources.bagz", "millstream.tools.record_writers", "millstream.tools.unpacking"},
     # Which process this is; and where its batches go.
@@ -68,6 +69,7 @@ IMPORTING_PARTS = {"cloudpickle": "loader"}
 LATE_IMPORTS = {
     "array_record",
     "google_crc32c",
+    "huggingface_hub",
     "jax",
     "obstore",
     "orjson",

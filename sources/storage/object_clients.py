@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 from millstream.errors import DataSourceError
+from millstream.sources.storage import hugging_face_hub
 from millstream.sources.storage.credentials import azure_options, gcs_options, s3_options
 from millstream.sources.storage.urls import Url, without_secrets
 
@@ -74,20 +75,22 @@ def store_of(url: str, parsed: Url, *, attempts: int | None = None) -> Any:
 def open_store(scheme: str, root: str, attempts: int) -> Any:
     """Returns the client of a bucket or host."""
     stores = obstore().store
-    options = {"client_options": _client_options(is_secure=scheme == "https"), "retry_config": _retry_options(attempts)}
+    address, headers = hugging_face_hub.address_of(root) if scheme == "hf" else (f"{scheme}://{root}", {})
+    options = {"client_options": _client_options(address, headers), "retry_config": _retry_options(attempts)}
     if scheme == "gs":
         return stores.GCSStore(root, **gcs_options(), **options)
     if scheme == "s3":
         return stores.S3Store(root, **s3_options(root), **options)
     if scheme == "az":
         return stores.AzureStore(root, **azure_options(), **options)
-    return stores.HTTPStore.from_url(f"{scheme}://{root}", **options)
+    return stores.HTTPStore.from_url(address, **options)
 
 
-def _client_options(*, is_secure: bool) -> dict[str, Any]:
+def _client_options(address: str, headers: dict[str, str]) -> dict[str, Any]:
     """Returns the options of connections. Those of https never follow a redirect to http."""
     return {
-        "allow_http": not is_secure,
+        "allow_http": not address.startswith("https:"),
+        "default_headers": headers,
         "connect_timeout": f"{CONNECT_SECONDS * 1000:.0f}ms",
         "read_timeout": f"{SILENCE_SECONDS * 1000:.0f}ms",
         "timeout": f"{REQUEST_SECONDS * 1000:.0f}ms",

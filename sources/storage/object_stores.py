@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.storage import object_clients
+from millstream.sources.storage import hugging_face_hub, object_clients
 from millstream.sources.storage.object_clients import exceptions, first_line, obstore, path_of, store_of
 from millstream.sources.storage.request_threads import RequestThreads
 from millstream.sources.storage.urls import Url
@@ -172,7 +172,7 @@ def state_of(url: str) -> ObjectState:
 
 
 def list_keys(prefix: Url) -> list[str]:
-    """Returns the keys of all objects of a bucket that begin with that of `prefix`, which may be empty.
+    """Returns the keys of all objects of a bucket or dataset that begin with that of `prefix`, which may be empty.
 
     Raises:
         OSError: the store cannot list them.
@@ -181,7 +181,10 @@ def list_keys(prefix: Url) -> list[str]:
     # Stores list whole folders, so the last part of the prefix is compared here.
     folder = prefix.key.rpartition("/")[0]
     try:
-        keys: list[str] = _request(url, _list, store_of(url, prefix), folder)
+        if prefix.scheme == "hf":
+            keys = _request(url, hugging_face_hub.list_files, prefix.root, folder)
+        else:
+            keys = _request(url, _list, store_of(url, prefix), folder)
     except exceptions().BaseError as error:
         raise _error_for(url, error) from None
     return [key for key in keys if key.startswith(prefix.key)]

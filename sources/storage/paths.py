@@ -17,7 +17,7 @@ from millstream.sources.storage.urls import Url, canonical, is_url, matching, wi
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 _MAGIC = re.compile(r"[*?[]")
-_BROKEN_URL = re.compile(r"(gs|s3|az|https?):/[^/]")
+_BROKEN_URL = re.compile(r"(gs|s3|az|hf|https?):/[^/]")
 """The form of a URL after a conversion by `pathlib`."""
 
 RECORD_LIMIT = (1 << 63) - 1
@@ -159,8 +159,8 @@ def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
         paths: one path, or several in an order. A path is a `str` or path-like object: a file, a glob (`*`, `?`, `[…]`,
             `**`; its matches are sorted), or a file followed by a range of its records, `file[10:20]`. The name of an
             existing file is never read as a glob or range. An object with the attributes `filename`, `skip` and `take`
-            is also a path. A `str` may be a URL of `gs://`, `s3://`, `az://`, `http://` or `https://`, and that of a
-            bucket may be a glob.
+            is also a path. A `str` may be a URL of `gs://`, `s3://`, `az://`, `hf://`, `http://` or `https://`, and
+            that of a bucket may be a glob.
         kind: the name of the format, for errors.
 
     Raises:

@@ -1,7 +1,8 @@
 """URLs of objects in remote stores.
 
-They are `gs://bucket/name`, `s3://bucket/name`, `az://container/name`, `http://host/path` and `https://host/path`. The
-name of an object in a bucket is literal, as in `gsutil` and `aws s3`. A path of HTTP is percent-encoded.
+They are `gs://bucket/name`, `s3://bucket/name`, `az://container/name`, `hf://datasets/org/name@revision/path`,
+`http://host/path` and `https://host/path`. The name of an object in a bucket is literal, as in `gsutil` and `aws s3`. A
+path of HTTP is percent-encoded.
 """
 
 import fnmatch
@@ -13,7 +14,12 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"(https?://)(?:[^\s/?#'\"]*@)?([^\s?#'\"]+)([?#][^\s'\"]*)?", re.IGNORECASE)
 """A URL of HTTP in a text. The groups omit the user; the last one is the query and fragment."""
 
-_LISTED = {"gs", "s3", "az"}
+_LISTED = {"gs", "s3", "az", "hf"}
+_CONTAINERS = {
+    "http": "a host and an object in it",
+    "https": "a host and an object in it",
+    "hf": "a file of a dataset, hf://datasets/ORG/NAME/PATH",
+}
 _SCHEMES = {*_LISTED, "http", "https"}
 
 
@@ -21,8 +27,8 @@ class Url(NamedTuple):
     """The parsed URL of an object.
 
     Attributes:
-        scheme: `gs`, `s3`, `az`, `http` or `https`.
-        root: the bucket; or the host and port, followed by the query if there is one.
+        scheme: `gs`, `s3`, `az`, `hf`, `http` or `https`.
+        root: the bucket; `datasets/org/name@revision`; or the host and port, followed by the query if there is one.
         key: the name in the bucket; or the decoded path, with its first slash.
     """
 
@@ -40,8 +46,14 @@ class Url(NamedTuple):
         match = _URL.fullmatch(name)
         scheme = match[1].lower() if match else ""
         if match is None or scheme not in _SCHEMES:
-            raise ValueError(f"URLs must begin with gs://, s3://, az://, http:// or https://, got {canonical(name)!r}.")
-        if scheme in _LISTED:
+            raise ValueError(
+                f"URLs must begin with gs://, s3://, az://, hf://, http:// or https://, got {canonical(name)!r}."
+            )
+        if scheme == "hf":
+            from millstream.sources.storage.hugging_face_hub import split_hub_path  # noqa: PLC0415  (lazy: rare)
+
+            root, key = split_hub_path(match[2])
+        elif scheme in _LISTED:
             root, _, key = match[2].partition("/")
         else:
             import urllib.parse  # noqa: PLC0415  (lazy: it takes long to import)
@@ -51,8 +63,7 @@ class Url(NamedTuple):
             key = urllib.parse.unquote(parsed.path)
         if not root or not key.strip("/"):
             raise ValueError(
-                f"A URL must name {'a bucket' if scheme in _LISTED else 'a host'} and an object in it, got "
-                f"{canonical(name)!r}."
+                f"A URL must name {_CONTAINERS.get(scheme, 'a bucket and an object in it')}, got {canonical(name)!r}."
             )
         return cls(scheme, root, key)
 

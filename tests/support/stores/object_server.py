@@ -55,6 +55,7 @@ class ObjectServer:
         latency: how many seconds every answer takes.
         gathering: no request is answered before this many of them were there at one time.
         failure: which requests fail, and how.
+        on_headers: called with the headers of each request.
         moved: where a request with a status between 301 and 308 is sent to: `bucket/name`.
         requests: those that came.
         most_at_once: how many there were at one time, at most.
@@ -69,6 +70,7 @@ class ObjectServer:
         self.latency = 0.0
         self.gathering = 0
         self.failure: Failure = lambda _: None
+        self.on_headers: Callable[[Any], object] = lambda _: None
         self.moved: Callable[[str], str] = lambda key: key
         self.requests: list[Request] = []
         self.most_at_once = 0
@@ -184,6 +186,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, *, has_body: bool) -> None:
         owner = self.server.owner
+        owner.on_headers(self.headers)
         parsed = urllib.parse.urlsplit(self.path)
         path, query = parsed.path, urllib.parse.parse_qs(parsed.query)
         if match := re.fullmatch(r"/storage/v1/b/([^/]+)/o", path):

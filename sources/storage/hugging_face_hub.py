@@ -1,0 +1,87 @@
+"""Files of datasets on the Hugging Face Hub, `hf://datasets/ORG/NAME@REVISION/PATH`.
+
+huggingface_hub lists the files and finds the user's token. obstore reads the files by HTTP. The client sends the token
+only to the Hub itself: it drops the token when the Hub redirects it to another host, as it does for large files.
+"""
+
+import urllib.parse
+from typing import Any, NamedTuple
+
+from millstream.errors import DataSourceError
+
+_ALIASES = {"~parquet": "refs/convert/parquet", "~duckdb": "refs/convert/duckdb"}
+"""Short names of the revisions into which the Hub converts datasets, as in huggingface_hub."""
+
+
+class HubDataset(NamedTuple):
+    """A dataset on the Hub.
+
+    Attributes:
+        name: `ORG/NAME`.
+        revision: a branch, tag or commit.
+    """
+
+    name: str
+    revision: str
+
+    @classmethod
+    def of(cls, root: str) -> "HubDataset":
+        """Returns the dataset of the root of a URL, `datasets/ORG/NAME@REVISION`."""
+        name, _, revision = root.removeprefix("datasets/").partition("@")
+        return cls(name, _ALIASES.get(revision, urllib.parse.unquote(revision)) or "main")
+
+
+def split_hub_path(path: str) -> tuple[str, str]:
+    """Splits the path of a URL into the dataset, `datasets/ORG/NAME@REVISION`, and the path of the file in it.
+
+    Both are empty if the path is not of this form.
+    """
+    parts = path.split("/", 3)
+    if len(parts) < 4 or parts[0] != "datasets" or not all(parts):
+        return "", ""
+    return "/".join(parts[:3]), parts[3]
+
+
+def address_of(root: str) -> tuple[str, dict[str, str]]:
+    """Returns the address of a dataset's files, and the headers that a request needs."""
+    hub = _library()
+    dataset, token = HubDataset.of(root), hub.get_token()
+    revision = urllib.parse.quote(dataset.revision, safe="")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return f"{hub.constants.ENDPOINT}/datasets/{dataset.name}/resolve/{revision}", headers
+
+
+def list_files(root: str, folder: str) -> list[str]:
+    """Returns the paths of all files in a folder of a dataset.
+
+    Raises:
+        DataSourceError: the Hub cannot list them.
+    """
+    hub = _library()
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError  # noqa: PLC0415
+
+    dataset = HubDataset.of(root)
+    try:
+        entries = hub.HfApi().list_repo_tree(
+            dataset.name, folder or None, recursive=True, revision=dataset.revision, repo_type="dataset"
+        )
+        return [entry.path for entry in entries if isinstance(entry, hub.hf_api.RepoFile)]
+    except EntryNotFoundError:
+        return []
+    except RepositoryNotFoundError as error:
+        raise DataSourceError(
+            f"Cannot list hf://{root}: it does not exist, or this user may not read it. Check the name, and log in "
+            "with `hf auth login` if it is private or gated."
+        ) from error
+    except HfHubHTTPError as error:
+        raise DataSourceError(f"Cannot list hf://{root}: {' '.join(str(error).split())[:200]}.") from error
+
+
+def _library() -> Any:
+    try:
+        import huggingface_hub  # noqa: PLC0415
+        import huggingface_hub.constants  # noqa: PLC0415
+        import huggingface_hub.hf_api  # noqa: PLC0415
+    except ImportError as error:
+        raise ImportError("Cannot read from hf:// without huggingface_hub: pip install huggingface_hub.") from error
+    return huggingface_hub
