@@ -17,7 +17,7 @@ from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, RandomMap
-from support.processes.worker_pools import assert_quickest, loader_of, pids_of
+from support.processes.worker_pools import loader_of, pids_of
 
 STEP = 1_000_000
 GLOBAL_BATCH = 12
@@ -117,7 +117,7 @@ def test_resuming_late_is_the_work_of_a_fresh_start(saved_by: int, restored_by: 
 
 
 def test_a_state_takes_microseconds_and_asks_no_worker() -> None:
-    """`get_state` returns the same bytes while all workers are stopped, and the quickest of 50 calls takes < 0.2 ms."""
+    """`get_state` returns the same bytes while all workers are stopped; the quickest of 500 calls takes < 0.2 ms."""
     with iter(loader_of()) as iterator:
         next(iterator)
         before, workers = iterator.get_state(), pids_of(iterator)
@@ -125,7 +125,7 @@ def test_a_state_takes_microseconds_and_asks_no_worker() -> None:
             os.kill(pid, signal.SIGSTOP)
         try:
             assert iterator.get_state() == before
-            assert_quickest(0.0002, lambda: min(timeit.repeat(iterator.get_state, number=1, repeat=50)))
+            assert min(timeit.repeat(iterator.get_state, number=1, repeat=500)) < 0.0002
         finally:
             for pid in workers:
                 os.kill(pid, signal.SIGCONT)

@@ -16,8 +16,8 @@ import pytest
 from support.faults.user_faults import WAIT_SECONDS, Pipe
 from support.processes.trainers import trainer
 from support.processes.worker_pools import (
+    ATTEMPTS,
     EXPECTED,
-    assert_quickest,
     environment,
     loader_of,
     pids_of,
@@ -48,7 +48,7 @@ def test_a_trainer_killed_leaves_nothing(sent: signal.Signals, then: str, fault:
 
 
 def test_workers_are_gone_half_a_second_after_their_trainer(tmp_path: Path) -> None:
-    """Workers inside user code have half a second to end, and are killed then: the quickest attempt takes < 0.75 s."""
+    """Workers inside user code have half a second to end, and are killed then: the quickest attempt takes < 1 s."""
     folders = itertools.count()
 
     def seconds_until_gone() -> float:
@@ -60,7 +60,7 @@ def test_workers_are_gone_half_a_second_after_their_trainer(tmp_path: Path) -> N
             assert still_there(started, WAIT_SECONDS) == []
             return time.monotonic() - start
 
-    assert_quickest(0.75, seconds_until_gone)
+    assert any(seconds_until_gone() < 1.0 for _ in range(ATTEMPTS))
 
 
 @pytest.mark.parametrize(("then", "fault"), [("waits", "hang_in_c"), ("trains", "do_nothing")])
