@@ -199,10 +199,10 @@ def test_the_figures_of_the_first_pages_are_those_of_the_report() -> None:
     ("document", "sentence", "value", "expected"),
     [
         ("how-workers-work", "waited for 30 s, the log says so", waiting.STALL_WARNING_SECONDS, 30),
-        ("how-workers-work", "nobody has used them for a minute", warm_pools.IDLE_SECONDS, 60),
+        ("how-workers-work", "exit after a minute without work", warm_pools.IDLE_SECONDS, 60),
         ("coming-from-pytorch", "`stall_timeout`, 600 s by default", default_of("stall_timeout"), 600),
         ("tuning", "up to 16 threads read ahead", millstream.ReadOptions().num_threads, 16),
-        ("tuning", "500 records at most", millstream.ReadOptions().prefetch_buffer_size, 500),
+        ("tuning", "at most 500 records", millstream.ReadOptions().prefetch_buffer_size, 500),
     ],
 )
 def test_default_values_are_those_of_the_documents(document: str, sentence: str, value: float, expected: float) -> None:
