@@ -1,7 +1,7 @@
-"""Who does the work, and where: the DataLoader, its iterator, and the executors beneath them.
+"""The DataLoader, its iterator, and the executors that compute its batches.
 
-Read `pipeline.plan` for what the batches are, `pipeline.schedule` for their order, `pipeline.executor` for who makes
-them, `checkpoints.state` for what a checkpoint holds. README.md beside this file has the picture.
+`pipeline.plan` defines the content of the batches and `checkpoints.state` that of a checkpoint. README.md beside this
+file is the map.
 """
 
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from millstream.loader.surviving_keys import surviving_keys
     from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 else:
-    # A worker process imports rooms of this folder, and none of these.
+    # Worker processes import subpackages of this folder, and none of these.
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {

@@ -1,4 +1,4 @@
-"""The DataLoader: what to read, in which order, and what to do with it. It starts nothing until iterated."""
+"""The DataLoader: a source, an order and operations. It starts no thread or process until it is iterated over."""
 
 import dataclasses
 import functools
@@ -13,10 +13,11 @@ from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.closing import Closing
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
-from millstream.loader.foreign_arguments import DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES
+from millstream.loader.foreign_arguments import DATA_LOADER_BY_NAME, DATA_LOADER_REPLACEMENTS
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
 from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.lineage import keys_of_step, steps_of_keys
 from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.progress import count_outputs
@@ -27,11 +28,9 @@ from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import Profiler
-from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers import Sampler
 from millstream.samplers.base import vectorised
 from millstream.samplers.epochs import EpochSampler
-from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.transforms import Transformation
@@ -45,36 +44,36 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
     """An iterable over the batches of a pipeline: the same batches every time, on any machine.
 
     The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and
-    the number of hosts decide how fast it comes, never what comes. `millstream.load` is the short way to make one.
+    the number of hosts affect its speed, never its content. `millstream.load` builds common loaders in one call.
 
     Args:
-        data_source: anything with `len` and `source[key]`; `source.__getitems__(keys)` is used where it exists.
-        sampler: which record at which position: an `IndexSampler`, or anything with `sampler[position]`.
-        operations: what to do with each record, in order; a bare function is a `Map`. Operations after a `Batch` see
-            batches.
-        worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
-        worker_buffer_size: how many finished batches each worker keeps ready, at least 1.
-        shard_options: which part of every global batch to read; None for the sampler's, which is by default all of it.
+        data_source: anything with `len` and `source[key]`; `source.__getitems__(keys)` is used if it exists.
+        sampler: the order of the records: an `IndexSampler`, or anything with `sampler[position]`.
+        operations: the operations to apply to each record, in order; a bare function is a `Map`. Operations after a
+            `Batch` get batches.
+        worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
+        worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1.
+        shard_options: the shard of each global batch to read; None for the sampler's, by default the complete batch.
         read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
-        on_error: what to do with a record that fails, with an Exception of the source or of an operation before the
-            first Batch or packer: "raise" it, or "skip" the record. If nothing drops, splits or packs before the first
-            Batch, the next key that works takes its place, in key order: batches stay full, and len and seek hold.
-            Elsewhere, the record is dropped, as by a Filter. `errors` lists the records.
-        max_errors: with on_error="skip", how many records may fail in this process before the error of the next one is
-            raised; None for any number but all of them.
+        on_error: the reaction to a record that fails, with an Exception of the source or of an operation before the
+            first Batch or packer: "raise" it, or "skip" the record. If no operation before the first Batch drops,
+            splits or packs, the next key that works replaces it, in key order: batches stay full, and len and seek
+            hold. Otherwise, the record is dropped, as by a Filter. `errors` lists the records.
+        max_errors: with on_error="skip", the number of records that may fail in this process before the error of the
+            next one is raised; None for any number, unless all records fail.
         workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
-        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch, or for
-            threads that read ahead and finish nothing, before that is an error; `math.inf` for however long that takes.
-            A call that the consumer's own thread makes, as with `num_threads=0`, cannot be ended.
-        enable_profiling: whether to keep who worked on which batch in the last seconds, for the timeline of `report`.
-            What `profile()` and `summary()` say is always known.
-        debug: whether to make everything in this thread, without workers and threads whatever `worker_count`,
-            `workers` and `read_options` say, so that a debugger stops in operations; and to warn of operations that are
-            not pure, that draw from global generators, that change or give out the source's memory, or whose elements
-            cannot be pickled. The batches are the same; they take more than twice the time.
+        stall_timeout: the number of seconds, above 0, that the consumer waits for a worker that is busy with one batch,
+            or for threads that read ahead and finish nothing, before it raises an error; `math.inf` to wait forever.
+            A call in the consumer's own thread, as with `num_threads=0`, cannot be interrupted.
+        enable_profiling: True to record which thread or worker computes which batch, for the timeline of `report`.
+            `profile()` and `summary()` do not need it.
+        debug: True to run everything in this thread, regardless of `worker_count`, `workers` and `read_options`, so
+            that breakpoints in operations work; and to warn of operations that are not pure, that draw from global
+            generators, that modify or return the source's memory, or whose elements cannot be pickled. The batches are
+            the same; they take more than twice the time.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or two contradict each other.
 
     Examples:
         >>> loader = millstream.DataLoader(
@@ -89,7 +88,7 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
     _execution: Execution
     _profiler: Profiler
 
-    @named_arguments(DATA_LOADER_HABITS, DATA_LOADER_NEEDS_NAMES)
+    @named_arguments(DATA_LOADER_REPLACEMENTS, DATA_LOADER_BY_NAME)
     def __init__(
         self,
         *,
@@ -120,33 +119,33 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
         self._records_timeline = as_flag(enable_profiling, "enable_profiling")
         self._ray_workers = workers
         if workers is not None:
-            from millstream.loader.cluster.options import RayWorkers  # noqa: PLC0415  (for those who have a cluster)
+            from millstream.loader.cluster.options import RayWorkers  # noqa: PLC0415  (lazy: only clusters need it)
 
             check_kind(workers, "workers", RayWorkers)
             if num_workers:
                 raise ValueError(
-                    f"worker_count is the number of worker processes, got {num_workers}, but workers={workers} asks "
-                    "for actors instead: leave worker_count out."
+                    f"worker_count must be 0 with workers={workers}, which uses actors instead of processes, got "
+                    f"{num_workers}. Remove one of them."
                 )
         if self._is_debugging:
             self._ray_workers = None
         self._begin()
-        # Before any of the operations runs: one that counts its calls is what it was built as.
+        # Before any operation runs: an operation that counts its calls is described as it was built.
         _ = self._stream
 
     @property
     def data_source(self) -> DataSource[Any]:
-        """Where the records come from, as it was given."""
+        """The source of the records, as passed."""
         return self._pipeline.source
 
     @property
     def sampler(self) -> Sampler:
-        """The order of the records, as it was given."""
+        """The sampler, as passed."""
         return self._pipeline.sampler
 
     @property
     def operations(self) -> tuple[Transformation, ...]:
-        """What is done with each record, in order; functions have become Maps."""
+        """The operations, in order; functions have become Maps."""
         return self._pipeline.operations
 
     @property
@@ -161,26 +160,26 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
-        """The worker processes; with actors instead, how much each keeps ready, and when it stalls."""
+        """The worker processes; with actors instead, their buffer size and stall timeout."""
         return self._workers
 
     @property
     def workers(self) -> "RayWorkers | None":
-        """The actors that work instead of worker processes; None without, and in debug mode."""
+        """The actors used instead of worker processes; None if there are none, and in debug mode."""
         return self._ray_workers
 
     @property
     def errors(self) -> dict[int, str]:
-        """The records that failed, of all passes in this process: the error as text, by record key.
+        """The records that failed in this process, of all passes and epochs: the error as text, by record key.
 
-        Records that were read ahead are included. It is empty with on_error="raise".
+        Records that were prefetched are included. It is empty with on_error="raise".
         """
         return {} if self._plan.errors is None else dict(self._plan.errors.texts)
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
         iterator = self._execution.begin(self._stream, self._passes)
-        # After the execution knows it: another thread may close the loader.
+        # Checked after the iterator is registered, because another thread may close the loader.
         if self._closed:
             iterator.close()
             raise ValueError("This DataLoader is closed: build a new one.")
@@ -189,16 +188,16 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
     def epochs(self, num_epochs: int, *, start: int = 0) -> Iterator[tuple[int, DataLoaderIterator]]:
         """Yields the number of each epoch, and an iterator over its batches: a loop over epochs, as in PyTorch.
 
-        Each epoch has an order and random draws of its own, and a last batch of its own, which is short unless the
-        `Batch` drops it. Epoch 0 is the order of `iter(loader)`. The iterator of an epoch is closed when the next one
-        begins; worker processes are started for each epoch.
+        Each epoch has its own order, random draws and last batch, which is short unless the `Batch` drops it. Epoch 0
+        has the order of `iter(loader)`. The iterator of an epoch is closed when the next one begins. Worker processes
+        are started for each epoch.
 
-        To resume, save the number of the epoch with the state of its iterator: begin with that epoch, and move the
-        iterator to the state.
+        To resume, save the number of the epoch with the state of its iterator. Then begin with that epoch, and pass
+        the state to its iterator.
 
         Args:
-            num_epochs: how many epochs the run has, at least 1; the sampler's own `num_epochs` does not count.
-            start: the number of the epoch to begin with, 0 … num_epochs.
+            num_epochs: the number of epochs of the run, at least 1; the sampler's own `num_epochs` is ignored.
+            start: the number of the first epoch, 0 … num_epochs.
 
         Raises:
             TypeError: the sampler has no epochs: it is not an `IndexSampler`, `HierarchicalSampler` or
@@ -236,15 +235,15 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
             vars(loader).update(state | {"_pipeline": pipeline})
             loader._begin(self)  # noqa: SLF001  (of this class)
             with loader, iter(loader) as batches:
-                # Who closes this loader closes them, too.
+                # Registered here, too, so that closing this loader closes the iterator.
                 self._execution.insight.iterators[id(batches)] = batches
                 yield number, batches
 
     def close(self) -> None:
-        """Ends the worker processes and threads of this loader, idle or at work, within seconds. Idempotent.
+        """Ends the worker processes and threads of this loader, idle or busy, within seconds. Idempotent.
 
-        Its iterators are closed, too: their `next` is a ValueError, but their states can still be taken. So is
-        iterating over the loader again. Without this, idle workers leave after a minute, and with the loader.
+        Its iterators are closed, too: their `next` raises ValueError, but their states can still be taken. Iterating
+        over the loader again raises ValueError. Without `close`, idle workers end after a minute, or with the loader.
         """
         self._closed = True
         for iterator in self._execution.insight.living_iterators():
@@ -252,7 +251,7 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
         self._execution.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what makes the loader another one's equal: processes, threads and iterators stay here."""
+        """Returns the arguments and the description of the stream. Processes, threads and iterators are not pickled."""
         own = {"_closed", "_execution", "_passes", "_plan", "_profiler"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
@@ -295,65 +294,50 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
         """Returns the number of batches that this shard yields.
 
         Raises:
-            TypeError: it is not known: the sampler is endless, or an operation decides while reading.
+            TypeError: it is not known: the sampler is endless, or the pipeline is not 1:1.
         """
         return count_outputs(self._plan, "DataLoader")
 
     def __bool__(self) -> bool:
-        """Returns True: a loader is one even where its length is 0 or not known."""
+        """Returns True, even if its length is 0 or not known."""
         return True
 
     def record_keys(self, step: int) -> NDArray[np.int64]:
         """Returns the keys of the records in this shard's batch number `step`, in order, without reading them.
 
-        Of a mixture, `data_source.locate(keys)` says which source each is from; of packed rows, they are the documents
-        in them, one row after the other.
+        For a mixture, `data_source.locate(keys)` returns the source of each. For packed rows, they are the keys of the
+        documents, one row after another.
 
         Args:
-            step: counted from 0; the first batch is number 0.
+            step: the number of the batch, from 0.
 
         Returns:
             An int64 array of shape `(records,)`.
 
         Raises:
             IndexError: there is no such batch.
-            TypeError: an operation decides while reading: a Filter or FlatMap, or one that groups as elements come.
+            TypeError: the pipeline is not 1:1: it has a Filter or FlatMap, or groups elements by their content.
 
         Examples:
             >>> loader = millstream.load(["a", "b", "c", "d"], shuffle=True, seed=0, batch_size=2)
             >>> loader.record_keys(0), next(iter(loader))
             (array([3, 1]), array(['d', 'b'], dtype='<U1'))
         """
-        if not self._plan.one_to_one:
-            raise TypeError(
-                f"record_keys(step) is known for 1:1 pipelines only: {self._plan.deciding}, decides while reading."
-            )
-        step, shard = as_integer(step, "step"), self._plan.shards[0]
-        if not shard.block_limit:
-            raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
-        if not 0 <= step < shard.block_limit:
-            raise IndexError(f"step must be between 0 and {shard.block_limit - 1}, the last batch, got {step}.")
-        # A sampler of the user's must not see the settings of this thread alone: its keys would be others.
-        locate = functools.partial(self._plan.locate, step, step + 1)
-        origins = locate() if ThreadSettings().are_neutral() else in_fresh_thread(locate)
-        if step == shard.partition.whole_blocks:
-            is_used = origins.position < shard.partition.tail.start + shard.tail_records
-            return origins.record_key[is_used]
-        return origins.record_key.copy()
+        return keys_of_step(self._plan, step)
 
     def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-        """Returns the steps whose global batches contain records, a row for each key: int64, shape (keys, occurrences).
+        """Returns the steps whose global batches contain records: int64, shape (keys, occurrences), a row per key.
 
-        The order is run backwards, so nothing is read and no step is enumerated. Shards play no role. Rows are
-        ascending, and padded with -1 where other keys come more often. Of packed rows, keys are those of documents.
+        The order is inverted, so nothing is read and no step is enumerated. Shards play no role. Rows are ascending,
+        and padded with -1 if other keys occur more often. For packed rows, keys are those of documents.
 
         Args:
-            keys: record keys, shape (m,). A key that never comes has a row of -1.
-            start: the first step that counts.
-            stop: the step before which to look; None for the end of the order.
+            keys: record keys, shape (m,). The row of a key that never occurs is -1.
+            start: the first step to include.
+            stop: the first step to exclude; None for the end of the order.
 
         Raises:
-            TypeError: an operation decides while reading, or the order of the sampler is not known backwards.
+            TypeError: the pipeline is not 1:1, or the sampler cannot be inverted.
             ValueError: the order is endless, and stop is None.
 
         Examples:
@@ -362,22 +346,7 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
             array([[2, 3],
                    [1, 4]])
         """
-        if not self._plan.one_to_one:
-            raise TypeError(
-                f"steps_of(keys) is known for 1:1 pipelines only: {self._plan.deciding}, decides while reading. Keep "
-                "the keys with the elements (meta_features of a packer), or filter ahead (millstream.surviving_keys)."
-            )
-        sampler, partition = self._plan.pipeline.order, self._plan.partition
-        if not hasattr(sampler, "occurrences"):
-            raise TypeError(
-                f"The steps of records are not known: {type(self._sampler).__name__} has no positions_of(keys)."
-            )
-        asked, size = checked_keys(keys), partition.global_block
-        start = as_integer(start, "start", minimum=0)
-        last = None if stop is None else as_integer(stop, "stop", minimum=0) * size
-        found = sampler.occurrences(asked, checked_stop(last, partition.length))
-        is_late = (found.positions >= start * size) & self._plan.shards[0].are_delivered(found.positions)
-        return Occurrences(found.rows[is_late], found.positions[is_late] // size).table(len(asked))
+        return steps_of_keys(self._plan, keys, start, stop)
 
     @functools.cached_property
     def _stream(self) -> Stream:
@@ -385,10 +354,10 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
         return stream_of(self._plan)
 
     def _begin(self, whole: "DataLoader | None" = None) -> None:
-        """Makes what is of this process, and does not go to another with a pickled loader.
+        """Creates the parts that are not pickled.
 
         Args:
-            whole: the loader that this one is an epoch of, and whose measurements it adds to; None for its own.
+            whole: the loader that this one is an epoch of. It shares measurements and errors; None for none.
         """
         self._closed = False
         self._profiler = self._new_profiler() if whole is None else whole._profiler  # noqa: SLF001  (of this class)
@@ -408,7 +377,7 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
 
     @property
     def _worker_options(self) -> MultiprocessingOptions:
-        """What holds for the workers, wherever they run."""
+        """The options of the workers, whether processes or actors."""
         if self._ray_workers is None:
             return self._workers
         return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
@@ -421,11 +390,11 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
         return Profiler(self._pipeline.labels, Recorder())
 
     def _watch(self) -> Watch:
-        """Returns what looks at each part of the work."""
+        """Returns the function that instruments each stage."""
         timed = self._profiler.timed
         if not self._is_debugging:
             return timed
-        from millstream.loader.debugging import DebugChecks  # noqa: PLC0415  (for those who ask for it)
+        from millstream.loader.debugging import DebugChecks  # noqa: PLC0415  (lazy: off by default)
 
         checks = DebugChecks(self._pipeline)
         return lambda label, function: timed(label, checks.watch(label, function))

@@ -1,34 +1,34 @@
-"""What to write here instead of the arguments that people know from PyTorch, TensorFlow and Grain."""
+"""Replacements for arguments that users know from PyTorch, TensorFlow and Grain."""
 
 from types import MappingProxyType
 
-_LOAD = "write millstream.load(source, {}), or DataLoader(..., {})."
+_LOAD = "use millstream.load(source, {}), or DataLoader(..., {})."
 
-DATA_LOADER_NEEDS_NAMES = (
-    "Its arguments are given by name, DataLoader(data_source=..., sampler=..., operations=[...]); "
-    "the short way is millstream.load(source, shuffle=True, seed=0, batch_size=...)."
+DATA_LOADER_BY_NAME = (
+    "Pass its arguments by name, DataLoader(data_source=..., sampler=..., operations=[...]), "
+    "or use millstream.load(source, shuffle=True, seed=0, batch_size=...)."
 )
 
-LOAD_NEEDS_NAMES = "After the source, its arguments are given by name, as in load(source, batch_size=64)."
+LOAD_BY_NAME = "Pass all arguments but the source by name, as in load(source, batch_size=64)."
 
 _EVERYWHERE = {
-    "num_workers": "write worker_count.",
-    "prefetch_factor": "write worker_buffer_size for workers, or read_options for threads.",
-    "prefetch": "batches are read ahead anyway; read_options says how far.",
-    "num_threads": "write read_options=ReadOptions(num_threads=...).",
-    "timeout": "write stall_timeout.",
-    "pin_memory": "write millstream.device_put(iter(loader)), which moves batches to the device ahead of time.",
-    "persistent_workers": "leave it out: workers wait for the next pass anyway.",
-    "multiprocessing_context": "leave it out: workers never inherit the state of this process.",
-    "worker_init_fn": "leave it out, and draw from the generator that a RandomMapTransform gets.",
-    "generator": "write seed, of the IndexSampler or of millstream.load.",
+    "num_workers": "use worker_count.",
+    "prefetch_factor": "use worker_buffer_size for workers, or read_options for threads.",
+    "prefetch": "batches are prefetched anyway; read_options sets how many records.",
+    "num_threads": "use read_options=ReadOptions(num_threads=...).",
+    "timeout": "use stall_timeout.",
+    "pin_memory": "use millstream.device_put(iter(loader)), which moves batches to the device in advance.",
+    "persistent_workers": "remove it: workers are kept for the next pass anyway.",
+    "multiprocessing_context": "remove it: workers never inherit the state of this process.",
+    "worker_init_fn": "remove it, and draw from the generator that a RandomMapTransform gets.",
+    "generator": "use seed, of the IndexSampler or of millstream.load.",
 }
 
-DATA_LOADER_HABITS = MappingProxyType(
+DATA_LOADER_REPLACEMENTS = MappingProxyType(
     {
         **_EVERYWHERE,
-        "dataset": "write data_source.",
-        "source": "write data_source.",
+        "dataset": "use data_source.",
+        "source": "use data_source.",
         "batch_size": _LOAD.format("batch_size=...", "operations=[..., Batch(...)]"),
         "batch_sampler": _LOAD.format("batch_size=...", "operations=[..., Batch(...)]"),
         "drop_last": _LOAD.format("drop_remainder=True", "operations=[..., Batch(..., drop_remainder=True)]"),
@@ -38,26 +38,26 @@ DATA_LOADER_HABITS = MappingProxyType(
         "shuffle": _LOAD.format("shuffle=True, seed=0", "sampler=IndexSampler(..., shuffle=True, seed=0)"),
         "seed": _LOAD.format("seed=0", "sampler=IndexSampler(..., seed=0)"),
         "num_epochs": _LOAD.format("num_epochs=...", "sampler=IndexSampler(..., num_epochs=...)"),
-        "transform": "write operations=[...].",
-        "transforms": "write operations=[...].",
-        "transformations": "write operations=[...].",
+        "transform": "use operations=[...].",
+        "transforms": "use operations=[...].",
+        "transformations": "use operations=[...].",
     }
 )
-"""What to write instead of arguments that DataLoader does not have, by name."""
+"""Replacements for arguments that DataLoader does not have, by name."""
 
-LOAD_HABITS = MappingProxyType(
+LOAD_REPLACEMENTS = MappingProxyType(
     {
         **_EVERYWHERE,
-        "data_source": "the source comes first, without a name: load(source, ...).",
-        "dataset": "the source comes first, without a name: load(source, ...).",
-        "sampler": "write DataLoader(data_source=..., sampler=..., operations=[...]).",
-        "operations": "write transformations=[...].",
-        "transform": "write transformations=[...].",
-        "transforms": "write transformations=[...].",
-        "drop_last": "write drop_remainder.",
-        "collate_fn": "write batch_fn.",
-        "epochs": "write num_epochs.",
-        "repeat": "write num_epochs.",
+        "data_source": "pass the source first, without a name: load(source, ...).",
+        "dataset": "pass the source first, without a name: load(source, ...).",
+        "sampler": "use DataLoader(data_source=..., sampler=..., operations=[...]).",
+        "operations": "use transformations=[...].",
+        "transform": "use transformations=[...].",
+        "transforms": "use transformations=[...].",
+        "drop_last": "use drop_remainder.",
+        "collate_fn": "use batch_fn.",
+        "epochs": "use num_epochs.",
+        "repeat": "use num_epochs.",
     }
 )
-"""What to write instead of arguments that `load` does not have, by name."""
+"""Replacements for arguments that `load` does not have, by name."""

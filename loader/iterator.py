@@ -1,14 +1,14 @@
-"""The iterator that a training loop holds: a position in the stream, and an executor that works from there on.
+"""The iterator of a DataLoader: a position in the stream, and an executor that works from there.
 
 Guarantees:
-    * An exception may come at any line, from a signal's handler: the position is then that before the batch or the one
-      after it, and the stream resumes there. What belongs together is therefore assigned in one statement.
-    * An executor that was interrupted, and may have given out what nobody got, is not used again.
-    * `next`, `seek`, `set_state` and `start_prefetch` raise a ValueError while one of them works ahead or fetches
-      outputs for this iterator, in another thread or in the code that a signal's handler interrupted. An element that
-      is there already is delivered without a look at who asks, which would cost too much: CPython changes threads and
-      runs handlers at calls and jumps back only, and there is none in between.
-    * `close`, `get_state` and `step` may be used in any thread and any handler, at any time: they take no lock.
+    * A signal handler may raise an exception at any line: the position is then that before the batch or the one after
+      it, and the stream resumes there. Values that belong together are therefore assigned in one statement.
+    * An executor that was interrupted is not used again, because it may have passed on outputs that were lost.
+    * `next`, `seek`, `set_state` and `start_prefetch` raise ValueError while one of them fetches outputs for this
+      iterator, in another thread or in the code that a signal handler interrupted. An output that was fetched is
+      delivered without this check, which would cost too much. That is safe, because CPython switches threads and runs
+      handlers only at calls and backward jumps, and the delivery has none.
+    * `close`, `get_state` and `step` are safe in any thread and any handler at any time. They take no lock.
 """
 
 import contextlib
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 
 class Lifecycle(enum.Enum):
-    """What an iterator is doing."""
+    """The state of an iterator's executor."""
 
     IDLE = enum.auto()
-    """No executor: nothing is read ahead. The next call of `next` makes one."""
+    """There is no executor, and nothing is prefetched. The next call of `next` creates one."""
     RUNNING = enum.auto()
-    """An executor works from the iterator's position on."""
+    """An executor works from the iterator's position."""
     CLOSED = enum.auto()
-    """Closed by the user: `next` is an error, the state can still be taken."""
+    """The user has closed the iterator. `next` raises an error; the state can still be taken."""
 
 
 class MeasuringConsumer(Protocol):
@@ -71,13 +71,14 @@ class MeasuringConsumer(Protocol):
 class DataLoaderIterator(Inspectable, ResumableIterator):
     """Yields the batches of a `DataLoader`, and knows its position among them.
 
-    Made by `iter(loader)`. Its position is just after the last batch delivered: batches read ahead do not count,
+    `iter(loader)` returns it. Its position is just after the last batch delivered. Prefetched batches do not count,
     so a state taken between two training steps resumes with exactly the batch that would have come next.
 
-    An exception raised by the pipeline leaves the position as it was: `next` tries the same batch again and, where the
+    An exception raised by the pipeline leaves the position unchanged: `next` tries the same batch again and, if the
     pipeline is 1:1, `seek(step + 1)` skips it.
 
-    One thread at a time may use it, except that any may `close` it. Where two meet, one gets a ValueError.
+    It has the views of its loader, such as `summary()`. Use it in one thread at a time; any thread may `close` it.
+    Concurrent use raises ValueError.
 
     Examples:
         >>> loader = millstream.load(range(100), shuffle=True, seed=0, batch_size=4)
@@ -110,30 +111,30 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self._stop_idle = stop_idle
         self._stall_timeout = stall_timeout
         self._insight = insight
-        # None once the iterator was moved: who does that knows where it is.
+        # None once the iterator was moved: a moved iterator repeats no pass by mistake.
         self._passes = passes
         self._executor: Executor | None = None
-        # Those that are left, until they are closed: what an interruption of that has left undone is done next time.
+        # Executors that are no longer used, until they are closed. If an interruption prevents that, it is retried.
         self._left: set[Executor] = set()
         self._lifecycle = Lifecycle.IDLE
         self._reason = "call iter(loader) for a new one"
         self._step = 0
-        # The step up to which the profiler has counted what was delivered.
+        # The step up to which the profiler has counted delivered batches.
         self._counted_step = 0
         # The consumer that measures its own waits, for instance device_put; None if the trainer calls this iterator.
         self._consumer: weakref.ref[MeasuringConsumer] | None = None
-        # The position is `_start`, or that after output `_row - 1` of `_outputs` where any of those were delivered.
+        # The position is `_start`, or that after output `_row - 1` of `_outputs` if any of these were delivered.
         self._start = plan.beginning
         self._outputs: Outputs | None = None
-        # What these are, in a list of its own: None where they were delivered.
+        # The values of `_outputs`, in a separate list: None after delivery.
         self._values: list[Any] = []
         self._row = self._stop = 0
-        # Whether nothing comes after that position: a source that says so is not asked again.
+        # True if the stream ends at that position. A source that has ended is not called again.
         self._has_ended = False
-        # Whether the executor, if there is one, stands at the end of `_outputs`: not where it was interrupted.
+        # True if the executor, if any, is at the end of `_outputs`. False if it was interrupted.
         self._is_sound = True
         self._left_at: float | None = None
-        # Since when the consumer is inside `next`, unless what it asks for was there already.
+        # The time since which the consumer waits inside `next`; None while it does not.
         self.asked_at: float | None = None
 
     @property
@@ -143,31 +144,31 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that the next batch begins in, from 0; None where the sampler has no epochs.
+        """The epoch that the next batch begins in, from 0; None if the sampler has no epochs.
 
-        At the end of the stream it is the number of epochs. Where the pipeline is not 1:1, it is the epoch of the first
-        record that is not used up.
+        At the end of the stream it is the number of epochs. If the pipeline is not 1:1, it is the epoch of the first
+        record that is not consumed.
         """
         return epoch_of(self._plan, self._position())
 
     @property
     def shard_options(self) -> ShardOptions:
-        """The shard of each global batch that the batches hold."""
+        """The shard of each global batch that this iterator yields."""
         return self._plan.pipeline.shard
 
     def batches_after(self, step: int) -> int:
-        """Returns how many batches follow the first `step` batches of the stream.
+        """Returns the number of batches after the first `step` batches of the stream.
 
         Raises:
-            TypeError: it is not known: the sampler is endless, or an operation decides while reading.
+            TypeError: it is not known: the sampler is endless, or the pipeline is not 1:1.
         """
         return count_outputs(self._plan, "iterator") - step
 
     def __len__(self) -> int:
-        """Returns how many batches are left: what `tqdm(iterator)` counts to, after a resume too.
+        """Returns the number of batches left, for `tqdm(iterator)`, also after resuming.
 
         Raises:
-            TypeError: it is not known: the sampler is endless, or an operation decides while reading.
+            TypeError: it is not known: the sampler is endless, or the pipeline is not 1:1.
         """
         return self.batches_after(self._step)
 
@@ -177,22 +178,22 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         Raises:
             StopIteration: the stream has ended.
             ValueError: the iterator is closed.
-            Exception: whatever an operation or the source raised, with notes of where.
+            Exception: an error of an operation or the source, with notes of where it occurred.
         """
         while self._row == self._stop:
             self._check_open()
             self._alone(self._fetch)
-        # No call and no jump back from here to the end, see above: no element is lost between two lines, or delivered
-        # twice. What was read within the loop would be old: since Python 3.14, it is left after a jump back only.
+        # There is no call and no backward jump from here to the end, see above: no output is lost between two lines,
+        # or delivered twice. Values read within the loop could be old, because it has backward jumps.
         values, row = self._values, self._row
         value = values[row]
         self._row, self._step = row + 1, self._step + 1
-        # The batch is the consumer's now: hold on to nothing of it.
+        # The consumer owns the batch now: keep no reference to it.
         values[row] = None
         return value
 
-    def take(self, most: int) -> Elements:
-        """Returns the next outputs, with their origins: as many as are there, at least one and `most` at most.
+    def take(self, limit: int) -> Elements:
+        """Returns the outputs that are fetched, with their origins: at least one, and at most `limit`.
 
         Raises:
             StopIteration, ValueError, Exception: as `next`.
@@ -203,21 +204,21 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         outputs, values, row = self._outputs, self._values, self._row
         if outputs is None:
             raise AssertionError("fetched")
-        stop = min(row + most, self._stop)
+        stop = min(row + limit, self._stop)
         taken = Elements(values[row:stop], outputs.origins.take(slice(row, stop)))
         self._row, self._step = stop, self._step + stop - row
         values[row:stop] = [None] * (stop - row)
         return taken
 
     def count_delivered(self) -> None:
-        """Has the profiler count what was delivered since the last time. Any thread may ask."""
-        # In one statement, without a call: nobody counts the same batches.
+        """Counts the batches delivered since the last time. Any thread may call it."""
+        # In one statement without a call, so that no two threads count the same batches.
         before, self._counted_step = self._counted_step, self._step
         if self._consumer is None:
             self._profiler.delivered(self._counted_step - before)
 
     def describe_next(self) -> str:
-        """Returns the records of the next batch as text, for errors. Any thread may ask."""
+        """Returns the records of the next batch as text, for errors. Any thread may call it."""
         block = self._position()[0].block
         return self._plan.describe(Blocks(block, block + 1, 0))
 
@@ -241,14 +242,14 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         return self._stall_timeout
 
     def look(self) -> "IteratorLook":
-        """Returns what this iterator does now, for those who look from outside. Any thread may ask."""
-        from millstream.loader.pipeline.load import IteratorLook  # noqa: PLC0415  (for those who look)
+        """Returns the current status of this iterator, for monitoring. Any thread may call it."""
+        from millstream.loader.pipeline.load import IteratorLook  # noqa: PLC0415  (lazy: only monitoring needs it)
 
         now, executor, consumer = time.perf_counter(), self._executor, self.consumer
         asked_at = (self if consumer is None else consumer).asked_at
         step, epoch = self.delivered_position()
         load = None
-        # The executor works on meanwhile: what cannot be said now can be said the next time.
+        # The executor changes meanwhile. A status that fails now succeeds the next time.
         with contextlib.suppress(RuntimeError, LookupError, OSError):
             load = None if executor is None else executor.load()
         return IteratorLook(
@@ -267,38 +268,38 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         return self._insight
 
     def worker_stacks(self) -> dict[int, str]:
-        """Returns the stacks of the worker processes that work for this iterator, by process. Any thread may ask."""
+        """Returns the stacks of this iterator's worker processes, by process. Any thread may call it."""
         executor = self._executor
         return {} if executor is None else executor.stacks()
 
     def start_prefetch(self) -> None:
-        """Begins to read ahead in the background and returns at once, for instance while a model is restored.
+        """Begins to prefetch in the background and returns immediately, for instance while a model is restored.
 
-        Does nothing where there are no threads to read ahead.
+        It does nothing without threads that read ahead, and without workers.
         """
         self._alone(self._begin)
 
     def get_state(self) -> bytes:
-        """Returns the position as a few hundred bytes of JSON, at once: no thread or process is asked."""
+        """Returns the position as a few hundred bytes of JSON, in microseconds. No thread or process is involved."""
         return self._state().encode()
 
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position recorded in a state.
+        """Moves to the position of a state.
 
         The state may come from any iterator over the same stream, with other threads and workers, another number of
-        epochs, and, where the pipeline is 1:1, another number of shards at the same global batch. In others, it is
-        that of this shard, or of one that ran all its logical shards: where the number of shards has changed, give
-        all states to `set_states`. Content that has changed since (code, objects, attributes of your own source) is a
-        warning in the log of "millstream" that names it: it may well make the same batches.
+        epochs, and, if the pipeline is 1:1, another number of shards with the same global batch. If it is not 1:1, the
+        state must be that of this shard, or of a shard that ran all its logical shards: if the number of shards has
+        changed, pass all states to `set_states`. Changed content (code, objects, attributes of a user's source) is
+        logged as a warning that names it, because it may well lead to the same batches.
 
         Args:
-            state: what `get_state` returned.
-            allow: differences to accept on purpose: any of "operations", "sampler", "source", "global_batch", or paths
-                within them, such as "operations[0].size". Another global batch must divide the saved position.
-            strict: whether to refuse the state, too, if content has changed.
+            state: a result of `get_state`.
+            allow: differences to accept: any of "operations", "sampler", "source", "global_batch", or paths within
+                them, such as "operations[0].size". Another global batch must divide the saved position.
+            strict: True to refuse the state if content has changed, too.
 
         Raises:
-            CheckpointError: the state is unreadable or of another stream. The iterator is as it was.
+            CheckpointError: the state is unreadable or of another stream. The iterator is unchanged.
             ValueError: the iterator is closed, or `allow` has an unknown name.
         """
         self._check_open()
@@ -306,50 +307,50 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self._resume(LoaderState.decode(state, self._stream), allow, strict=strict)
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position recorded in the states of all shards that saved together.
+        """Moves to the position of the states that all shards saved together.
 
-        Any number of shards can resume from them that divides the number of logical shards; where the pipeline is 1:1,
-        any at the same global batch. `CheckpointRestore` does this by itself.
+        Any number of shards that divides the number of logical shards can resume from them; if the pipeline is 1:1, any
+        number with the same global batch. `CheckpointRestore` calls this if needed.
 
         Args:
-            states: what `get_state` returned on each of the shards, at the same step, in any order.
+            states: results of `get_state` of all shards, at the same step, in any order.
             allow: as in `set_state`.
             strict: as in `set_state`.
 
         Raises:
             CheckpointError: a state is missing, unreadable, of another step or of another stream, or two are of the
-                same shard. The iterator is as it was.
+                same shard. The iterator is unchanged.
             ValueError: the iterator is closed, or `allow` has an unknown name.
 
         Examples:
-            >>> def part(index, count):
+            >>> def batches_of(index, count):
             ...     shard = millstream.ShardOptions(shard_index=index, shard_count=count)
             ...     size = shard.local_batch_size(4)
             ...     return iter(millstream.load(range(100), batch_size=size, shard_options=shard))
-            >>> with part(0, 2) as first, part(1, 2) as second, part(0, 1) as whole:
+            >>> with batches_of(0, 2) as first, batches_of(1, 2) as second, batches_of(0, 1) as single:
             ...     print(next(first), next(second))
-            ...     whole.set_states([first.get_state(), second.get_state()])
-            ...     print(next(whole))
+            ...     single.set_states([first.get_state(), second.get_state()])
+            ...     print(next(single))
             [0 1] [2 3]
             [4 5 6 7]
         """
         self._check_open()
         self._check_can_resume()
-        from millstream.loader.checkpoints.combination import combined  # noqa: PLC0415  (for those who resume)
+        from millstream.loader.checkpoints.combination import combined  # noqa: PLC0415  (lazy: only resuming needs it)
 
         self._resume(combined([LoaderState.decode(state) for state in states]), allow, strict=strict)
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches.
 
-        Costs nothing for a 1:1 pipeline. In others, the batches in between must be made to be counted.
+        It costs nothing for a 1:1 pipeline. For others, the batches in between are computed to count them.
 
         Args:
             step: 0 … the number of batches in the stream.
 
         Raises:
             IndexError: there are fewer batches.
-            TypeError: the source is a stream that returns whatever comes next.
+            TypeError: the source is a stream that is read in order.
             ValueError: the iterator is closed.
 
         Examples:
@@ -365,7 +366,11 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         if step < 0 and not self._plan.one_to_one:
             raise IndexError(f"step must be at least 0, got {step}.")
         if self._plan.one_to_one and not 0 <= step <= last:
-            what = "the number of batches" if self._plan.shards[0].num_blocks == last else "where positions reach 2**63"
+            what = (
+                "the number of batches"
+                if self._plan.shards[0].num_blocks == last
+                else "the last step with positions below 2**63"
+            )
             raise IndexError(f"step must be between 0 and {last}, {what}, got {step}.")
         if self._plan.one_to_one:
             self._go((Cursor(step, (0,)),), step)
@@ -373,13 +378,13 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             self._alone(functools.partial(self._seek_by_counting, step))
 
     def interrupt(self) -> None:
-        """Ends all work ahead and keeps the position. Another thread that waits in `next` gets a ValueError."""
+        """Ends all prefetching and keeps the position. Another thread that waits in `next` gets a ValueError."""
         self._end()
 
     def close(self) -> None:
-        """Stops reading ahead and frees what was read. Takes at most two seconds. Idempotent.
+        """Ends all prefetching and frees its results, within 2 s. Idempotent.
 
-        May be called while another thread waits in `next`, which is a ValueError then.
+        Another thread that waits in `next` gets a ValueError.
         """
         self._lifecycle = Lifecycle.CLOSED
         self._end()
@@ -387,7 +392,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
     def close_with_loader(self) -> None:
         """Closes the iterator because its loader is closed."""
-        self._reason = "its DataLoader was closed: build a new one"
+        self._reason = "its DataLoader was closed; build a new one"
         self.close()
 
     def __repr__(self) -> str:
@@ -405,7 +410,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             self._is_sound = True
 
     def _advance(self) -> bool:
-        """Moves on to the next outputs; returns False at the end of the stream."""
+        """Fetches the next outputs; returns False at the end of the stream."""
         self.count_delivered()
         if self._consumer is not None:
             return self._take_outputs()
@@ -442,16 +447,16 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             if first < stop:
                 self._profiler.came(values[first])
         except BaseException as error:
-            # The executor may be in any state: the next call begins with a new one, from the same position.
+            # The executor may be in any state: the next call creates another one at the same position.
             self._end()
             if isinstance(error, Exception):
-                # Closed by another thread: whatever the executor met with is the consequence.
+                # If another thread closed the iterator, the error is a consequence.
                 self._check_open()
             raise
         return True
 
     def _fetch(self) -> None:
-        """Has outputs at hand that were not delivered; StopIteration where there are no more."""
+        """Fetches outputs until one is not delivered; raises StopIteration at the end of the stream."""
         while self._row == self._stop:
             if not self._advance():
                 raise StopIteration
@@ -466,7 +471,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             self._executor = executor = self._make_executor(self._position())
             self._is_sound = True
             if self._lifecycle is Lifecycle.CLOSED:
-                # By another thread, which did not see this executor.
+                # Another thread closed the iterator before it could see this executor.
                 self._end()
                 self._check_open()
             self._lifecycle = Lifecycle.RUNNING
@@ -474,31 +479,31 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         return self._executor
 
     def _position(self) -> Position:
-        outputs, row = self._outputs, self._row  # Another thread that closes the iterator may look here at any moment.
+        outputs, row = self._outputs, self._row  # Read once, because another thread may close the iterator.
         if outputs is None or row <= outputs.first:
             return self._start
         return outputs.position_after(row - 1)
 
     def _finish(self) -> None:
-        """Leaves the executor at the end of the stream."""
+        """Stops using the executor at the end of the stream."""
         self._has_ended = True
         if self._passes is not None:
             self._passes.end()
         if self._plan.source_is_stream:
-            # Workers that have read it to its end would find nothing in the next pass.
+            # Workers that have read a stream to its end would find nothing in the next pass.
             self._end()
         else:
             self._settle()
 
     def _settle(self) -> None:
-        """Remembers the position and leaves the executor; what it has that can serve another one stays ready."""
+        """Saves the position and stops using the executor. Its workers stay ready for another one."""
         if (executor := self._leave()) is not None:
-            # Not the other way round: what was given back to serve others must not be closed later.
+            # In this order, because workers that others may use must not be closed later.
             self._left.discard(executor)
             executor.pause()
 
     def _end(self) -> None:
-        """Remembers the position and ends the executor."""
+        """Saves the position and ends the executor."""
         self._leave()
         for executor in list(self._left):
             executor.close()
@@ -506,7 +511,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
     def _leave(self) -> Executor | None:
         self.count_delivered()
-        # First: an exception from here on leaves the executor after outputs that are dropped, so it is not used again.
+        # First, because after an exception from here on the executor has passed outputs that are dropped.
         self._is_sound = False
         self._start, self._outputs, self._values, self._row, self._stop = self._position(), None, [], 0, 0
         if (executor := self._executor) is not None:
@@ -517,12 +522,11 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         return executor
 
     def _resume(self, saved: LoaderState, allow: Collection[str], *, strict: bool) -> None:
-        """Goes to the position of a state."""
-        from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (for those who resume)
+        from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (lazy: only resuming needs it)
 
         here = self._state()._replace(stream=self._stream)
         found = compatibility.resumption(saved, here, allow, strict=strict)
-        position = tuple(Cursor(*place) for place in found.places)
+        position = tuple(Cursor(*saved_place) for saved_place in found.places)
         shard = self._plan.shards[0]
         self._go(position, min(position[0].block, shard.block_limit) if self._plan.one_to_one else saved.step)
         if found.changes:
@@ -532,7 +536,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self._alone(functools.partial(self._move, position, step))
 
     def _move(self, position: Position, step: int) -> None:
-        """Goes to a position, while the iterator is marked as in use."""
+        """Moves to a position, while the iterator is marked as in use."""
         self._settle()
         self._start, self._has_ended, self._passes = position, False, None
         self._step = self._counted_step = step
@@ -545,12 +549,12 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             while self._step < step:
                 self._fetch()
                 self.__next__()
-                # It was made to be counted, and nobody gets it.
+                # Computed only to be counted: it is not delivered.
                 self._counted_step = self._step
         except StopIteration:
-            there = self._step
+            length = self._step
             self._move(position, old_step)
-            raise IndexError(f"step must be at most {there}, the number of batches, got {step}.") from None
+            raise IndexError(f"step must be at most {length}, the number of batches, got {step}.") from None
         except BaseException:
             self._move(position, old_step)
             raise

@@ -1,4 +1,4 @@
-"""The short way to a DataLoader."""
+"""`load`: builds common DataLoaders in one call."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from millstream import samplers, sources
 from millstream.checks import as_integer, named_arguments
 from millstream.loader.data_loader import DataLoader
-from millstream.loader.foreign_arguments import LOAD_HABITS, LOAD_NEEDS_NAMES
+from millstream.loader.foreign_arguments import LOAD_BY_NAME, LOAD_REPLACEMENTS
 from millstream.loader.pipeline.arguments import Operations, check_list
 from millstream.loader.pipeline.tolerance import MAX_ERRORS
 from millstream.loader.threads.options import ReadOptions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
 
 
-@named_arguments(LOAD_HABITS, LOAD_NEEDS_NAMES)
+@named_arguments(LOAD_REPLACEMENTS, LOAD_BY_NAME)
 def load(
     source: DataSource[Any] | Mapping[str, DataSource[Any]],
     *,
@@ -46,36 +46,37 @@ def load(
     on_error: str = "raise",
     max_errors: int | None = MAX_ERRORS,
 ) -> DataLoader:
-    """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`: the short way.
+    """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`.
 
     With weights, it is a mixture of several sources, with an `IndexSampler` for each.
 
     Args:
-        source: where records come from; with weights, a mapping from names to sources, the components of a mixture.
-        weights: how many records of each component come, in proportion, by name or in their order; None for one source.
-        stop: where a mixture ends, see `MixtureSampler`.
-        num_epochs: how often to go through the source, or through each source; None for endlessly.
-        shuffle: whether to shuffle, anew in each epoch; needs a seed. The shuffle is global, an `IndexSampler`. Of a
-            source that is read in units which do not all fit into its memory (`source.window_units` is a number, as of
-            a `ParquetDataSource` larger than its `cache_bytes`), it is a `HierarchicalSampler` with these windows.
-        seed: of the order and of all random operations, 0 … 2**64 - 1; None for a pipeline without any randomness.
-            Component number k of a mixture has a seed that is a hash of seed and k.
-        shard_options: which part of every global batch to read; None for all of it.
-        transformations: what to do with each record, before the batch is made.
-        batch_size: elements in a batch, per shard, at least 1; None for no batches.
-        drop_remainder: whether a last, short batch is left out.
-        batch_fn: makes a batch from the list of its elements; None stacks them.
-        worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
-        worker_buffer_size: how many finished batches each worker keeps ready, at least 1.
+        source: the source of the records; with weights, a mapping from names to sources, the components of a mixture.
+        weights: the proportions of the components' records, by name or in order; None for one source.
+        stop: the end of a mixture, see `MixtureSampler`.
+        num_epochs: the number of passes over the source, or over each source; None for an endless stream.
+        shuffle: True to shuffle, with a new order in each epoch; needs a seed. The shuffle is global, an
+            `IndexSampler`, unless the source is read in units that do not all fit into memory (`source.window_units` is
+            a number, as for a `ParquetDataSource` larger than its `cache_bytes`): then it is a `HierarchicalSampler`
+            with these windows.
+        seed: the seed of the order and of all random operations, 0 … 2**64 - 1; None for a pipeline without randomness.
+            The seed of component k of a mixture is a hash of seed and k.
+        shard_options: the shard of each global batch to read; None for the complete batch.
+        transformations: the operations to apply to each record before batching.
+        batch_size: the number of elements per batch and shard, at least 1; None for no batches.
+        drop_remainder: True to drop a last, short batch.
+        batch_fn: builds a batch from the list of its elements; None stacks them.
+        worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
+        worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1.
         read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
-        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one batch, or for
-            threads that read ahead and finish nothing, before that is an error; `math.inf` for however long that takes.
-            A call that the consumer's own thread makes, as with `num_threads=0`, cannot be ended.
-        enable_profiling: whether to keep who worked on which batch, for the timeline of `report`.
-        debug: whether to make everything in this thread, and to warn of what is wrong with operations.
+        stall_timeout: the number of seconds, above 0, that the consumer waits for a worker that is busy with one batch,
+            or for threads that read ahead and finish nothing, before it raises an error; `math.inf` to wait forever.
+            A call in the consumer's own thread, as with `num_threads=0`, cannot be interrupted.
+        enable_profiling: True to record which thread or worker computes which batch, for the timeline of `report`.
+        debug: True to run everything in this thread, and to warn of mistakes in operations.
         workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
-        on_error: what to do with a record that fails: "raise" the error, or "skip" the record, see `DataLoader`.
-        max_errors: with on_error="skip", how many records may fail; None for any number but all of them.
+        on_error: the reaction to a record that fails: "raise" the error, or "skip" the record, see `DataLoader`.
+        max_errors: with on_error="skip", the number of records that may fail; None for any number, unless all fail.
 
     Raises:
         TypeError, ValueError: as `DataLoader`.
@@ -92,7 +93,7 @@ def load(
         check_readable(source, "data_source")  # which refuses a mapping
     check_list(transformations, "transformations")
     if batch_fn is not None and batch_size is None:
-        raise ValueError("batch_fn makes batches, but batch_size=None asks for none: give batch_size as well.")
+        raise ValueError("batch_fn needs a batch_size, got batch_size=None. Pass both, or neither.")
     sampler: Sampler
     if weights is None:
         sampler = _order(source, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
@@ -124,14 +125,14 @@ def load(
 def _checked_components(sources: Any) -> Mapping[str, DataSource[Any]]:
     if not isinstance(sources, Mapping):
         raise TypeError(
-            "weights mix several sources, which are given by name: write load({'web': web, 'books': books}, "
-            f"weights=...), got {type(sources).__name__}."
+            f"source must be a mapping from names to sources if weights are given, got {type(sources).__name__}. Write "
+            "load({'web': web, 'books': books}, weights=...)."
         )
     return sources
 
 
 def _order(source: Any, *, shuffle: bool, num_epochs: int | None, seed: int | None) -> Sampler:
-    """Returns the order of a source: shuffled in windows if it is read in units that do not all fit into its memory."""
+    """Returns the order of a source: shuffled in windows if it is read in units that do not all fit into memory."""
     window_units = getattr(source, "window_units", None)
     if not shuffle or seed is None or window_units is None or sum(source.unit_sizes) != len(source):
         return IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
@@ -139,7 +140,7 @@ def _order(source: Any, *, shuffle: bool, num_epochs: int | None, seed: int | No
 
 
 def _nth_seed(seed: int | None, number: int) -> int | None:
-    """Returns the seed of a component: two with one seed would draw the same."""
+    """Returns the seed of a component: components with the same seed would draw the same numbers."""
     if seed is None or not 0 <= as_integer(seed, "seed") < SEED_LIMIT:
-        return seed  # The sampler refuses what is not a seed.
+        return seed  # The sampler raises the error.
     return derive_seed(seed, number)

@@ -1,4 +1,4 @@
-"""Puts the leaves of batches where JAX computes with them."""
+"""Transfers the leaves of batches to devices of JAX."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     import jax
 
 Device: TypeAlias = "jax.Device | jax.sharding.Sharding | None"  # type: ignore[valid-type]  # mypy: a variable
-"""Where batches can be put: on one device, on several, on the default device."""
+"""A destination of batches: one device, several, or the default device."""
 
 
 @final
 class Placement:
-    """Moves batches to one device, or deals them to several.
+    """Transfers batches to one device, or distributes them over several.
 
     Args:
-        device: a device of this process; a sharding, over devices of this process or of several; None for the default
-            device, which is the one of the thread that asks for the placement.
-        shard: the shard of each global batch that this process reads; None if that is not known.
+        device: a device of this process; a sharding over devices of this process or of several; None for the default
+            device of the thread that constructs the placement.
+        shard: the shard of each global batch that this process reads; None if it is not known.
 
     Raises:
-        TypeError: `device` is something else.
-        ValueError: none of the devices is of this process, or the sharding needs other rows here than those of `shard`.
+        TypeError: `device` is of another type.
+        ValueError: no device belongs to this process, or the sharding needs other rows here than those of `shard`.
     """
 
     def __init__(self, device: Device, shard: ShardOptions | None = None) -> None:
-        import jax  # noqa: PLC0415  (jax costs a second to import: only those who ask for it pay)
+        import jax  # noqa: PLC0415  (lazy: jax takes a second to import)
 
         _check(device)
         self._device = device
@@ -40,8 +40,8 @@ class Placement:
         if self._is_global and isinstance(device, jax.sharding.NamedSharding):
             self._row_group = RowGroup.of(device)
             _check_shard(shard, self._row_group)
-        # `with jax.default_device(...)` holds in one thread only, and it is another one that moves the batches.
-        self._default_device = jax.config.jax_default_device  # type: ignore[attr-defined]  # made when JAX is run
+        # `with jax.default_device(...)` applies to one thread only, and another one transfers the batches.
+        self._default_device = jax.config.jax_default_device  # type: ignore[attr-defined]  # set at run time
 
     def __repr__(self) -> str:
         return "the default device" if self._device is None else str(self._device)
@@ -50,14 +50,14 @@ class Placement:
         """Returns the batch with a `jax.Array` instead of each leaf. The transfers may still be under way.
 
         Args:
-            batch: what JAX takes for a tree, and other structures, such as dataclasses that JAX does not know. Where
-                the sharding spans several processes, this process's part of a global batch.
+            batch: a tree of JAX, or another structure, such as a dataclass that JAX does not know. If the sharding
+                spans several processes, it is this process's rows of a global batch.
 
         Raises:
-            TypeError: JAX has no array of a leaf: a text, bytes, or an array of them.
-            Exception: what else JAX raises, with a note that names the leaf.
+            TypeError: JAX has no array for a leaf: a text, bytes, or an array of them.
+            Exception: another error of JAX, with a note that names the leaf.
         """
-        import jax  # noqa: PLC0415  (as above)
+        import jax  # noqa: PLC0415  (lazy, as above)
 
         leaves = list(_leaves(batch))
         with jax.default_device(self._default_device):
@@ -69,7 +69,7 @@ class Placement:
         return _with_leaves(batch, iter(arrays))
 
     def _put_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        import jax  # noqa: PLC0415  (as above)
+        import jax  # noqa: PLC0415  (lazy, as above)
 
         if self._is_global:
             return [self._put_rows(np.asarray(leaf)) for leaf in leaves]
@@ -77,47 +77,47 @@ class Placement:
         return arrays
 
     def _put_rows(self, rows: NDArray[Any]) -> Any:
-        """Returns the global array of which this process has some rows, whole ones, wherever the sharding cuts them."""
-        import jax  # noqa: PLC0415  (as above)
+        """Returns the global array that has the given complete rows, even if the sharding cuts rows."""
+        import jax  # noqa: PLC0415  (lazy, as above)
 
-        # From the local shape alone, JAX takes rows that it cuts for parts of longer ones.
+        # Given the local shape alone, JAX would take rows that the sharding cuts for parts of longer rows.
         group = self._row_group
         shape = (len(rows) * group.count, *rows.shape[1:]) if group is not None and rows.ndim else None
         return jax.make_array_from_process_local_data(self._device, rows, shape)
 
     def _find_refused(self, leaves: Sequence[tuple[str, Any]]) -> None:
-        """Raises for the first leaf that cannot be put alone, too."""
+        """Raises for the first leaf that cannot be transferred by itself."""
         for path, leaf in leaves:
             try:
                 self._put_leaves([leaf])
             except TypeError as error:
                 raise TypeError(
-                    f"JAX has arrays of numbers and booleans only, and batch{path} is {_described(leaf)}: "
-                    "drop it in an operation, or convert it to numbers."
+                    f"JAX has arrays of numbers and booleans only, and batch{path} is {_described(leaf)}. "
+                    "Drop it in an operation, or convert it to numbers."
                 ) from error
             except Exception as error:
                 error.add_note(
-                    f"millstream: while batch{path}, {_described(leaf)}, was put on {self}. Is it a last, short batch "
-                    "that does not fit? Batch(..., drop_remainder=True) leaves it out, pad_remainder=True fills it up."
+                    f"millstream: while batch{path}, {_described(leaf)}, was transferred to {self}. If it is a last, "
+                    "short batch that does not fit, use Batch(..., drop_remainder=True) or pad_remainder=True."
                 )
                 raise
 
 
 def _check_shard(shard: ShardOptions | None, group: RowGroup) -> None:
-    """Raises ValueError if a shard of several has other rows than the devices of this process need."""
-    # A loader that is not sharded may read what is this process's own: each process has files of its own.
+    """Raises ValueError if the shard has other rows than the devices of this process need."""
+    # An unsharded loader may be right, because each process may read its own files.
     if shard is None or shard.shard_count == 1 or (shard.shard_index, shard.shard_count) == (group.index, group.count):
         return
     raise ValueError(
-        f"The loader reads shard {shard.shard_index} of {shard.shard_count}, but the devices of this process need part "
+        f"The loader reads shard {shard.shard_index} of {shard.shard_count}, but this process's devices need shard "
         f"{group.index} of {group.count} of each global batch. Use shard_options=ShardBySharding(sharding, "
         "global_batch_size) with the sharding that is given to device_put."
     )
 
 
 def _check(device: Any) -> None:
-    """Raises unless batches can be put there from this process."""
-    import jax  # noqa: PLC0415  (as above)
+    """Raises unless this process can transfer batches to the device."""
+    import jax  # noqa: PLC0415  (lazy, as above)
 
     match device:
         case None:
@@ -133,18 +133,18 @@ def _check(device: Any) -> None:
             )
     if not has_own:
         raise ValueError(
-            f"device must have a part in this process, number {jax.process_index()} of {jax.process_count()}, got "
-            f"{device}, which has none: use jax.local_devices(), or a sharding over the devices of all processes."
+            f"device must belong to this process, number {jax.process_index()} of {jax.process_count()}, at least in "
+            f"part, got {device}. Use jax.local_devices(), or a sharding over the devices of all processes."
         )
 
 
 def _leaves(batch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a batch, each with where it is: `['image']`.
+    """Yields the leaves of a batch with their paths: `['image']`.
 
-    JAX's trees come first, since classes of the user's may be registered as such. What is a leaf there may still be a
-    structure, and may hold trees in turn.
+    JAX's trees come first, because user classes may be registered as such. A leaf of JAX may still be a structure, and
+    may contain trees again.
     """
-    import jax  # noqa: PLC0415  (as above)
+    import jax  # noqa: PLC0415  (lazy, as above)
 
     for keys, leaf in jax.tree_util.tree_leaves_with_path(batch):
         here = path + jax.tree_util.keystr(keys)
@@ -157,8 +157,8 @@ def _leaves(batch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
-    """Returns the batch with other leaves, given in the order of `_leaves`."""
-    import jax  # noqa: PLC0415  (as above)
+    """Returns the batch with other leaves, in the order of `_leaves`."""
+    import jax  # noqa: PLC0415  (lazy, as above)
 
     def replaced(leaf: Any) -> Any:
         parts = tree.parts(leaf)
@@ -168,6 +168,5 @@ def _with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _described(leaf: Any) -> str:
-    """Returns what a leaf is, in a few words."""
     name = type(leaf).__name__
     return f"{name} of dtype {leaf.dtype} and shape {leaf.shape}" if hasattr(leaf, "dtype") else name

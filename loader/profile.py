@@ -1,4 +1,4 @@
-"""Where the time of a loader goes, as numbers and as a table."""
+"""The time that each stage of a loader takes, as numbers and as a table."""
 
 from collections.abc import Mapping
 from typing import final
@@ -10,8 +10,8 @@ from millstream.loader.threads.profiler import CONSUMER, NEXT
 class Profile(dict[str, float]):
     """Seconds by stage, in the order of the pipeline. Printed, it is a table with the share of each stage.
 
-    The stages of the pipeline are added up over all threads and processes, so their shares are of what they take
-    together. Below them stands the consumer's own thread: inside `next` and outside of it.
+    The seconds of a pipeline's stage are summed over all threads and processes, and its share is that of all stages.
+    The table ends with the consumer's thread: inside `next`, and outside of it.
     """
 
     def __repr__(self) -> str:
@@ -26,6 +26,5 @@ class Profile(dict[str, float]):
 
 
 def _rows(seconds: Mapping[str, float], width: int) -> list[str]:
-    """Returns a row for each stage; the shares are of the stages' sum."""
     whole = sum(seconds.values()) or 1.0
     return [f"{stage:<{width}}  {spent:>10.3f}  {spent / whole:>5.0%}" for stage, spent in seconds.items()]

@@ -1,4 +1,4 @@
-"""A warning about passes that repeat a random order: the loop over epochs that PyTorch's users write."""
+"""A warning about passes that repeat a random order, as a loop over epochs written for PyTorch does."""
 
 from typing import final
 
@@ -9,7 +9,7 @@ from millstream.transforms import RandomMap
 
 @final
 class RepeatedPasses:
-    """Notices that a loader which was read to its end is read from its beginning again.
+    """Detects that a loader which was read to its end is read from its beginning again.
 
     Args:
         pipeline: the pipeline of the loader.
@@ -21,17 +21,17 @@ class RepeatedPasses:
         self._has_ended = False
 
     def begin(self) -> None:
-        """Notes a pass that begins at the beginning; warns, once, if it repeats one."""
+        """Records a pass from the beginning, and warns once if it repeats one."""
         if self._has_ended and self._is_random:
             import logging  # noqa: PLC0415  (takes long to import)
 
             self._is_random = False
             logging.getLogger("millstream").warning(
-                "millstream: this loader was read to its end, and is read from its beginning again: the order of the "
-                "records and all random draws are those of the first pass. For new ones in each epoch, write: "
+                "millstream: this loader was read to its end, and is read from its beginning again, with the "
+                "same order and the same random draws. For new ones in each epoch, write: "
                 "for epoch, batches in loader.epochs(10): ..."
             )
 
     def end(self) -> None:
-        """Notes that a pass has come to the end."""
+        """Records that a pass has reached the end."""
         self._has_ended = True

@@ -1,4 +1,4 @@
-"""Filtering ahead: which records are left, found once, so that training reads these and no others."""
+"""Filtering in advance: finds the keys of the records that Filters keep, so that training reads only these."""
 
 from typing import Any
 
@@ -26,22 +26,22 @@ def surviving_keys(
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
 ) -> NDArray[np.int64]:
-    """Returns the keys of the records that a pipeline's Filters keep, an int64 array of shape (left,), ascending.
+    """Returns the keys of the records that a pipeline's Filters keep, an int64 array of shape (kept,), ascending.
 
-    Run it once, save the keys beside the data, and let an `IndexSampler` draw from them. What is left of the pipeline
-    turns each record into one element: all hosts yield equally many batches, a checkpoint can be resumed on another
-    number of hosts, `len(loader)` is known, and any step can be sought directly.
+    Run it once, save the keys beside the data, and pass them to an `IndexSampler`. The remaining pipeline is 1:1: all
+    hosts yield the same number of batches, a checkpoint resumes on another number of hosts, `len(loader)` is known, and
+    `seek` costs nothing.
 
     Args:
-        data_source: the records; each is read once, in the source's order.
+        data_source: the records. Each is read once, in the source's order.
         operations: the pipeline up to the last Filter: Maps, Filters and functions.
-        worker_count: how many worker processes, 0 for none; None for one for each core that this process may use.
+        worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
         read_options: the threads that read ahead; None for `ReadOptions()`.
 
     Raises:
-        TypeError: an operation is of another kind. A FlatMap or Batch yields elements that are not one record each;
-            what a RandomMap or MapWithIndex gets is decided by the position in training.
-        Exception: whatever an operation or the source raises, with notes that say where.
+        TypeError: an operation is of another kind. An element of a FlatMap or Batch is not one record, and the input
+            of a RandomMap or MapWithIndex depends on the position in training.
+        Exception: an error of an operation or the source, with notes of where it occurred.
 
     Examples:
         >>> texts = ["a", "long", "b", "longer"]
@@ -55,12 +55,11 @@ def surviving_keys(
     for number, operation in enumerate(checked):
         if not isinstance(operation, (Map, Filter)):
             raise TypeError(
-                f"surviving_keys takes Map and Filter only, but operations[{number}] is {described(operation)}: "
-                "a FlatMap or Batch yields elements that are not one record each, and what a RandomMap or MapWithIndex "
-                "gets is decided by the position in training. Leave it out here, and in training put it after the "
-                "Filters."
+                f"operations must be Maps and Filters, got {described(operation)} as operations[{number}]: an element "
+                "of a FlatMap or Batch is not one record, and the input of a RandomMap or MapWithIndex depends on the "
+                "position in training. Remove it here, and place it after the Filters in training."
             )
-    # In the source's order, for one epoch, the index is the record key.
+    # In one epoch of the source's order, the index is the record key.
     keys = [*checked, MapWithIndex(_index), Batch(KEYS_PER_BATCH)]
     loader = DataLoader(
         data_source=data_source,

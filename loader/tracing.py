@@ -1,6 +1,6 @@
-"""The first outputs of a pipeline, made here and now, and what flowed between its operations meanwhile.
+"""The first outputs of a pipeline, and the structure of the elements between its operations.
 
-Whatever else the loader is doing continues: this is a pass of its own, without threads and workers.
+They are computed by a separate pass in the calling thread. Iterators of the loader are not affected.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.loader.threads.inline_executor import InlineExecutor
 from millstream.transforms import Batch, BucketBatch, Rebatch, TokenBudgetBatch
 
-LEAVES_SHOWN = 16
-"""Of an element with more leaves, the first ones are shown."""
+MAX_LEAVES = 16
+"""The largest number of leaves that are described per element."""
 
 
 def first_outputs(pipeline: Pipeline, watch: Watch = lambda _, function: function) -> Iterator[Any]:
-    """Yields the outputs of a pipeline from the beginning of its stream on, made in this thread.
+    """Computes the outputs of a pipeline in this thread, from the beginning of its stream.
 
     Args:
-        pipeline: whose outputs.
-        watch: wraps each function that does a part of the work, as for `Plan`.
+        pipeline: the pipeline.
+        watch: instruments each stage, as for `Plan`.
 
     Raises:
-        Exception: what the pipeline raises, with notes of where.
+        Exception: an error of the pipeline, with notes of where it occurred.
     """
     plan = Plan(pipeline, watch)
     with contextlib.closing(InlineExecutor(plan, plan.beginning)) as executor:
@@ -44,7 +44,7 @@ def first_outputs(pipeline: Pipeline, watch: Watch = lambda _, function: functio
 
 
 def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
-    """Returns the leaves of what each stage gave for the first output of a pipeline, by the label of the stage."""
+    """Returns descriptions of the leaves of each stage's results for the first output, by the stage's label."""
     seen: dict[str, tuple[str, ...]] = {}
 
     def watch(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,8 +52,8 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
         def call(*arguments: Any) -> Any:
             result = function(*arguments)
             if isinstance(result, Elements) and len(result.values):
-                # The last word counts: what groups elements has measured them before, under the same label.
-                # Of a chain's elements, some may be absent.
+                # The last call counts: a grouping operation measures elements before, under the same label.
+                # Elements of a chain may be missing.
                 shown = next((value for value in result.values if value is not None), None)
                 seen[label] = leaf_texts(shown)
             return result
@@ -66,17 +66,17 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
 
 
 def makes_batches(pipeline: Pipeline) -> bool:
-    """Whether what a pipeline gives are batches: elements of several records, stacked."""
+    """Returns True if the outputs of a pipeline are batches: stacked elements."""
     return any(
         isinstance(operation, Batch | Rebatch | TokenBudgetBatch | BucketBatch) for operation in pipeline.operations
     )
 
 
 def leaf_texts(element: Any) -> tuple[str, ...]:
-    """Returns a line for each leaf of an element: its path, and its type and shape."""
+    """Returns path, type and shape of each leaf of an element, a line per leaf."""
     texts = [f"{path or 'element'}: {_leaf_text(leaf)}" for path, leaf in tree.leaves(element)]
-    rest = len(texts) - LEAVES_SHOWN
-    return (*texts[:LEAVES_SHOWN], *([f"… {rest} more"] if rest > 0 else []))
+    more = len(texts) - MAX_LEAVES
+    return (*texts[:MAX_LEAVES], *([f"… {more} more"] if more > 0 else []))
 
 
 def _leaf_text(leaf: Any) -> str:
@@ -90,10 +90,10 @@ def _leaf_text(leaf: Any) -> str:
 
 @final
 class Trace:
-    """What flows between the operations of a loader: printed, a line for each leaf; in a notebook, in its picture.
+    """The structure of the elements between the operations of a loader. Printed, it is a line per leaf.
 
     Attributes:
-        leaves: a line for each leaf of what a stage gives, by the label of the stage.
+        leaves: path, type and shape of each leaf of a stage's results, by the stage's label.
     """
 
     def __init__(self, leaves: Mapping[str, tuple[str, ...]], snapshot: LoaderSnapshot) -> None:

@@ -230,7 +230,7 @@ def test_record_keys_of_an_endless_loader_reach_far() -> None:
         loader.record_keys(last + 1)
     with pytest.raises(TypeError, match="integer"):
         loader.record_keys(1.5)  # type: ignore[arg-type]  # that is the point
-    with pytest.raises(TypeError, match="1:1 pipelines only"):
+    with pytest.raises(TypeError, match="needs a 1:1 pipeline"):
         load_with(transformations=[DropMultiples(2)]).record_keys(0)
 
 

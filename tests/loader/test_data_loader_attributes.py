@@ -36,7 +36,7 @@ def test_the_parts_of_a_loader_can_be_asked_for() -> None:
 def test_load_takes_a_batch_fn() -> None:
     """`batch_fn` makes each batch of `load`, the short last one too; without a batch size there is nothing to make."""
     assert list(load(5, batch_size=2, batch_fn=tuple)) == [(0, 1), (2, 3), (4,)]
-    with pytest.raises(ValueError, match="batch_fn makes batches, but batch_size=None asks for none"):
+    with pytest.raises(ValueError, match="batch_fn needs a batch_size, got batch_size=None"):
         load(batch_fn=tuple)
 
 
@@ -45,14 +45,14 @@ def test_load_takes_a_batch_fn() -> None:
     [
         (
             {"batch_size": 4},
-            "DataLoader has no argument 'batch_size': write millstream.load(source, batch_size=...), or",
+            "DataLoader has no argument 'batch_size': use millstream.load(source, batch_size=...), or",
         ),
         ({"shuffle": True}, "millstream.load(source, shuffle=True, seed=0), or DataLoader(..., sampler=IndexSampler("),
         ({"collate_fn": list}, "millstream.load(source, batch_fn=...)"),
         ({"drop_last": True}, "millstream.load(source, drop_remainder=True)"),
-        ({"num_workers": 4}, "'num_workers': write worker_count."),
-        ({"dataset": [1]}, "'dataset': write data_source."),
-        ({"transformations": []}, "write operations=[...]."),
+        ({"num_workers": 4}, "'num_workers': use worker_count."),
+        ({"dataset": [1]}, "'dataset': use data_source."),
+        ({"transformations": []}, "use operations=[...]."),
         ({"pin_memory": True}, "millstream.device_put(iter(loader))"),
         ({"worker_cuont": 1}, "did you mean 'worker_count'?"),
     ],
@@ -68,11 +68,11 @@ def test_a_data_loader_knows_what_other_loaders_call_it(arguments: dict[str, Any
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"num_workers": 4}, "load has no argument 'num_workers': write worker_count."),
-        ({"collate_fn": list}, "write batch_fn."),
-        ({"drop_last": True}, "write drop_remainder."),
-        ({"operations": []}, "write transformations=[...]."),
-        ({"sampler": None}, "write DataLoader(data_source=..., sampler=..., operations=[...])."),
+        ({"num_workers": 4}, "load has no argument 'num_workers': use worker_count."),
+        ({"collate_fn": list}, "use batch_fn."),
+        ({"drop_last": True}, "use drop_remainder."),
+        ({"operations": []}, "use transformations=[...]."),
+        ({"sampler": None}, "use DataLoader(data_source=..., sampler=..., operations=[...])."),
         ({"batchsize": 4}, "did you mean 'batch_size'?"),
     ],
 )
@@ -177,7 +177,9 @@ def test_steps_that_do_not_exist_are_told_what_does() -> None:
         empty.record_keys(0)
     with pytest.raises(IndexError, match=r"step must be at least 0, got -1\."):
         iter(filtered).seek(-1)
-    with pytest.raises(IndexError, match=r"between 0 and 2305843009213693952, where positions reach 2\*\*63, got -1\."):
+    with pytest.raises(
+        IndexError, match=r"between 0 and 2305843009213693952, the last step with positions below 2\*\*63, got -1\."
+    ):
         iter(endless).seek(-1)
     with pytest.raises(IndexError, match=r"between 0 and 10, the number of batches, got 11\."):
         iter(load()).seek(11)

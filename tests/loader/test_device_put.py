@@ -299,7 +299,7 @@ def test_what_jax_has_no_array_of_is_an_error_that_names_it(leaf: Any, said: str
         for _ in range(2):
             with pytest.raises(TypeError, match=said) as caught:
                 next(iterator)
-            assert "drop it in an operation" in str(caught.value)
+            assert "Drop it in an operation" in str(caught.value)
             assert iterator.step == 2
         iterator.seek(3)
         assert [batch["x"].tolist() for batch in iterator] == EXPECTED[3:]
@@ -630,7 +630,7 @@ def test_devices_of_several_processes(tmp_path: Path) -> None:
         assert equal_streams(expected, told["global"])
         assert told["shapes"] == [(GLOBAL_BATCH,)] * 5
         assert told["step"] == 5
-        assert told["refused"] == "device must have a part in this process"
+        assert told["refused"] == "device must belong to this process"
 
 
 def straight() -> Any:

@@ -519,7 +519,7 @@ def test_load_mixes_named_sources() -> None:
             TypeError,
             r"its keys are names.* to be mixed, write millstream.load\(dict\(sources\), weights=",
         ),
-        (([1, 2], [1, 1]), TypeError, r"load\({'web': web, 'books': books}, weights=...\), got list"),
+        (([1, 2], [1, 1]), TypeError, r"got list\. Write load\({'web': web, 'books': books}, weights=...\)"),
         (({"a": [1]}, {"b": 1}), ValueError, "no weight for 'a'"),
     ],
 )

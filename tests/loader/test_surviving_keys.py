@@ -130,7 +130,7 @@ def test_other_keys_are_another_stream() -> None:
 def test_operations_without_a_verdict_on_a_record_are_refused(operation: Transformation) -> None:
     """What yields elements that are not one record each, or depends on the position, cannot run ahead."""
     with pytest.raises(
-        TypeError, match=r"takes Map and Filter only, but operations\[1\] is .*put it after the Filters"
+        TypeError, match=r"must be Maps and Filters, got .* as operations\[1\]: .*place it after the Filters"
     ):
         millstream.surviving_keys(range(5), [abs, operation])
 

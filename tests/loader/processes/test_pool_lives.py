@@ -213,7 +213,7 @@ def test_a_loader_that_is_closed() -> None:
             loader.close()
         assert still_there(processes) == []
         for iterator in (one, two):
-            with pytest.raises(ValueError, match="iterator is closed: its DataLoader was closed: build a new one"):
+            with pytest.raises(ValueError, match="iterator is closed: its DataLoader was closed; build a new one"):
                 next(iterator)
         loader.close()
         with pytest.raises(ValueError, match="This DataLoader is closed: build a new one"):
