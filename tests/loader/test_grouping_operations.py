@@ -166,7 +166,7 @@ def test_a_state_of_the_earlier_release_is_refused_only_where_it_may_be_wrong(
         if isinstance(after[0], (Map, WindowShuffle)):
             return
         earlier = state._replace(places=(place._replace(skip=(*place.skip[:2], place.skip[3])),))
-        with pytest.raises(CheckpointError, match=r"saved 3, here 4: an earlier release .* seek\(1\)"):
+        with pytest.raises(CheckpointError, match="the numbers of a position: saved 3, here 4"):
             iterator.set_state(earlier.encode())
 
 

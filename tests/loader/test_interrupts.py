@@ -532,7 +532,7 @@ def test_a_loader_is_served_whatever_interrupts_the_start_of_it(
     When the loader is closed, the thread ends, and its socket goes.
     """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.002)
+    monkeypatch.setattr(server, "POLL_SECONDS", 0.002)
     chance = random.Random(8)
     for trial in range(2 * TRIALS):
         with loader_of() as loader:

@@ -259,11 +259,11 @@ def test_states_of_other_streams_are_refused_and_change_nothing() -> None:
     ):
         with pytest.raises(CheckpointError, match=text):
             two[0].set_states(given_states)
-    with pytest.raises(CheckpointError, match=r"the logical shards 0 to 0, where 0 to 1 are needed: .* to set_states"):
+    with pytest.raises(CheckpointError, match=r"the logical shards 0 to 0, but 0 to 1 are needed\. .* to set_states"):
         two[0].set_state(states[0])
     larger = dataclasses.replace(WHOLE, operations=(*WHOLE.operations[:3], Batch(24)))
     of_eight = iter(loader_of(dataclasses.replace(larger, shard=ShardOptions(0, 1, logical_shards=8))))
-    with pytest.raises(CheckpointError, match=r"logical_shards: saved 4, here 8.* give .* logical_shards=4"):
+    with pytest.raises(CheckpointError, match=r"logical_shards: saved 4, here 8.* Give .* logical_shards=4"):
         of_eight.set_states(states)
     with pytest.raises(CheckpointError, match=r"batch_size: saved 12 over all shards, here 24 over all shards"):
         iter(loader_of(larger)).set_states(states)

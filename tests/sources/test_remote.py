@@ -91,7 +91,7 @@ def test_patterns_are_looked_up_where_there_are_lists(store: ObjectServer, schem
     ("url", "message"),
     [
         ("http://host/data/*.tfrecord", "Pass each URL, got"),
-        ("ftp://host/a", "must begin with gs://, s3://, az://, http:// or https://"),
+        ("ftp://host/a", "must begin with gs://, s3://, az://, hf://, http:// or https://"),
         ("gs://bucket", "must name a bucket and an object"),
         ("s3://bucket/", "must name a bucket and an object"),
         ("https://host", "must name a host and an object"),

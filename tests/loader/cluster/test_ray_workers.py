@@ -53,7 +53,7 @@ def test_a_loader_has_processes_or_actors() -> None:
 
     assert loader.workers == workers
     assert "3 Ray actors" in repr(loader)
-    with pytest.raises(ValueError, match="leave worker_count out"):
+    with pytest.raises(ValueError, match="worker_count must be 0 with workers=RayWorkers"):
         loader_of(workers=workers, worker_count=2)
     with pytest.raises(TypeError, match="workers must be"):
         loader_of(workers=3)
