@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from millstream.sources.hugging_face import HuggingFaceDataSource
     from millstream.sources.image_folder import ImageFolderDataSource
     from millstream.sources.json_lines import JsonLinesDataSource
+    from millstream.sources.mds import MdsDataSource
     from millstream.sources.megatron import MegatronDataSource
     from millstream.sources.parquet import ParquetDataSource
     from millstream.sources.storage.file_cache import FileCache
@@ -38,6 +39,7 @@ else:
             "HuggingFaceDataSource": "millstream.sources.hugging_face",
             "ImageFolderDataSource": "millstream.sources.image_folder",
             "JsonLinesDataSource": "millstream.sources.json_lines",
+            "MdsDataSource": "millstream.sources.mds",
             "MegatronDataSource": "millstream.sources.megatron",
             "ParquetDataSource": "millstream.sources.parquet",
             "TFRecordDataSource": "millstream.sources.tfrecord",
@@ -60,6 +62,7 @@ __all__ = [
     "ImageFolderDataSource",
     "InMemoryDataSource",
     "JsonLinesDataSource",
+    "MdsDataSource",
     "MegatronDataSource",
     "ParquetDataSource",
     "RandomAccessDataSource",

@@ -29,6 +29,7 @@ from millstream.sources import (
     ImageFolderDataSource,
     InMemoryDataSource,
     JsonLinesDataSource,
+    MdsDataSource,
     MegatronDataSource,
     ParquetDataSource,
     RangeDataSource,
@@ -39,7 +40,7 @@ from millstream.sources import (
     WebDatasetDataSource,
 )
 from millstream.transforms import encode_example
-from support.files.record_files import write_bagz, write_megatron, write_tar, write_tfrecord
+from support.files.record_files import write_bagz, write_mds, write_megatron, write_tar, write_tfrecord
 from support.stores.object_server import ObjectServer
 
 NUM_RECORDS = 37
@@ -122,6 +123,12 @@ def image_folder(folder: Path) -> ImageFolderDataSource:
     return ImageFolderDataSource(folder / "images")
 
 
+def mds(folder: Path) -> MdsDataSource:
+    """The same as MDS shards."""
+    samples = [{"n": n.to_bytes(8, "little"), "text": b"record %d" % n} for n in range(NUM_RECORDS)]
+    return MdsDataSource(write_mds(folder, {"n": "int", "text": "str"}, samples, 20))
+
+
 def whole_files(folder: Path) -> FileDataSource:
     """Files that are a record each."""
     for number in range(NUM_RECORDS):
@@ -152,6 +159,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "images": image_folder,
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "Bagz": bagz,
+    "MDS": mds,
     "Megatron": megatron,
     "Parquet": parquet,
     "TFDS": tfds,
@@ -193,7 +201,7 @@ REMOTE = [
     for name in (*(f"remote {name}" for name in OF_SPANS), "cached ArrayRecord", "cached CSV", "cached TFRecord")
 ]
 
-OF_FILES = ["ArrayRecord", "Parquet", "TFDS", "tokens", *OF_SPANS, *REMOTE]
+OF_FILES = ["ArrayRecord", "MDS", "Parquet", "TFDS", "tokens", *OF_SPANS, *REMOTE]
 """Those that can be closed."""
 
 

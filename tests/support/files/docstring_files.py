@@ -10,7 +10,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
 import millstream
-from support.files.record_files import write_bagz, write_megatron, write_tar, write_tfrecord
+from support.files.record_files import write_bagz, write_mds, write_megatron, write_tar, write_tfrecord
 
 WORDS = [b"one", b"two", b"three"]
 
@@ -28,6 +28,8 @@ def write_docstring_files(folder: Path) -> None:
     write_bagz(folder / "train.bagz", WORDS)
     write_tfrecord(folder / "train.tfrecord", [millstream.encode_example({"label": label}) for label in range(8)])
     write_tar(folder / "train-0.tar", [("000/17.txt", b"a cat"), ("000/17.cls", b"0"), ("000/18.txt", b"a dog")])
+    samples = [{"label": bytes([n, *bytes(7)]), "text": text} for n, text in enumerate((b"one", b"two", b"three"))]
+    write_mds(folder / "mds", {"label": "int", "text": "str"}, samples, 2)
     write_megatron(folder / "corpus_text_document", [np.arange(length, dtype=np.uint16) for length in (3, 4)])
     rows = {"tokens": [[number] * 8 for number in range(1000)], "label": [number % 10 for number in range(1000)]}
     pq.write_table(pa.table(rows), folder / "train-0.parquet", row_group_size=100)

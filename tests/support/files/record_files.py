@@ -2,6 +2,8 @@
 
 import io
 import itertools
+import json
+import re
 import struct
 import tarfile
 from collections.abc import Iterable, Sequence
@@ -75,3 +77,40 @@ def write_megatron(prefix: Path, sequences: Sequence[NDArray[Any]]) -> Path:
 def every_record(source: Any) -> list[Any]:
     """Returns all records of a source, by one batched read."""
     return list(source.__getitems__(range(len(source))))
+
+
+def write_mds(folder: Path, columns: dict[str, str], samples: Sequence[dict[str, bytes]], per_shard: int) -> Path:
+    """Writes encoded values as MDS shards with their index, and returns the folder.
+
+    Args:
+        folder: it is made.
+        columns: the encoding of each column; numbers and `int` have a fixed size.
+        samples: the encoded values of each sample.
+        per_shard: the number of samples per shard.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sorted(columns)
+    sizes = [len(samples[0][name]) if re.fullmatch(r"int|(u?int|float)\d+", columns[name]) else None for name in names]
+    described = {
+        "column_names": names,
+        "column_encodings": [columns[name] for name in names],
+        "column_sizes": sizes,
+        "format": "mds",
+        "version": 2,
+        "zip_data": None,
+    }
+    config = json.dumps(described).encode()
+    shards = []
+    for number, start in enumerate(range(0, len(samples), per_shard)):
+        encoded = []
+        for sample in samples[start : start + per_shard]:
+            own = [len(sample[name]) for name, size in zip(names, sizes, strict=True) if size is None]
+            encoded.append(np.array(own, "<u4").tobytes() + b"".join(sample[name] for name in names))
+        head = 4 * (len(encoded) + 2) + len(config)
+        offsets = head + np.cumsum([0, *map(len, encoded)])
+        content = np.array([len(encoded), *offsets], "<u4").tobytes() + config + b"".join(encoded)
+        name = f"shard.{number:05}.mds"
+        (folder / name).write_bytes(content)
+        shards.append(described | {"samples": len(encoded), "raw_data": {"basename": name, "bytes": len(content)}})
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    return folder

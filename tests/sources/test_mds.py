@@ -1,0 +1,207 @@
+"""Shards of MosaicML Streaming: every encoding, and what is damaged or refused."""
+
+import io
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from millstream.errors import DataSourceError
+from millstream.sources import MdsDataSource
+from support.files.record_files import write_mds
+from support.stores.object_server import ObjectServer
+
+IMAGE = PIL.Image.fromarray(np.arange(60, dtype=np.uint8).reshape(5, 4, 3))
+SAMPLES = [{"text": f"text é {number}".encode(), "label": struct.pack("<q", number - 3)} for number in range(10)]
+COLUMNS = {"text": "str", "label": "int"}
+
+
+def raw_image(image: PIL.Image.Image) -> bytes:
+    """Returns an image as a `pil` column has it."""
+    content: bytes = struct.pack("<3I", *image.size, len(image.mode)) + image.mode.encode() + image.tobytes()
+    return content
+
+
+def members(*values: bytes) -> bytes:
+    """Returns a list as a `jpeg_array` column has it."""
+    return struct.pack(f"<{len(values) + 1}I", len(values), *map(len, values)) + b"".join(values)
+
+
+ENCODED: list[tuple[str, bytes, Any]] = [
+    ("bytes", b"\x00\xff", b"\x00\xff"),
+    ("str", "é".encode(), "é"),
+    ("int", struct.pack("<q", -5), -5),
+    ("uint8", b"\xff", np.uint8(255)),
+    ("float16", np.float16(0.5).tobytes(), np.float16(0.5)),
+    ("int64", struct.pack("<q", -5), np.int64(-5)),
+    ("str_int", b"1000000000000000000000", 10**21),
+    ("str_float", b"0.5", 0.5),
+    ("str_decimal", b"1.50", Decimal("1.50")),
+    ("json", b'{"a": [1, null]}', {"a": [1, None]}),
+    ("jpeg", b"\xff\xd8", b"\xff\xd8"),
+    ("png", b"\x89PNG", b"\x89PNG"),
+    ("jpeg_array", members(b"one", b""), [b"one", b""]),
+    ("list[jpeg]", bytes(4) + members(b"one", b"two"), [b"one", b"two"]),
+    ("ndarray:uint16:2,3", np.arange(6, dtype="<u2").tobytes(), np.arange(6, dtype=np.uint16).reshape(2, 3)),
+    ("ndarray:uint16", b"\x08\x02\x03" + np.arange(6, dtype="<u2").tobytes(), np.arange(6, dtype=np.uint16)[None]),
+    ("ndarray", b"\x22\x05\x2c\x01" + np.ones(300, "<f4").tobytes(), np.ones(300, np.float32)),
+]
+
+
+@pytest.mark.parametrize(("encoding", "content", "expected"), ENCODED, ids=[encoding for encoding, _, _ in ENCODED])
+def test_every_encoding_has_the_value_of_mosaicmls_reader(
+    tmp_path: Path, encoding: str, content: bytes, expected: Any
+) -> None:
+    """Types and dtypes too; a batch of several records is the records one by one, and arrays may be written to."""
+    if encoding == "ndarray:uint16":  # One row of six: the byte has two dimensions, the shape their lengths.
+        content = b"\x08\x01\x06" + content[3:]
+    write_mds(tmp_path, {"x": encoding, "after": "int"}, [{"x": content, "after": struct.pack("<q", 7)}] * 3, 2)
+    source = MdsDataSource(tmp_path)
+    records = source.__getitems__([2, 0])
+
+    assert [list(record) for record in records] == [["after", "x"]] * 2
+    for record in [*records, source[1]]:
+        assert record["after"] == 7
+        assert type(record["x"]) is type(expected)
+        np.testing.assert_equal(record["x"], expected)
+        if isinstance(expected, np.ndarray):
+            assert (record["x"].dtype, record["x"].flags.writeable) == (expected.dtype, True)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "I", "F"])
+def test_raw_images_are_their_pixels(tmp_path: Path, mode: str) -> None:
+    """A `pil` column is the array that NumPy makes of the image; one of single bits is refused."""
+    image = IMAGE.convert(mode)
+    columns = {"x": "pil", "y": "list[pil]"}
+    write_mds(tmp_path, columns, [{"x": raw_image(image), "y": bytes(4) + members(raw_image(image))}], 1)
+    record = MdsDataSource(tmp_path)[0]
+
+    for found in (record["x"], *record["y"]):
+        assert found.dtype == np.asarray(image).dtype
+        np.testing.assert_array_equal(found, np.asarray(image))
+    write_mds(tmp_path / "bits", {"x": "pil"}, [{"x": raw_image(IMAGE.convert("1"))}], 1)
+    source = MdsDataSource(tmp_path / "bits")
+    with pytest.raises(DataSourceError, match="column 'x' cannot be decoded: images of one bit per pixel"):
+        source[0]
+
+
+def test_pickled_columns_are_refused_unless_asked_for(tmp_path: Path) -> None:
+    """Unpickling runs any code in the file."""
+    write_mds(tmp_path, {"x": "pkl"}, [{"x": pickle.dumps({1: 2})}], 1)
+
+    with pytest.raises(ValueError, match="pass allow_pickle=True"):
+        MdsDataSource(tmp_path)
+    assert MdsDataSource(tmp_path, allow_pickle=True)[0] == {"x": {1: 2}}
+
+
+def test_a_flipped_byte_of_a_sample_is_an_error_or_another_value(tmp_path: Path) -> None:
+    """The error names the file and the record; the other records are read."""
+    write_mds(tmp_path, COLUMNS, SAMPLES, 5)
+    expected = list(MdsDataSource(tmp_path).__getitems__(range(10)))
+    shard = tmp_path / "shard.00001.mds"
+    content = shard.read_bytes()
+    start = struct.unpack_from("<7I", content)[1]
+    found = 0
+    for offset in range(start, len(content)):
+        shard.write_bytes(content[:offset] + bytes([content[offset] ^ 0xC1]) + content[offset + 1 :])
+        source = MdsDataSource(tmp_path)
+        good = []
+        for key in range(10):
+            try:
+                good.append(source[key] == expected[key])
+            except DataSourceError as error:
+                good.append(
+                    f"Cannot read record {key - 5} of '{shard}' (record key {key}): its column" not in str(error)
+                )
+        assert good.count(False) == 1, offset
+        found += 1
+    assert found > 50
+
+
+def edit_index(change: Callable[[Any], Any]) -> Callable[[Path], Any]:
+    """Returns a function that changes the index of a folder."""
+
+    def edit(folder: Path) -> None:
+        index = json.loads((folder / "index.json").read_text())
+        change(index)
+        (folder / "index.json").write_text(json.dumps(index))
+
+    return edit
+
+
+def cut(folder: Path) -> None:
+    """Removes the end of a shard."""
+    shard = folder / "shard.00001.mds"
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda folder: (folder / "index.json").unlink(), FileNotFoundError, "No such MDS index"),
+        (lambda folder: (folder / "index.json").write_text("{"), DataSourceError, "it does not list shards"),
+        (lambda folder: (folder / "index.json").write_text("[]"), DataSourceError, "it does not list shards"),
+        (lambda folder: (folder / "shard.00001.mds").unlink(), FileNotFoundError, "No such MDS file"),
+        (lambda folder: (folder / "shard.00001.mds").write_bytes(b"\xff" * 9), DataSourceError, "ends before the off"),
+        (cut, DataSourceError, "offsets of its samples are not in order"),
+        (edit_index(lambda index: index["shards"][0].update(samples=7)), DataSourceError, "index.json lists 7"),
+        (edit_index(lambda index: index["shards"][0].update(version=3)), DataSourceError, "MDS version 2"),
+        (edit_index(lambda index: index["shards"][0].pop("samples")), DataSourceError, "does not list shards"),
+        (
+            edit_index(lambda index: index["shards"][0].update(raw_data={"basename": "../a"})),
+            DataSourceError,
+            "'../a', which is not in its folder",
+        ),
+        (
+            edit_index(lambda index: index["shards"][0].update(column_encodings=["int", "magic"])),
+            ValueError,
+            "unknown encoding, got 'magic'",
+        ),
+        (
+            edit_index(
+                lambda index: index["shards"][0].update(
+                    raw_data={"basename": "x.mds"}, zip_data={"basename": "x.mds.zstd"}
+                )
+            ),
+            DataSourceError,
+            r"x.mds.zstd' is compressed.*zstd -d",
+        ),
+    ],
+)
+def test_what_is_not_a_dataset_is_refused(
+    tmp_path: Path, damage: Callable[[Path], Any], error: type[Exception], message: str
+) -> None:
+    """At construction, with the file."""
+    write_mds(tmp_path, COLUMNS, SAMPLES, 5)
+    damage(tmp_path)
+
+    with pytest.raises(error, match=message):
+        MdsDataSource(tmp_path)
+
+
+@pytest.mark.third_party
+def test_shards_may_be_in_a_bucket(tmp_path: Path, store: ObjectServer) -> None:
+    """The records are those of the same folder on a disk."""
+    write_mds(tmp_path / "mds", COLUMNS, SAMPLES, 4)
+    for path in (tmp_path / "mds").glob("*"):
+        store.objects[f"bucket/mds/{path.name}"] = path.read_bytes()
+
+    with MdsDataSource("gs://bucket/mds/") as source, MdsDataSource(tmp_path / "mds") as local:
+        assert list(source.__getitems__(range(10))) == list(local.__getitems__(range(10)))
+        assert source.fingerprint() == local.fingerprint()
+
+
+def test_a_png_file_is_decoded_by_an_operation(tmp_path: Path) -> None:
+    """The bytes of an image column are those of its file."""
+    file = io.BytesIO()
+    IMAGE.save(file, "PNG")
+    write_mds(tmp_path, {"x": "png"}, [{"x": file.getvalue()}], 1)
+
+    assert PIL.Image.open(io.BytesIO(MdsDataSource(tmp_path)[0]["x"])).tobytes() == IMAGE.tobytes()
