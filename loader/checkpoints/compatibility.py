@@ -24,13 +24,6 @@ _EITHER = (".first_and_last_bytes", ".versions")
 """Content marks of files, and of objects in stores: a source that was moved from one to the other is the same."""
 
 
-_OPERATION = re.compile(r"(before )?operations\[\d+\]")
-"""The path of an operation. The text there is its kind."""
-
-_SIMPLE = re.compile(r"[\w.:-]+|'[^']*'")
-"""A text that all releases write alike: a number, a name or a quoted text."""
-
-
 class Resumption(NamedTuple):
     """The position at which a loader resumes from a state.
 
@@ -174,13 +167,8 @@ def _places_for(saved: LoaderState, here: LoaderState) -> Sequence[Place]:
 def _different_paths(then: Stream, now: Stream) -> list[str]:
     """Returns the sorted paths at which the identities of two streams differ, without those within another one."""
     before, after = then.fingerprint.identity, now.fingerprint.identity
-    paths = before.keys() | after.keys()
-    if not then.fingerprint.python:
-        both = before.keys() & after.keys()
-        alike = {path for path in both if _SIMPLE.fullmatch(before[path]) and _SIMPLE.fullmatch(after[path])}
-        paths = alike | {path for path in paths if _OPERATION.fullmatch(path)}
     found: list[str] = []
-    for path in sorted(paths, key=_natural_order):
+    for path in sorted(before.keys() | after.keys(), key=_natural_order):
         if before.get(path) != after.get(path) and not _is_allowed(path, found):
             found.append(path)
     return found
@@ -220,9 +208,6 @@ def _content_changes(then: Stream, now: Stream) -> Iterator[_Difference]:
     """Yields the differences in content. Digests of code by another minor version of Python cannot be compared."""
     before, after = then.fingerprint, now.fingerprint
     if before == after:
-        return
-    if not before.python:
-        yield _Difference(None, "release 0.2.0 saved the state: its digests of code and objects cannot be compared")
         return
     reported = _different_paths(then, now)
     different = before.content.keys() | after.content.keys()

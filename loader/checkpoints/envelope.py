@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.state import FORMAT, READ_VERSIONS, VERSION
+from millstream.loader.checkpoints.state import FORMAT, VERSION
 
 MAX_NUMBER = 1 << 63
 
@@ -77,7 +77,7 @@ def unsealed(state: Any, kind: str, own: Mapping[str, Check], below: Mapping[str
             f"The state must be one of {kind}, got one of {envelope.get('kind', 'something else')!r:.80}: give what "
             "get_state() of the same chain returned."
         )
-    if envelope and envelope.get("version") not in READ_VERSIONS:
+    if envelope and envelope.get("version") != VERSION:
         raise CheckpointError(
             f"The state has version {envelope.get('version')!r:.40}, and this millstream reads version {VERSION}: it "
             "was written by another one."

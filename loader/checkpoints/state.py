@@ -18,8 +18,6 @@ from millstream.loader.checkpoints.fingerprint import Fingerprint
 
 FORMAT = "millstream"
 VERSION = 5
-READ_VERSIONS = (4, VERSION)
-"""Release 0.2.0 wrote version 4, whose texts and digests differ. Its states are compared as far as they can be."""
 
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
 _ENDING = b',"version":%d}' % VERSION
@@ -86,8 +84,6 @@ class Stream:
             TypeError, ValueError, KeyError: they are not those of a stream.
         """
         named = fields["fingerprint"]
-        if "words" in named:  # Version 4.
-            named = {"identity": named["words"], "content": {}, "python": ""}
         fingerprint = Fingerprint(named["identity"], named["content"], named["python"])
         stream = cls(**{**fields, "fingerprint": fingerprint})
         for name in ("drop_remainder", "one_to_one"):
@@ -214,18 +210,18 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
     version = fields.pop("version", None)
     if not isinstance(version, int):
         raise TypeError("it has no version")
-    if version not in READ_VERSIONS:
+    if version != VERSION:
         advice = "Seek to the step instead: seek(step)." if version < VERSION else "Upgrade millstream to read it."
         raise CheckpointError(
-            f"The state has version {version}, and this millstream reads {READ_VERSIONS[0]} and {VERSION}: it was "
-            f"written by {'an earlier' if version < VERSION else 'a newer'} one. {advice}"
+            f"The state has version {version}, and this millstream reads version {VERSION}: it was written by "
+            f"{'an earlier' if version < VERSION else 'a newer'} one. {advice}"
         )
     crc = fields.pop("crc32", None)
     # As it was written, which it mostly is, the text need not be made again.
     is_whole = (
         is_of_here
         or _is_as_written(text)
-        or zlib.crc32(_ENCODER.encode({**fields, "version": version}).encode()) == crc
+        or zlib.crc32(_ENCODER.encode({**fields, "version": VERSION}).encode()) == crc
     )
     if not isinstance(crc, int) or not is_whole:
         raise ValueError("its crc32 does not match, so it was damaged or edited")

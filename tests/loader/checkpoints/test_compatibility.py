@@ -256,17 +256,6 @@ def test_a_path_accepts_what_is_below_it_and_nothing_else() -> None:
         assert "operations[0]._sizes: saved [1, 2], here [1, 3]" in mismatch(SAVED, here, other)
 
 
-def test_a_state_of_release_0_2_is_compared_as_far_as_it_can_be() -> None:
-    """Numbers, names and the kinds of operations must be equal; all other texts differ, and are a warning in all."""
-    texts: dict[str, str | None] = {"operations[0].gone": "1", "sampler.keys": "int64 array (9,) #12345678"}
-    earlier = with_identity(texts, content={}, python="")
-    here = with_identity({"operations[0].now": "2", "sampler.keys": "int64 array (9,) #87654321"})
-    (change,) = resumption(earlier, here).changes
-    assert "release 0.2.0 saved the state" in change
-    assert "sampler.seed: saved 7, here 8" in mismatch(earlier, with_identity({"sampler.seed": "8"}))
-    assert "operations[1]: saved Batch, here nothing" in mismatch(earlier, with_identity({"operations[1]": None}))
-
-
 @pytest.mark.parametrize("allow", [{"seed"}, ["operations", "shards"], "operations", {"Sampler"}, {""}])
 def test_an_unknown_name_in_allow_is_an_error(allow: Any) -> None:
     """A misspelt name is an error that lists the valid ones, whether or not anything differs."""
