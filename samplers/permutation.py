@@ -54,9 +54,9 @@ class _Cipher(NamedTuple):
     """One bijection of [0, left_size << right_bits), or one per value.
 
     Attributes:
-        left_size: the number of values of the left half: an int, or an array of shape (m,).
-        left_bits: the bit length of left_size.
-        right_bits: the number of bits of the right half.
+        left_size: the number of values of the left half: an int if all values have one size, or an array of shape (m,).
+        left_bits: the bit length of left_size, alike.
+        right_bits: the number of bits of the right half, alike.
         keys: the round keys, shape (round_pairs, 2, 1), or (round_pairs, 2, m) for m values.
     """
 
@@ -64,6 +64,12 @@ class _Cipher(NamedTuple):
     left_bits: Any
     right_bits: Any
     keys: Words
+
+    def of_values(self, rows: NDArray[np.intp]) -> "_Cipher":
+        """Returns the cipher of some of the values."""
+        if self.keys.shape[2] == 1:
+            return self
+        return _Cipher._make(part if isinstance(part, int) else part[..., rows] for part in self)
 
 
 def permute(
@@ -88,16 +94,10 @@ def permute(
     """
     values = offsets.view(np.uint64)
     landed = np.empty(len(values), dtype=np.uint64)
-    if isinstance(sizes, int) and isinstance(seeds, int) and isinstance(epochs, int):
-        cipher = _cipher(sizes, seeds, epochs)
-        for start in range(0, len(values), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
-            landed[chunk] = _walk(cipher, values[chunk], np.uint64(sizes), inverse=inverse)
-        return landed.view(np.int64)
-    columns = [np.broadcast_to(np.asarray(column, np.uint64), values.shape) for column in (sizes, seeds, epochs)]
     for start in range(0, len(values), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        landed[chunk] = _permute_each(values[chunk], *(column[chunk] for column in columns), inverse=inverse)
+        own: Any = (column if isinstance(column, int) else column[chunk] for column in (sizes, seeds, epochs))
+        landed[chunk] = _permute_chunk(values[chunk], *own, inverse=inverse)
     return landed.view(np.int64)
 
 
@@ -121,18 +121,31 @@ def permute_one(offset: int, size: int, seed: int, epoch: int) -> int:
     return landed
 
 
-def _permute_each(offsets: Wide, sizes: Wide, seeds: Wide, epochs: Wide, *, inverse: bool) -> Wide:
-    """Returns the images of offsets that have a set, a seed and an epoch each."""
-    left_sizes, right_bits, round_pairs = _shapes_of(sizes)
+def _permute_chunk(offsets: Wide, sizes: Any, seeds: Any, epochs: Any, *, inverse: bool) -> Wide:
+    """Returns the images of a few thousand offsets."""
+    if isinstance(sizes, int):
+        if isinstance(seeds, int) and isinstance(epochs, int):
+            cipher = _cipher(sizes, seeds, epochs)
+        else:
+            shape, round_pairs = _shape_of(sizes)
+            seeds, epochs = (
+                np.broadcast_to(np.asarray(column, np.uint64), offsets.shape) for column in (seeds, epochs)
+            )
+            cipher = _Cipher(*shape, _round_keys(seeds, epochs, round_pairs, is_narrow=sizes <= _NARROW_LIMIT))
+        return _walk(cipher, offsets, np.uint64(sizes), inverse=inverse)
+    sizes, seeds, epochs = (
+        np.broadcast_to(np.asarray(column, np.uint64), offsets.shape) for column in (sizes, seeds, epochs)
+    )
+    left_sizes, right_bits, pairs_of_each = _shapes_of(sizes)
     # Sets with the same number of rounds and the same word size are enciphered together.
-    kinds = 2 * round_pairs + (sizes <= _NARROW_LIMIT)
+    kinds = 2 * pairs_of_each + (sizes <= _NARROW_LIMIT)
     landed = np.empty(len(offsets), dtype=np.uint64)
     for kind in np.unique(kinds).tolist():
         rows: Any = slice(None) if (kinds == kind).all() else np.flatnonzero(kinds == kind)
         keys = _round_keys(seeds[rows], epochs[rows], kind // 2, is_narrow=bool(kind % 2))
         left_size = left_sizes[rows]
-        shape = (left_size, _bit_lengths(left_size), right_bits[rows])
-        cipher = _Cipher._make([*(column.astype(keys.dtype) for column in shape), keys])
+        shapes = (left_size, _bit_lengths(left_size), right_bits[rows])
+        cipher = _Cipher._make([*(column.astype(keys.dtype) for column in shapes), keys])
         landed[rows] = _walk(cipher, offsets[rows], sizes[rows], inverse=inverse)
     return landed
 
@@ -143,13 +156,8 @@ def _walk(cipher: _Cipher, values: Wide, sizes: Any, *, inverse: bool) -> Wide:
     landed = run(cipher, values)
     outside = np.flatnonzero(landed >= sizes)
     while outside.size:
-        if cipher.keys.shape[2] != 1:
-            remaining = _Cipher._make([*(column[outside] for column in cipher[:3]), cipher.keys[:, :, outside]])
-            landed[outside] = again = run(remaining, landed[outside])
-            outside = outside[again >= sizes[outside]]
-        else:
-            landed[outside] = again = run(cipher, landed[outside])
-            outside = outside[again >= sizes]
+        landed[outside] = again = run(cipher.of_values(outside), landed[outside])
+        outside = outside[again >= (sizes[outside] if sizes.ndim else sizes)]
     return landed
 
 
@@ -257,21 +265,33 @@ def _round_keys(seeds: Wide, epochs: Wide, round_pairs: int, *, is_narrow: bool)
     """Returns random words of shape (round_pairs, 2, m).
 
     Seed and epoch are hashed one after the other: a mere sum of the two would make epoch e of seed s the same as
-    epoch e - 1 of seed s + 1.
+    epoch e - 1 of seed s + 1. Neighbours are often of one epoch, and then share their keys.
     """
+    is_first = np.ones(len(seeds), np.bool_)
+    np.logical_or(seeds[1:] != seeds[:-1], epochs[1:] != epochs[:-1], out=is_first[1:])
+    firsts = np.flatnonzero(is_first)
+    if 2 * len(firsts) <= len(seeds):
+        keys = _round_keys(seeds[firsts], epochs[firsts], round_pairs, is_narrow=is_narrow)
+        return np.repeat(keys, np.diff(firsts, append=len(seeds)), axis=2)
     seeded = mix_words(seeds.copy())
     rounds = np.arange(1, 2 * round_pairs + 1, dtype=np.uint64).reshape(round_pairs, 2, 1)
-    keys: Wide = mix_words(mix_words(rounds * GOLDEN_GAMMA + seeded) + epochs)
-    return (keys >> np.uint64(32)).astype(np.uint32) if is_narrow else keys
+    words: Wide = mix_words(mix_words(rounds * GOLDEN_GAMMA + seeded) + epochs)
+    return (words >> np.uint64(32)).astype(np.uint32) if is_narrow else words
+
+
+@functools.lru_cache(maxsize=_CACHED_CIPHERS)
+def _shape_of(size: int) -> tuple[tuple[int, int, int], int]:
+    """Returns the left size, its bits and the bits of the right half for one size, and the number of round pairs."""
+    left_sizes, right_bits, round_pairs = _shapes_of(np.array([size], np.uint64))
+    left_size = int(left_sizes[0])
+    return (left_size, left_size.bit_length(), int(right_bits[0])), int(round_pairs[0])
 
 
 @functools.lru_cache(maxsize=_CACHED_CIPHERS)
 def _cipher(size: int, seed: int, epoch: int) -> _Cipher:
-    left_sizes, right_bits, round_pairs = _shapes_of(np.array([size], np.uint64))
-    left_size = int(left_sizes[0])
+    shape, round_pairs = _shape_of(size)
     seeds, epochs = np.array([seed], np.uint64), np.array([epoch], np.uint64)
-    keys = _round_keys(seeds, epochs, int(round_pairs[0]), is_narrow=size <= _NARROW_LIMIT)
-    return _Cipher(left_size, left_size.bit_length(), int(right_bits[0]), keys)
+    return _Cipher(*shape, _round_keys(seeds, epochs, round_pairs, is_narrow=size <= _NARROW_LIMIT))
 
 
 @functools.lru_cache(maxsize=_CACHED_CIPHERS)
