@@ -26,6 +26,9 @@ libraries ask the system for fresh pages. The table of origins is larger: it com
 MOST_LOOK_AHEADS = 4
 """For the components of a mixture, each of which is asked for its own keys, it is up to this many times as many."""
 
+LOOK_AHEAD_EPOCHS = 16
+"""The same limit in epochs: orders of units and of rows are computed one epoch at a time, in about a millisecond."""
+
 DOCUMENTS_PER_ROW = 4
 """Rows of a packed order have some documents each: of these there should be about as many."""
 
@@ -61,6 +64,8 @@ class Locator:
             locate = functools.partial(_locate_documents, partition, order)
         if is_mixed(order):
             keys *= min(len(order.names), MOST_LOOK_AHEADS)
+        if num_records := order.num_records:
+            keys = min(keys, LOOK_AHEAD_EPOCHS * num_records)
         self._locate: Locate = functools.partial(isolated, watch(locate))
         self._look_ahead = LookAhead(self._locate, max(1, keys // sharing // partition.block), partition.block_limit)
 

@@ -230,3 +230,29 @@ def test_an_operation_may_write_to_the_dicts_of_a_list(way: str, kind: Any) -> N
         for batch in batches:
             assert batch["value"].tolist() == [n / 2 for n in range(8)]
             assert batch["seen"].tolist() == [1] * 8
+
+
+def test_keys_are_looked_up_for_few_epochs_in_advance() -> None:
+    """The first batch of a small order asks for at most 16 epochs: some orders take a millisecond for each."""
+
+    class Recording:
+        seed, num_records, length = 0, 3, None
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def record_keys(self, start: int, stop: int) -> Any:
+            return self.record_keys_at(np.arange(start, stop))
+
+        def record_keys_at(self, positions: Any) -> Any:
+            self.asked = max(self.asked, int(positions.max()) + 1)
+            return positions % 3
+
+    sampler = Recording()
+    operations = [millstream.Batch(2)]
+    loader = millstream.DataLoader(
+        data_source=range(3), sampler=sampler, operations=operations, read_options=millstream.ReadOptions(0)
+    )
+    with iter(loader) as batches:
+        assert next(batches).tolist() == [0, 1]
+    assert 0 < sampler.asked <= 16 * 3
