@@ -151,7 +151,8 @@ def test_what_would_never_end_is_refused(tmp_path: Path) -> None:
 
 
 FORBIDDEN = """
-import concurrent.futures.thread, os, sys
+# All that the constructor imports: the other user may not be able to read the environment.
+import array_record.python.array_record_module, concurrent.futures.thread, os, sys
 from millstream.sources import ArrayRecordDataSource
 if os.geteuid() == 0:
     os.seteuid(65534)
