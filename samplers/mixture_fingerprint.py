@@ -1,4 +1,4 @@
-"""What a mixture says of itself: its components and weights, in words of bounded length."""
+"""The fingerprint of a mixture: its components and weights, as a text of bounded length."""
 
 import re
 import zlib

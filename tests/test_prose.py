@@ -39,7 +39,7 @@ PHRASES = [
     r"\b(is|are|was|were|be|been) (told|said|asked)\b",
     r"\bwhat (is|was|are|were) (told|said|asked|known|made|read|left|given)\b",
 ]
-"""What does not occur in any text. `at once` is either *immediately* or *together*."""
+"""Phrases that occur in no text. `at once` is either *immediately* or *together*."""
 IDENTIFIERS = r"^_?(MOST|LEAST|FEW|most|least)_"
 """Bounds are called `MAX_X` and `MIN_X`."""
 

@@ -68,7 +68,7 @@ class Finding:
 
 
 class Measured(NamedTuple):
-    """What was measured, by case.
+    """The measurements, by case.
 
     Attributes:
         results: of each contender.

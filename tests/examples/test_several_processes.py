@@ -22,7 +22,7 @@ LINE = re.compile(r"step (\d+): loss ([\d.]+), batch (\w+)\n")
 
 
 class Step(NamedTuple):
-    """What a program prints about a step."""
+    """A line that a program prints for a step."""
 
     loss: float
     batch: str

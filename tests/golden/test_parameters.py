@@ -24,7 +24,7 @@ def public_parameters() -> dict[str, str]:
 
 
 def test_public_names_keep_their_parameters() -> None:
-    """What could be called at the release can be called in the same way; parameters and names may have been added."""
+    """Each stored name exists and has its stored parameters. Names and parameters may have been added."""
     today = public_parameters()
 
     for name, parameters in json.loads(STORED.read_text()).items():

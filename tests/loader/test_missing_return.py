@@ -42,7 +42,7 @@ def forgetful(element: Any) -> None:
     ],
 )
 def test_a_batch_of_nothing_is_an_error(operations: list[Any], named: str, workers: int) -> None:
-    """Where all elements of a batch are None, the error names the operation that made them, and two record keys."""
+    """If all elements of a batch are None, the error names the operation that returned them, and two record keys."""
     with pytest.raises(millstream.StackError) as caught:
         first_batch(dicts(), *operations, worker_count=workers)
 

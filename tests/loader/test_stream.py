@@ -1,4 +1,4 @@
-"""What may change between saving and resuming: the number of shards, the number of epochs, and no parameter."""
+"""Changes between saving and resuming: the numbers of shards and of epochs may change, and no parameter."""
 
 import dataclasses
 import functools

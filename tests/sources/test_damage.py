@@ -147,7 +147,7 @@ def write_array_record(path: Path) -> None:
 
 
 AT_RECORDS = np.cumsum([0, *(16 + len(record) for record in RECORDS)]).tolist()
-"""Where the records of a TFRecord file begin: each has 16 bytes of lengths and checksums."""
+"""The offsets of the records of a TFRecord file: each has 16 bytes of lengths and checksums."""
 
 
 def files_of_samples() -> Iterator[tuple[str, bytes]]:

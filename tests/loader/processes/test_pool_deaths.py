@@ -125,7 +125,7 @@ def test_a_worker_killed_within_user_code(times: int, tmp_path: Path) -> None:
 
 
 def test_idle_workers_killed_all_at_once_are_replaced() -> None:
-    """What workers made before they were killed is delivered; new workers make the rest."""
+    """Results of workers that were killed later are delivered, and new workers compute the rest."""
     with iter(loader_of(worker_count=3)) as iterator:
         assert next(iterator).tolist() == EXPECTED[0]
         pids = pids_of(iterator)
@@ -160,7 +160,7 @@ def test_the_fork_server_killed_is_nobodys_fault(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_fork_server_that_dies_each_time_is_an_error() -> None:
-    """Where it is killed before anything is made, again and again, the pool is not restarted forever."""
+    """A fork server that is killed again and again before any result is an error, not restarted forever."""
     iterator = iter(loader_of(At(EXPECTED[0][0], user_faults.end_parent), worker_count=1))
     with pytest.raises(WorkerDiedError, match="The fork server died 2 times"), at_most(4.0):
         next(iterator)
@@ -185,7 +185,7 @@ def test_a_stopped_fork_server_delays_only_replacements(monkeypatch: pytest.Monk
 
 
 def test_the_fork_server_takes_the_children_of_its_workers_with_it(tmp_path: Path) -> None:
-    """What workers have started dies too when the fork server is killed, or stopped and then closed."""
+    """Processes that workers have started also die if the fork server is killed, or stopped and then closed."""
     for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):
         with user_faults.Pipe(tmp_path / f"there{number}") as there:
             start = ReportThen(there.path, action=os.getpid, children=2)

@@ -148,7 +148,7 @@ def test_an_element_that_cannot_be_pickled_is_named() -> None:
 
 
 def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
-    """Where a key's `__repr__` fails, so that the leaf's path cannot be shown, its owner is named."""
+    """If the `__repr__` of a key fails, so that the path of a leaf cannot be shown, its owner is named."""
     shy = type("Shy", (), {"__repr__": lambda _: str(1 / 0)})
     loader = loader_of(operations=[lambda number: {shy(): number}, lambda shown: {**shown, "lock": threading.Lock()}])
     with iter(loader) as iterator, pytest.raises(TypeError) as caught:
@@ -158,7 +158,7 @@ def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
 
 
 def test_a_batch_that_cannot_be_pickled_is_named() -> None:
-    """What a `batch_fn` has made and cannot be pickled is named as well."""
+    """The error names a result of `batch_fn` that cannot be pickled."""
     add_lock = lock_adder()
     batch = millstream.Batch(BATCH, batch_fn=lambda numbers: list(map(add_lock, numbers)))
     error = error_of_a_batch(loader_of(operations=[batch]), TypeError)
@@ -204,7 +204,7 @@ def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> No
 
 @pytest.mark.parametrize("buffer_size", [1, 4])
 def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn(buffer_size: int) -> None:
-    """Where a Batch regroups, the batches before are delivered, and the error names the records."""
+    """If a Batch regroups, the batches before the error are delivered, and it names the records."""
     home, numbers = os.getpid(), [number for batch in EXPECTED for number in batch]
     bad = numbers[STEP * BATCH + 2]
 
@@ -294,7 +294,7 @@ def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
 
 
 def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
-    """Which part, which attribute, and what to do about it."""
+    """The error names the part of the pipeline, its attribute and the remedy."""
     with pytest.raises(TypeError, match=r"operations\[1\], Locked \(attribute lock\) cannot be sent to worker proc"):
         next(iter(loader_of(abs, user_faults.Locked())))
     source = user_faults.Numbers(SIZE)

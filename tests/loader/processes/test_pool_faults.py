@@ -73,7 +73,7 @@ def test_a_state_fits_any_number_of_workers(before: int, after: int) -> None:
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    """Where a file cannot grow, saving is an error; the checkpoint before is whole, and restores."""
+    """If a file cannot grow, saving is an error, and the checkpoint before it is complete and restores."""
     code = """
 import resource, sys
 import orbax.checkpoint as ocp

@@ -443,7 +443,7 @@ def test_closing_from_another_thread(tmp_path: Path) -> None:
 
 
 def test_closing_from_another_thread_while_a_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is being set up for the new worker goes as well, and the error is that of a closed iterator."""
+    """Resources of a worker that is being started are released too, and the error is that of a closed iterator."""
     iterator = iter(loader_of())
     next(iterator)
     processes = processes_of(iterator)
@@ -474,7 +474,7 @@ def test_processes_have_names_and_ignore_interrupts() -> None:
 
 
 def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> None:
-    """What an operation has started and not waited for dies with the worker, even one that leaves by itself."""
+    """Processes that an operation left running die with the worker, even if it exits by itself."""
     with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, ReportThen(there.path, os.getpid, 3)))) as iterator:
         assert [batch.tolist() for batch in iterator] == EXPECTED
         processes = there.take_numbers()

@@ -114,7 +114,7 @@ BINS = st.fixed_dictionaries(
 
 
 Drawn = tuple[Transformation, Transformation]
-"""What makes elements, and an operation that groups them."""
+"""Operations that produce elements, and one that groups them."""
 
 
 def packers(kind: type[Transformation]) -> st.SearchStrategy[Drawn]:

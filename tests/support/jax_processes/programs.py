@@ -1,4 +1,4 @@
-"""What the processes of a group do: `python programs.py PROGRAM ADDRESS INDEX COUNT DESCRIPTOR`.
+"""The programs of the processes of a group: `python programs.py PROGRAM ADDRESS INDEX COUNT DESCRIPTOR`.
 
 The arguments of the program come pickled on standard input; what it returns leaves pickled through the descriptor.
 """
