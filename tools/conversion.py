@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any, final
 
 from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
 from millstream.loader import DataLoader, ReadOptions
 from millstream.loader.threads.options import available_cores
@@ -99,6 +100,11 @@ def convert(
         >>> len(millstream.MegatronDataSource("words.bin")), len(millstream.TokenDataSource("words.bin", window=4))
         (2, 1)
     """
+    if isinstance(data_source, DataLoader | IterDataset):
+        raise TypeError(
+            f"data_source must have random access, as a source or a MapDataset has, got {type(data_source).__name__}. "
+            "Write the operations as MapDataset.source(source).map(function)."
+        )
     check_source(data_source, "data_source")
     path = os.path.join(os.getcwd(), os.path.expanduser(os.fspath(destination)))  # noqa: PTH109, PTH111, PTH118
     if not path.endswith(EXTENSIONS):

@@ -188,6 +188,14 @@ def test_tokens_are_written_once_and_read_by_both_sources(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize("made", [millstream.load(range(4)), millstream.MapDataset.range(4).to_iter_dataset()])
+def test_what_is_read_in_order_is_refused_with_the_way_out(tmp_path: Path, made: Any) -> None:
+    """A loader or a stream has no random access: the error says to write the operations as a MapDataset."""
+    with pytest.raises(TypeError, match=r"must have random access.*MapDataset\.source\(source\)\.map"):
+        millstream.convert(made, tmp_path / "a.bag")
+    assert not list(tmp_path.iterdir())
+
+
 def test_chains_are_converted_as_their_elements_come(tmp_path: Path) -> None:
     """In order, in worker processes, with lambdas; a chain with another function does not continue the files."""
     chain = millstream.MapDataset.source(list(range(100))).shuffle(seed=1)
