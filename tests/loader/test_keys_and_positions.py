@@ -248,7 +248,7 @@ def test_keys_are_looked_up_for_few_epochs_in_advance() -> None:
             self.asked = max(self.asked, int(positions.max()) + 1)
             return positions % 3
 
-    sampler = Recording()
+    sampler: Any = Recording()
     operations = [millstream.Batch(2)]
     loader = millstream.DataLoader(
         data_source=range(3), sampler=sampler, operations=operations, read_options=millstream.ReadOptions(0)
