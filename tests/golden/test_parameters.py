@@ -3,6 +3,7 @@
 `python tests/golden/test_parameters.py` writes the file. After the release, only additions may change it.
 """
 
+import enum
 import importlib
 import inspect
 import json
@@ -12,14 +13,18 @@ STORED = Path(__file__).with_name("parameters.json")
 
 
 def public_parameters() -> dict[str, str]:
-    """Returns the names of the parameters of every public class and function."""
+    """Returns the names of the parameters of every public class and function, and of the members of enums."""
     parts = ["", ".dataset", ".loader", ".samplers", ".sources", ".tools", ".transforms"]
     found = {}
     for module in (importlib.import_module(f"millstream{part}") for part in parts):
         for name in module.__all__:
             value = getattr(module, name)
-            if inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, Exception)):
-                found[f"{module.__name__}.{name}"] = ", ".join(inspect.signature(value).parameters)
+            key = f"{module.__name__}.{name}"
+            if inspect.isclass(value) and issubclass(value, enum.Enum):
+                # The parameters of its constructor are those of the version of Python.
+                found[key] = ", ".join(value.__members__)
+            elif inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, Exception)):
+                found[key] = ", ".join(inspect.signature(value).parameters)
     return found
 
 
