@@ -1,9 +1,12 @@
 """Work that is interrupted once, at each moment at which CPython runs the handlers of signals, one after the other."""
 
+import contextlib
 import dis
 import functools
+import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -46,32 +49,56 @@ def interrupt_at(number: int, work: Callable[[], Any], within: str = "millstream
     Returns:
         True if there were that many: else nothing was interrupted.
     """
-    left = number
-    is_over = False
+    left, is_over, thread = number, False, threading.get_ident()
+    path = f"{os.sep}{within.replace('.', os.sep)}{os.sep}"
+
+    def check(code: CodeType, offset: int) -> None:
+        nonlocal left, is_over
+        if is_over or path not in code.co_filename or offset not in moments_of(code) or threading.get_ident() != thread:
+            return
+        left -= 1
+        if left < 0:
+            is_over = True
+            raise Interruption
+
+    try:
+        with before_instructions(check):
+            work()
+    except Interruption:
+        return True
+    return is_over
+
+
+@contextlib.contextmanager
+def before_instructions(check: Callable[[CodeType, int], None]) -> Iterator[None]:
+    """Calls a function before each instruction of the block, with its code and offset."""
+    if sys.version_info >= (3, 13):
+        # The first tracing of a function by `settrace` has no events for its instructions there.
+        monitoring = sys.monitoring
+        monitoring.use_tool_id(monitoring.DEBUGGER_ID, "interrupted")
+        monitoring.register_callback(monitoring.DEBUGGER_ID, monitoring.events.INSTRUCTION, check)
+        monitoring.set_events(monitoring.DEBUGGER_ID, monitoring.events.INSTRUCTION)
+        try:
+            yield
+        finally:
+            monitoring.set_events(monitoring.DEBUGGER_ID, monitoring.events.NO_EVENTS)
+            monitoring.free_tool_id(monitoring.DEBUGGER_ID)
+        return
 
     def enter(frame: FrameType, _event: str, _argument: object) -> Any:
-        if is_over or not frame.f_globals.get("__name__", "").startswith(within):
-            return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        moments = moments_of(frame.f_code)
+        return step
 
-        def step(frame: FrameType, event: str, _argument: object) -> Any:
-            nonlocal left, is_over
-            if event == "opcode" and not is_over and frame.f_lasti in moments:
-                left -= 1
-                if left < 0:
-                    is_over = True
-                    raise Interruption
-            return step
-
+    def step(frame: FrameType, event: str, _argument: object) -> Any:
+        if event == "opcode":
+            check(frame.f_code, frame.f_lasti)
         return step
 
     traced = sys.gettrace()
+    # Python 3.12 has these events only if a frame asks for them before `settrace`.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(enter)
     try:
-        work()
-    except Interruption:
-        return True
+        yield
     finally:
         sys.settrace(traced)
-    return is_over
