@@ -460,7 +460,8 @@ def test_next_in_a_handler_inside_next_is_refused(
             is_on = False
             signal.setitimer(signal.ITIMER_REAL, 0)
         assert sorted(map(str, got)) == sorted(map(str, expected))
-    assert all("is in use" in refusal for refusal in refusals)
+    # A signal of the last moment is handled when the iterator is closed.
+    assert all("is in use" in refusal or "closed" in refusal for refusal in refusals)
 
 
 @pytest.mark.parametrize("num_threads", [1, 16])
