@@ -8,6 +8,7 @@ from typing import Any, final
 from millstream.errors import WorkerStalledError
 from millstream.loader.placement import Placement
 from millstream.loader.threads.reader_threads import ReaderThreads
+from millstream.loader.threads.timed_queue import TimedQueue
 from millstream.loader.threads.waiting import Wait
 
 
@@ -54,7 +55,7 @@ class DeviceStaging:
         self._placement = placement
         self._start = start
         self._has_begun = False
-        self.outcomes: queue.SimpleQueue[StagedBatch | BaseException] = queue.SimpleQueue()
+        self.outcomes: TimedQueue[StagedBatch | BaseException] = TimedQueue()
         self.next_position: DevicePosition | None = None
         self.is_awaited = False
         self.is_over = False

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.threads.timed_queue import TimedQueue
 from millstream.signal_safe_lock import SignalSafeLock
 
 CLOSE_SECONDS = 2.0
@@ -56,7 +57,7 @@ class ReaderThreads:
         # Those that have not ended.
         self._started: set[threading.Thread] = set()
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._ended: TimedQueue[None] = TimedQueue()
         # The number of each, by its identity.
         self._working: dict[int, int] = {}
         self._busy: set[int] = set()

@@ -19,6 +19,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
+from millstream.loader.threads.timed_queue import TimedQueue
 from millstream.loader.threads.waiting import Wait
 
 
@@ -58,7 +59,7 @@ class ThreadedCalls:
         self._readers = readers
         self._owner = weakref.ref(owner)
         self._is_closed = False
-        self._finished: queue.SimpleQueue[Finished | None] = queue.SimpleQueue()
+        self._finished: TimedQueue[Finished | None] = TimedQueue()
 
     @property
     def in_work(self) -> int:
@@ -68,7 +69,7 @@ class ThreadedCalls:
     @property
     def num_finished(self) -> int:
         """How many calls have finished that were not received. Any thread may ask."""
-        return self._finished.qsize()
+        return len(self._finished)
 
     @property
     def num_busy(self) -> int:
@@ -78,7 +79,7 @@ class ThreadedCalls:
     @property
     def any_finished(self) -> bool:
         """Whether `receive` would not wait."""
-        return not self._finished.empty()
+        return len(self._finished) > 0
 
     def check_process(self) -> None:
         """Raises a RuntimeError in a process that was forked since: the threads are not there."""

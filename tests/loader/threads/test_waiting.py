@@ -1,7 +1,9 @@
 """The consumer never waits without end for threads: a stall is a log line, and then an error that says where it is."""
 
 import logging
+import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 import millstream
 from millstream.loader.threads import thread_executor, waiting
 from millstream.transforms import Batch, Map
+from support.faults.user_faults import WAIT_SECONDS
 
 
 class Stuck:
@@ -75,6 +78,30 @@ def test_a_read_that_never_returns_is_reported_and_becomes_an_error(
     for text in (str(caught.value), record.getMessage()):
         assert "the records 40, 41, 42" in text
         assert "read_from_storage" in text
+
+
+def test_a_signal_handler_that_outlasts_a_wait_does_not_unbind_it(
+    released: list[Stuck], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that runs past the end of a wait delays the error of a stall by its own time, and not for ever."""
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
+    source = Stuck(3)
+    released.append(source)
+    sampler = millstream.SequentialSampler(1000)
+    loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[Batch(10)], stall_timeout=0.3)
+    rescue = threading.Timer(WAIT_SECONDS, source.released.set)
+    rescue.start()
+    before = signal.signal(signal.SIGALRM, lambda *_: time.sleep(0.6))
+    try:
+        with iter(loader) as iterator:
+            iterator.start_prefetch()
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(millstream.WorkerStalledError, match="the records 0, 1, 2"):
+                next(iterator)
+    finally:
+        rescue.cancel()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_operations_that_never_return_are_an_error_too(released: list[Stuck], monkeypatch: pytest.MonkeyPatch) -> None:
