@@ -101,7 +101,7 @@ class Execution:
             insight=self.insight,
         )
         self.insight.iterators[id(iterator)] = iterator
-        if os.environ.get("MILLSTREAM_TOP") == "1":
+        if os.environ.get("MILLSTREAM_TOP") == "1" or os.environ.get("MILLSTREAM_METRICS_PORT"):
             from millstream.loader.monitoring.served_pipelines import serve_by_environment  # noqa: PLC0415  (lazy)
 
             serve_by_environment(self)

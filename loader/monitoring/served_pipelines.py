@@ -1,4 +1,4 @@
-"""The pipelines of this process that `millstream top` may query, and the answers about them.
+"""The pipelines of this process that `millstream top` and Prometheus may query, and the answers about them.
 
 Guarantees:
     * Pipelines are held weakly: serving keeps nothing alive.
@@ -19,10 +19,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from millstream.loader.monitoring.client import FORMAT
+from millstream.loader.monitoring.metrics_endpoint import VARIABLE, MetricsEndpoint
 from millstream.loader.monitoring.server import Server
 from millstream.loader.monitoring.thread_stacks import stacks_of_threads
 from millstream.loader.processes.process_report import process_report
 from millstream.loader.reporting.advice import advice_of
+from millstream.loader.reporting.metrics import exposition
 from millstream.loader.reporting.phrases import mixture_text, workers_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.signal_exceptions import is_from_signal_handler
@@ -56,25 +58,57 @@ def serve(execution: Execution) -> None:
     """
     if not sys.platform.startswith("linux"):
         raise OSError("`millstream top` needs Linux. Use loader.summary() instead.")
-    if all(served.execution() is not execution for served in list(_served.values())):
-        _served[next(_numbers)] = _Served(weakref.ref(execution), execution.insight.snapshot())
+    _add(execution)
     _server().start()
 
 
 def serve_by_environment(execution: Execution) -> None:
-    """Serves a pipeline because the environment asks for it: failures are logged, and training continues."""
-    try:
-        serve(execution)
-    except Exception as error:
-        if is_from_signal_handler(error):
-            raise
-        logger.warning("millstream: `millstream top` cannot monitor this pipeline: %s", error)
+    """Serves a pipeline in the ways that the environment asks for: failures are logged, and training continues."""
+    if os.environ.get("MILLSTREAM_TOP") == "1":
+        try:
+            serve(execution)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            logger.warning("millstream: `millstream top` cannot monitor this pipeline: %s", error)
+    if text := os.environ.get(VARIABLE):
+        _add(execution)
+        _start_endpoint(text)
+
+
+def _add(execution: Execution) -> None:
+    """Adds a pipeline to those that are served, unless it is one of them."""
+    _forget_in_forked_processes()
+    if all(served.execution() is not execution for served in list(_served.values())):
+        _served[next(_numbers)] = _Served(weakref.ref(execution), execution.insight.snapshot())
+
+
+@functools.cache
+def _forget_in_forked_processes() -> None:
+    os.register_at_fork(after_in_child=_served.clear)
 
 
 @functools.cache
 def _server() -> Server:
-    os.register_at_fork(after_in_child=_served.clear)
     return Server(_answer, lambda: bool(_living()))
+
+
+@functools.cache
+def _start_endpoint(text: str) -> None:
+    """Starts the endpoint for Prometheus, once for a value of the environment variable: a failure is logged once."""
+    try:
+        endpoint = MetricsEndpoint(_page_of_metrics, text)
+    except (OSError, ValueError) as error:
+        logger.warning("millstream: no metrics for Prometheus: %s", error)
+    else:
+        logger.info("millstream: metrics for Prometheus at /metrics, port %d", endpoint.port)
+
+
+def _page_of_metrics() -> str:
+    """Returns the measurements of the pipelines, each with its number as the label `loader`."""
+    return exposition(
+        {str(number): execution.insight.updated(before) for number, (execution, before) in _living().items()}
+    )
 
 
 def _living() -> dict[int, tuple[Execution, LoaderSnapshot]]:
