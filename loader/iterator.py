@@ -217,6 +217,10 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         if self._consumer is None:
             self._profiler.delivered(self._counted_step - before)
 
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # If `__init__` has failed.
+            self.count_delivered()
+
     def describe_next(self) -> str:
         """Returns the records of the next batch as text, for errors. Any thread may call it."""
         block = self._position()[0].block

@@ -61,6 +61,17 @@ def test_names_are_stable_and_values_are_floats() -> None:
         assert after["loader/workers"] == workers
 
 
+def test_batches_of_an_iterator_that_is_dropped_are_counted() -> None:
+    """Each batch that was delivered counts, though its iterator was neither closed nor read to its end."""
+    loader = millstream.load(range(64), batch_size=4)
+    for count in range(1, 4):
+        iterator = iter(loader)
+        for _ in range(count):
+            next(iterator)
+        del iterator
+    assert loader.metrics()["loader/batches"] == 6
+
+
 def test_metrics_are_what_the_profile_says() -> None:
     """The seconds are those of `profile()`; the waits for first batches are counted apart."""
     loader = millstream.load(range(64), transformations=[abs], batch_size=4, num_epochs=2)
