@@ -43,7 +43,7 @@ class Inspectable:
         """
         return self.insight.summary()
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self, *, all_hosts: bool = False) -> dict[str, float]:
         """Returns the measurements so far by stable names, for the dashboards of W&B, TensorBoard and the like.
 
         Totals over all iterators of a loader: `loader/batches`, `loader/records` (of 1:1 pipelines),
@@ -56,8 +56,19 @@ class Inspectable:
         `loader/wait_share` (0 … 1) and `loader/batches_per_second`. Of the last 1,000 waits:
         `loader/wait_seconds_p50` and `loader/wait_seconds_p99`. Of the newest iterator: `loader/step`, and
         `loader/epoch` if the order has epochs. Also `loader/workers` and `loader/batch_bytes`.
+
+        Args:
+            all_hosts: True adds a comparison of all JAX processes, which must all call this: `loader/slowest_host`, the
+                index of the process with the largest `loader/wait_share`, its `loader/slowest_host_wait_share` and
+                `loader/slowest_host_batches_per_second`, and the sums `loader/all_hosts_errors` and
+                `loader/all_hosts_worker_deaths`.
         """
-        return self.insight.metrics()
+        metrics = self.insight.metrics()
+        if all_hosts:
+            from millstream.loader.reporting.all_hosts import compared_hosts  # noqa: PLC0415  (lazy: only views need it)
+
+            metrics |= compared_hosts(metrics)
+        return metrics
 
     def trace(self) -> "Trace":
         """Returns the types, shapes and dtypes of the elements between the operations, found by computing one batch.

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, final
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arguments, named_fields
@@ -276,6 +276,17 @@ def jax_process() -> tuple[int, int]:
     import jax  # noqa: PLC0415  (jax costs a second to import: only those who ask for it pay)
 
     return jax.process_index(), jax.process_count()
+
+
+def gathered_by_jax(values: Sequence[float]) -> list[list[float]]:
+    """Returns the numbers of each JAX process, which must all call this, in the order of their indices."""
+    import numpy as np  # noqa: PLC0415  (as above)
+    from jax.experimental import multihost_utils  # noqa: PLC0415  (as above)
+
+    # As pairs of integers, because JAX would round to 32 bits.
+    pairs = multihost_utils.process_allgather(np.array(values, np.float64).view(np.uint32))
+    own: list[list[float]] = np.ascontiguousarray(pairs).reshape(-1, 2 * len(values)).view(np.float64).tolist()
+    return own
 
 
 def _check_initialised(call: str) -> None:
