@@ -1,0 +1,113 @@
+"""The site in a real browser: in a wide window and on a phone, light and dark, nothing is cut off or missing."""
+
+import functools
+import html
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_site import site
+
+__all__ = ["site"]
+
+CHROMIUM = next(filter(None, map(shutil.which, ["chromium", "chromium-browser", "google-chrome"])), None)
+PAGES = [
+    *("index", "tour", "guarantees", "formats", "packing", "seeing", "benchmarks", "tutorials/images"),
+    *("reference/loader", "coming-from-grain", "contributing"),
+]
+WIDTHS = {"wide": 1280, "phone": 390}
+"""The widths of the window, in pixels."""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+
+PROBE = """<!doctype html><meta charset="utf-8"><body style="margin: 0"><pre id="found"></pre><script>
+const frame = document.createElement("iframe");
+frame.style = "border: 0; width: %(width)dpx; height: 2400px";
+localStorage.setItem("/.__palette", JSON.stringify({index: %(scheme)d, color: {scheme: "%(name)s", media: "",
+                                                    primary: "teal", accent: "teal"}}));
+frame.onload = () => setTimeout(() => {
+  const inside = frame.contentDocument, width = %(width)d;
+  // What scrolls in a box of its own, such as a wide table or a long line of code, may be wider than the window.
+  const scrolls = (one) => {
+    for (let box = one; box && box !== inside.body; box = box.parentElement)
+      if (["auto", "scroll", "hidden"].includes(frame.contentWindow.getComputedStyle(box).overflowX)) return true;
+    return false;
+  };
+  const cut = [...inside.querySelectorAll(".md-content *")].filter(
+    (one) => one.getBoundingClientRect().right > width + 1 && !scrolls(one));
+  document.getElementById("found").textContent = JSON.stringify({
+    page: inside.title,
+    width: inside.documentElement.scrollWidth,
+    cut: cut.map((one) => one.tagName + " " + one.textContent.slice(0, 40)),
+    missing: [...inside.images].filter((image) => image.complete && !image.naturalWidth).map((image) => image.src),
+    scheme: inside.body.getAttribute("data-md-color-scheme"),
+    background: frame.contentWindow.getComputedStyle(inside.body).backgroundColor,
+  });
+}, 500);
+frame.src = "/%(page)s.html";
+document.body.appendChild(frame);
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """The address of a server of the site; pages whose names begin with `probe` look at other ones."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if found := re.fullmatch(r"/probe/(\w+)/(\w+)/(.+)", self.path):
+                width, name, page = WIDTHS[found[1]], found[2], found[3]
+                probe = PROBE % {"width": width, "name": name, "scheme": int(name == "slate"), "page": page}
+                self.send_response(200)
+                self.send_header("Content-Type", "text/html")
+                self.end_headers()
+                self.wfile.write(probe.encode())
+            else:
+                super().do_GET()
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def browse(url: str, folder: Path, *arguments: str) -> str:
+    """Returns what a browser without a window prints about a page."""
+    assert CHROMIUM is not None
+    quiet = ["--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update"]
+    more = ["--disable-sync", "--no-first-run", "--no-sandbox", "--hide-scrollbars", f"--user-data-dir={folder}"]
+    command = [CHROMIUM, "--headless", *quiet, *more, "--virtual-time-budget=8000", *arguments, url]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"], ids=["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("page", PAGES)
+def test_nothing_is_cut_off_or_missing(page: str, width: str, scheme: str, address: str, tmp_path: Path) -> None:
+    """No page is wider than the window, nothing ends outside of it, each picture is shown, in both colour schemes."""
+    shown = browse(f"{address}/probe/{width}/{scheme}/{page}", tmp_path, "--dump-dom")
+
+    text = re.search(r'<pre id="found">(.*?)</pre>', shown, re.DOTALL)
+    assert text is not None
+    found = json.loads(html.unescape(text[1]))
+    assert (found["scheme"], found["missing"], found["cut"]) == (scheme, [], [])
+    assert found["width"] <= WIDTHS[width]
+
+
+def test_a_page_is_a_picture(address: str, tmp_path: Path) -> None:
+    """A screenshot of the first page is not empty."""
+    picture = tmp_path / "index.png"
+    browse(f"{address}/index.html", tmp_path / "user", f"--screenshot={picture}", "--window-size=1280,1600")
+    assert picture.stat().st_size > 20_000
