@@ -153,7 +153,7 @@ class SpanFile(Generic[RecordT]):
         begins, ends = self._offsets.spans(rows)
         starts: list[int] = begins.tolist()
         lengths: list[int] = (ends - begins).tolist()
-        if min(lengths, default=0) < 0 or min(starts, default=0) < 0:
+        if lengths and (min(lengths) < 0 or min(starts) < 0):
             raise DamagedIndexError("its offsets are not in order")
         return starts, lengths
 

@@ -13,7 +13,6 @@ import errno
 import itertools
 import os
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Protocol, final
 
@@ -144,10 +143,10 @@ class LocalFile:
         OSError: it cannot be opened.
     """
 
+    _descriptor = -1
+
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._finalizer = weakref.finalize(self, os.close, self._descriptor)
-        self._finalizer.atexit = False
 
     def read(self, start: int, length: int) -> bytes:
         """Returns the bytes from `start` on, fewer than `length` only at the end."""
@@ -159,7 +158,13 @@ class LocalFile:
 
     def close(self) -> None:
         """Closes the file."""
-        self._finalizer()
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        # Not `weakref.finalize`, which takes as long as opening the file.
+        self.close()
 
 
 def read_spans(descriptor: int, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
@@ -168,6 +173,9 @@ def read_spans(descriptor: int, starts: Sequence[int], lengths: Sequence[int]) -
     The first spans are read one by one. If that is slow, the system prefetches all others.
     """
     spans: list[bytes] = []
+    if len(starts) == 1 and lengths[0] <= MAX_PREAD_BYTES:
+        # Nothing to prefetch.
+        return [_PREAD(descriptor, lengths[0], starts[0])]
     while len(spans) < len(starts):
         done = len(spans)
         block = slice(done, done + _TIMED_READS)

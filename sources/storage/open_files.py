@@ -170,7 +170,8 @@ class OpenFiles(Generic[FileT]):
             self._idle.pop(path, None)
         if is_new:
             _registry().make_room(self._descriptors_per_file)
-            self.close_idle_beyond(sys.maxsize)
+            if len(self._entries) > self._max_open:
+                self.close_idle_beyond(sys.maxsize)
         # Set once, and closed only without users, so it is safe to read it without the lock.
         return entry.file if entry.file is not None else self._open(path, entry, open_file)
 
