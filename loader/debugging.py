@@ -19,7 +19,7 @@ from millstream.loader.pipeline.elements import Elements, Origins, describe_orig
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import READ
 from millstream.loader.pipeline.stages import split_stages
-from millstream.loader.transport.payload import unpicklable_parts
+from millstream.loader.transport.payload import unpicklable_leaves
 from millstream.transforms import Filter
 from millstream.warn import warn
 
@@ -125,7 +125,7 @@ class DebugChecks:
         if not len(result.values):
             return
         value = result.values[0]
-        if label in self._leaving and (parts := unpicklable_parts(value)):
+        if label in self._leaving and (parts := unpicklable_leaves(value)):
             self._warn(
                 label,
                 "pickling",

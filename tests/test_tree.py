@@ -15,7 +15,7 @@ import millstream
 from millstream import tree
 from millstream.loader.debugging import difference
 from millstream.loader.placement import Placement
-from millstream.loader.transport.payload import unpicklable_parts
+from millstream.loader.transport.payload import unpicklable_leaves
 from millstream.transforms.pad import pad
 from millstream.transforms.stack import stack
 
@@ -178,7 +178,7 @@ def test_all_that_walks_structures_knows_each_kind(make: Callable[[Any, Any], An
     put = Placement(None).put(make(np.arange(2), np.arange(3)))
     assert [(path, leaf.shape) for path, leaf in tree.leaves(put)] == list(zip(paths, [(2,), (3,)], strict=True))
 
-    (refused,) = unpicklable_parts(make(1, (number for number in "2")), "here")
+    (refused,) = unpicklable_leaves(make(1, (number for number in "2")), "here")
     assert refused.startswith(f"here{paths[1]} of type generator: ")
     assert difference(make(1, 2), make(1, 2)) is None
     assert difference(make(1, [2]), make(1, [3])) is not None

@@ -10,7 +10,7 @@ import sys
 from typing import NamedTuple
 
 from millstream.loader.transport.arena import create_arena_file
-from millstream.loader.transport.importable_modules import note_import_path
+from millstream.loader.transport.importable_modules import record_import_path
 
 _START = """
 import gc, marshal, sys
@@ -49,7 +49,7 @@ def surroundings() -> Surroundings:
     if folder is not None:
         # Not pathlib, which makes "" of nothing and takes its time.
         entries = [os.path.join(folder, entry) if entry else folder for entry in entries]  # noqa: PTH118
-    note_import_path(entries)
+    record_import_path(entries)
     arguments = tuple(argument for argument in getattr(sys, "argv", ()) if isinstance(argument, str))
     return Surroundings(tuple(entries), arguments, folder)
 

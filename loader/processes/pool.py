@@ -58,7 +58,7 @@ from millstream.loader.threads.memory_budget import affordable_threads, buffer_b
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
-from millstream.loader.transport.pipeline_file import pack_pipelines, write_pieces
+from millstream.loader.transport.pipeline_file import pack_pipelines, write_chunks
 from millstream.signal_safe_lock import SignalSafeLock
 
 CLOSE_SECONDS = 2.0
@@ -401,7 +401,7 @@ class _Resources:
         """Writes the pipeline's file."""
         with self.lock:
             if not self._ended:
-                self._unclosed.append(write_pieces(pieces))
+                self._unclosed.append(write_chunks(pieces))
 
     def start_fork_server(self) -> None:
         with self.lock:

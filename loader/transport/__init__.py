@@ -1,1 +1,1 @@
-"""How pipelines and elements get from one process to another: pickles, shared memory, mapped files."""
+"""Serialization between processes: pickles, shared memory and mapped files."""

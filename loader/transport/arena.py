@@ -1,18 +1,18 @@
-"""Shared memory: one anonymous arena for each worker, written by the worker and read by the parent without a copy.
+"""Shared memory: one anonymous arena per worker, written by the worker and read by the parent without a copy.
 
 Guarantees:
-    * An arena has no name: it goes with the last process or array that holds it, whatever dies, and how.
-    * A chunk of it is written again only when no array on it is left, in the worker or in the parent. The parent's
-      arrays hold the chunk through a base object whose end `weakref.finalize` reports; nothing is ever counted by
-      batches. So batches that are kept, or that JAX has aliased, are never overwritten.
-    * Nobody waits for memory: an arena that is full, or a machine that is, makes the worker send a private copy.
-    * What is kept pins itself alone. While its worker lives, free chunks serve arrays of any size, and pages far beyond
-      what was lately in use go back to the system. Once the worker is gone, the arena keeps the pages of chunks that
-      arrays are on, until they end, and no descriptor. (Elsewhere than on Linux, pages go back with the whole arena.)
+    * An arena has no name. It is freed with the last process or array that holds it, however a process dies.
+    * A chunk is reused only when no array on it is left, in the worker or in the parent. The parent's arrays refer to
+      the chunk through a base object that `weakref.finalize` observes. Batches are never counted, so a batch that is
+      kept, or that JAX has aliased, is never overwritten.
+    * No process waits for memory. If the arena or the machine is full, the worker sends a private copy.
+    * An array that is kept pins its own chunk only. While the worker lives, free chunks serve arrays of any size, and
+      pages far beyond the recent use are returned to the system. When the worker is gone, the arena keeps only the
+      pages below arrays, until these end, and no descriptor. (On Linux only. Other systems free the whole arena.)
 
-The arena is as large as it may ever get, but only virtually: pages are real from their first use on. Each worker hands
-out its own arena's chunks (`Allocator`); the parent only views them (`ArenaView`) and sends back the offsets of those
-that it no longer needs.
+An arena has its maximum size from the start, but only virtually: the system allocates a page when it is first used.
+The worker allocates chunks (`Allocator`). The parent only views them (`ArenaView`) and sends back the offsets of the
+chunks that it no longer needs.
 """
 
 import contextlib
@@ -33,34 +33,35 @@ from millstream.loader.transport.free_space import FreeSpace
 from millstream.loader.transport.mapped_memory import MappedMemory
 
 LARGE_LEAF_BYTES = 1 << 15
-"""A leaf of this size has a chunk, and so a lifetime, of its own; smaller leaves of one message share chunks."""
+"""A leaf of this size has a chunk of its own, and so its own lifetime. Smaller leaves of one message share chunks."""
 
 INLINE_BYTES = 1 << 12
-"""Smaller arrays are none of the arena: they travel in the message, since a place would cost more than the copy."""
+"""Smaller arrays travel in the message, because describing a span would cost more than the copy."""
 
-MOST_REAL = 1.5
-"""An arena has at most this many times the memory that was lately in use at once, and SPARE_BYTES more."""
+MAX_RESIDENT_RATIO = 1.5
+"""Upper bound on the arena's resident memory, as a multiple of its recent peak use. SPARE_BYTES are added to it."""
 
 SPARE_BYTES = 1 << 24
+"""The memory that may stay resident in addition to MAX_RESIDENT_RATIO times the recent peak."""
 
-LATELY_MESSAGES = 64
-"""Memory is in use lately if it was during this many messages, or this many before them."""
+PEAK_MESSAGES = 64
+"""The recent peak is taken over the current interval of this many messages and the one before."""
 
 _REFUSED = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
-"""The errors of a system or a sandbox that does not have, or does not allow, anonymous files."""
+"""Errors of a system or sandbox that lacks or forbids anonymous files."""
 
 _GROWTH_BYTES = 1 << 20
-"""Pages become real this many bytes at a time, at least."""
+"""The smallest number of bytes that become resident in one step."""
 
 
 def create_arena_file(num_bytes: int) -> int:
-    """Returns the descriptor of anonymous memory of this size, of which no page is real yet.
+    """Returns the descriptor of anonymous memory of the given size, without resident pages.
 
-    On Linux its size is sealed: a worker gone wrong cannot cut memory off from under the parent.
+    On Linux the size is sealed, so a faulty worker cannot truncate memory that the parent reads.
     """
     descriptor = create_anonymous_file("millstream-arena")
     os.ftruncate(descriptor, num_bytes)
-    import fcntl  # noqa: PLC0415  (the seals are Linux's)
+    import fcntl  # noqa: PLC0415  (lazy: only creating an arena needs it)
 
     with contextlib.suppress(AttributeError, OSError):  # A temporary file has no seals.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
@@ -68,26 +69,26 @@ def create_arena_file(num_bytes: int) -> int:
 
 
 def create_anonymous_file(name: str) -> int:
-    """Returns the descriptor of an empty file in memory; of one on a disk where the system has or allows no other."""
+    """Returns the descriptor of an empty file in memory, or on disk if the system lacks or forbids memory files."""
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except (AttributeError, OSError) as error:  # macOS has no such call, and a sandbox may refuse it.
         if isinstance(error, OSError) and error.errno not in _REFUSED:
             raise
-    import tempfile  # noqa: PLC0415  (takes long to import, and workers start with this module)
+    import tempfile  # noqa: PLC0415  (lazy: slow to import, and workers start with this module)
 
     with tempfile.TemporaryFile(prefix=f"{name}-") as file:
         return os.dup(file.fileno())
 
 
 def whole_pages(num_bytes: int) -> int:
-    """Returns the bytes of the pages that this many bytes take."""
+    """Returns a number of bytes, rounded up to whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 @final
 class Chunk:
-    """A piece of the arena in use, and who holds it."""
+    """A chunk of the arena in use, and its holders."""
 
     __slots__ = ("offset", "parent_holds", "size", "worker_holds")
 
@@ -105,13 +106,13 @@ class Allocator:
     def __init__(self, descriptor: int, num_bytes: int) -> None:
         self._descriptor = descriptor
         self._memory = MappedMemory(descriptor, num_bytes)
-        # What is free: pages that are real, so that they cost nothing, and those that are not, or no longer.
+        # Free chunks with resident pages (warm, no cost to use) and without (cold).
         self._warm, self._cold = FreeSpace(), FreeSpace()
         self._cold.add(0, num_bytes)
         self._chunks: dict[int, Chunk] = {}
         self._in_use = 0
         self._peak, self._peak_before, self._messages = 0, 0, 0
-        # Finalizers run at any moment, also in the middle of the methods here: they only leave a note.
+        # Finalizers may run at any moment, also within the methods here, so they only append to this queue.
         self._dropped: deque[int] = deque()
         self._fresh: list[int] = []
         self._shared: NDArray[np.uint8] | None = None
@@ -119,7 +120,7 @@ class Allocator:
 
     @property
     def real_bytes(self) -> int:
-        """How much memory the arena has."""
+        """The arena's resident memory, in bytes."""
         return self._in_use + self._warm.num_bytes
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -132,7 +133,7 @@ class Allocator:
         return memory.view(dtype).reshape(shape)
 
     def bytes_for(self, num_bytes: int) -> NDArray[np.uint8] | None:
-        """Returns aligned, uninitialised bytes of the arena, None where it has no room."""
+        """Returns aligned, uninitialised bytes of the arena, or None if it has no room."""
         if num_bytes >= LARGE_LEAF_BYTES:
             memory = self._take(num_bytes)
             return None if memory is None else memory[:num_bytes]
@@ -145,25 +146,25 @@ class Allocator:
         return self._shared[start : self._shared_used]
 
     def end_message(self) -> None:
-        """Says that what comes next belongs to another message: chunks are not shared between messages."""
+        """Ends the current message. Chunks are not shared between messages."""
         self._shared, self._shared_used = None, 0
         self._fresh.clear()
         self._messages += 1
-        if self._messages % LATELY_MESSAGES == 0:
+        if self._messages % PEAK_MESSAGES == 0:
             self._peak, self._peak_before = self._in_use, self._peak
-        most = int(MOST_REAL * max(self._peak, self._peak_before)) + SPARE_BYTES
-        while (excess := min(self.real_bytes - most, self._warm.num_bytes)) > 0:
+        limit = int(MAX_RESIDENT_RATIO * max(self._peak, self._peak_before)) + SPARE_BYTES
+        while (excess := min(self.real_bytes - limit, self._warm.num_bytes)) > 0:
             offset, size = self._warm.take_largest()
             stays = max(0, size - whole_pages(excess))
             if stays:
                 self._warm.add(offset, stays)
             self._cool(offset + stays, size - stays)
 
-    def place_of(self, memory: NDArray[np.uint8]) -> tuple[int, int] | None:
-        """Returns the chunk's offset and the offset in the chunk of some bytes.
+    def locate(self, memory: NDArray[np.uint8]) -> tuple[int, int] | None:
+        """Returns the offset of the chunk that contains the given bytes, and their offset in the chunk.
 
-        None if they are not in a chunk of this message: bytes of an earlier one, which user code may have kept and
-        given out again, are the parent's already and must be copied.
+        Returns None if they are not in a chunk of the current message. Bytes of an earlier message, which user code may
+        have kept and returned again, belong to the parent already and must be copied.
         """
         offset = int(memory.__array_interface__["data"][0]) - self._memory.address
         for start in self._fresh:
@@ -171,17 +172,17 @@ class Allocator:
                 return start, offset - start
         return None
 
-    def hand_over(self, offset: int) -> None:
-        """Notes that the parent holds a chunk from now on."""
+    def lend(self, offset: int) -> None:
+        """Records that the parent holds a chunk."""
         self._chunks[offset].parent_holds = True
 
     def take_back(self, offset: int) -> None:
-        """Notes that the parent no longer holds a chunk."""
+        """Records that the parent no longer holds a chunk."""
         self._chunks[offset].parent_holds = False
         self._free_if_unused(self._chunks[offset])
 
     def _take(self, num_bytes: int) -> NDArray[np.uint8] | None:
-        """Returns a whole chunk of at least this many bytes."""
+        """Returns a new chunk of at least the given size."""
         while self._dropped:
             chunk = self._chunks[self._dropped.popleft()]
             chunk.worker_holds = False
@@ -196,26 +197,26 @@ class Allocator:
         self._fresh.append(offset)
         self._in_use += size
         self._peak = max(self._peak, self._in_use)
-        # The base whose end says that no array of the worker is left on the chunk.
+        # No array of the worker is left on the chunk when this base object ends.
         base = self._memory.view(offset, size)
         weakref.finalize(base, self._dropped.append, offset).atexit = False
         return base
 
     def _warm_up(self, size: int) -> int | None:
-        """Returns the offset of a piece whose pages were not real, and are now; None where there is no room for it."""
+        """Makes pages resident, and returns their offset. Returns None if there is no room."""
         wanted = max(size, _GROWTH_BYTES)
         offset = self._cold.take(wanted)
         if offset is None:
             wanted = size
             offset = self._cold.take(wanted)
         if offset is None and self._warm.num_bytes + self._cold.num_bytes >= size:
-            # There may be room across what is warm and what is cold.
+            # A chunk may fit across warm and cold memory.
             while self._warm.num_bytes:
                 self._cool(*self._warm.take_largest())
             offset = self._cold.take(wanted)
         if offset is None:
             return None
-        # Pages are asked of the system now: where there are none, it is a fatal signal later.
+        # Allocate the pages now: a lack of memory would be a fatal signal later.
         if sys.platform == "linux":
             try:
                 os.posix_fallocate(self._descriptor, offset, wanted)
@@ -227,7 +228,7 @@ class Allocator:
         return offset
 
     def _cool(self, offset: int, size: int) -> None:
-        """Gives pages that are free back to the system."""
+        """Returns free pages to the system."""
         self._memory.discard(offset, offset + size)
         self._cold.add(offset, size)
 
@@ -248,27 +249,29 @@ class ArenaView:
         self._memory = MappedMemory(descriptor, num_bytes)
         self._num_bytes = num_bytes
         self._owner = os.getpid()
-        # Finalizers run in any thread at any moment, retiring may be another thread's, and neither may wait for a
-        # lock: each step is one operation on a dict or a deque, and their order is what matters. Retiring first says
-        # so, then looks which leases are noted, and leaves these mapped. A lease is noted before it is asked whether
-        # the arena is retired, and when it ends in a retired one, its pages are given back before it is forgotten. So
-        # none is given back too early, or where it is no longer mapped. One that ends in the very moment of retiring
-        # may leave its pages to the end of the last one.
+        # A finalizer may run at any moment, in any thread, and another thread may retire the arena. Neither may wait
+        # for a lock, so each step is a single operation on a dict or a deque, and their order matters. `retire` sets
+        # the flag first, then reads the recorded leases and leaves their pages mapped. `lease` records the lease
+        # before it checks the flag. A lease that ends in a retired arena discards its pages before it is forgotten. So
+        # no page is discarded too early, or after it was unmapped. A lease that ends at the very moment of `retire` may
+        # keep its pages until the last lease ends.
         self._leased: dict[int, int] = {}
         self._released: deque[int] = deque()
         self._is_retired = False
 
     def lease(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns a chunk's bytes, shape `(num_bytes,)`, writable. When the last array on them ends, it is released.
+        """Returns a chunk's bytes, shape `(num_bytes,)`, writable. The chunk is released with the last array on them.
 
         Raises:
             ValueError: the arena is retired.
         """
         self._leased[offset] = num_bytes
         if self._is_retired:
-            # Its place may be unmapped already, and somebody else's by now: nothing to give back.
+            # The address may be unmapped already, and reused by another mapping: nothing to discard.
             del self._leased[offset]
-            raise ValueError("The worker process is stopped: the iterator was closed, perhaps by another thread.")
+            raise ValueError(
+                "The worker process has stopped because the iterator was closed, possibly by another thread."
+            )
         base = self._memory.view(offset, num_bytes)
         weakref.finalize(base, self._end_lease, offset).atexit = False
         return base
@@ -278,21 +281,21 @@ class ArenaView:
         self._released.append(offset)
 
     def take_released(self) -> list[int]:
-        """Returns the chunks that were released since last asked: the worker may use them again."""
+        """Returns the chunks released since the last call. The worker may use them again."""
         released = []
         while self._released:
             released.append(self._released.popleft())
         return released
 
     def retire(self) -> None:
-        """Gives everything back that no array is on, now, and the rest when the arrays end. The worker is gone."""
+        """Frees all memory below no array now, and the rest as arrays end. The worker must have exited."""
         self._is_retired = True
         start = 0
         for offset, num_bytes in sorted(self._leased.copy().items()):
             self._memory.discard(start, offset)
             start = offset + whole_pages(num_bytes)
         self._memory.discard(start, self._num_bytes)
-        self._memory.cut(start)
+        self._memory.truncate(start)
 
     def _end_lease(self, offset: int) -> None:
         if not self._is_retired:
@@ -300,6 +303,6 @@ class ArenaView:
             self._released.append(offset)
             return
         if self._owner == os.getpid():
-            # A forked process has copies of the arrays, and shares the pages: they are not its own to give back.
+            # A forked process has copies of the arrays, but shares the pages: it must not discard them.
             self._memory.discard(offset, offset + whole_pages(self._leased[offset]))
         del self._leased[offset]

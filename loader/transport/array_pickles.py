@@ -1,9 +1,9 @@
-"""Arrays in pickles: by their memory, whatever their layout and dtype.
+"""Pickling of arrays by their memory, whatever their layout and dtype.
 
-NumPy hands out the memory of an array (pickle's protocol 5) if it is contiguous and of a dtype that Python's buffers
-know. Other arrays it copies into the pickle, and it may swap their bytes. Here the former are copied once, to where
-they are going, and the latter, bfloat16 and dates among them, are handed out as bytes. So are PyTorch's tensors, where
-a program uses them.
+NumPy passes the memory of an array out of band (pickle protocol 5) if the array is contiguous and Python's buffers know
+its dtype. It copies other arrays into the pickle, and may swap their bytes. This module copies an array that is not
+contiguous once, into its final memory, and passes other dtypes, such as bfloat16 and dates, as bytes. PyTorch tensors
+are treated in the same way.
 """
 
 import sys
@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from millstream.columnar import Allocate
 
 Reduced: TypeAlias = str | tuple[Any, ...]
-"""How to pickle a value, as `__reduce_ex__` says it."""
+"""The reduction of a value: instructions to pickle it, as `__reduce_ex__` returns them."""
 
 
 def reduce_array(array: NDArray[Any], allocate: Allocate) -> Reduced:
-    """Returns how to pickle an array, as `__reduce_ex__` does.
+    """Returns the reduction of an array.
 
     Args:
-        array: without Python objects.
-        allocate: gives the memory for the copy of an array that is not contiguous.
+        array: an array without Python objects.
+        allocate: allocates the copy of an array that is not contiguous.
     """
     if not array.flags.forc:
         copy = allocate(array.shape, array.dtype)
         copy[...] = array
         array = copy
-    # An element without bytes, of a structure without fields, leaves nothing to hand out.
+    # An array whose elements have no bytes (a structure without fields) has no memory to pass.
     if array.dtype.itemsize == 0 or (array.dtype.isbuiltin == 1 and array.dtype.kind not in "mM"):
         return array.__reduce_ex__(5)
     order = "C" if array.flags.c_contiguous else "F"
@@ -37,15 +37,15 @@ def reduce_array(array: NDArray[Any], allocate: Allocate) -> Reduced:
 
 
 def rebuild_array(memory: NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> NDArray[Any]:
-    """Returns the array that some bytes are, without copying them."""
+    """Returns a view of the bytes as an array."""
     return memory.view(dtype).reshape(shape, order=order)
 
 
 def reduce_tensor(tensor: Any) -> Reduced | None:
-    """Returns how to pickle a tensor of PyTorch as an array, None where only PyTorch knows how.
+    """Returns the reduction of a PyTorch tensor as an array, or None if only PyTorch can pickle it.
 
     Args:
-        tensor: of the very class `torch.Tensor`.
+        tensor: an instance of `torch.Tensor` itself, not of a subclass.
     """
     torch = sys.modules["torch"]
     is_plain = (
@@ -63,20 +63,20 @@ def reduce_tensor(tensor: Any) -> Reduced | None:
 
 
 def rebuild_tensor(memory: NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]) -> Any:
-    """Returns the tensor that some bytes are, without copying them unless they cannot be written to."""
-    # The dtype has brought it.
+    """Returns a view of the bytes as a tensor. Bytes that are not writable are copied first."""
+    # Unpickling the dtype has imported PyTorch.
     torch = sys.modules["torch"]
     writable = memory if memory.flags.writeable else memory.copy()
     return torch.from_numpy(writable).view(dtype).reshape(shape)
 
 
 def as_memmap(array: NDArray[Any]) -> NDArray[Any]:
-    """Returns an array as a `numpy.memmap` of no file: what one becomes that crosses as bytes."""
+    """Returns an array as a `numpy.memmap` without a file: a memory map that crosses as bytes becomes this."""
     return array.view(np.memmap)
 
 
 def reduce_memoryview(view: memoryview) -> Reduced:
-    """Returns how to pickle a memoryview: one of the same format, shape and bytes comes of it."""
+    """Returns the reduction of a memoryview. It is rebuilt with the same format, shape and bytes."""
     return rebuild_memoryview, (np.asarray(view),)
 
 

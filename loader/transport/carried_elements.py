@@ -1,7 +1,7 @@
-"""Requests that carry elements to a worker: those of a group, and those that were drawn from a stream.
+"""Requests that carry elements to a worker: a group's elements, or elements drawn from a stream.
 
-What travels is one pickle, in which small arrays that are alike are one array (see `element_columns`), and rows that
-were laid out together are their columns: to pickle each array by itself takes longer than most operations.
+A request crosses as one pickle. Small arrays that are alike are merged into one (see `element_columns`), and rows that
+were built together cross as their columns, because pickling each array takes longer than most operations.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ def dump_request(request: Group | Fed, classes: ClassTable) -> bytes:
 
 
 def load_request(data: bytes, classes: ClassTable) -> Group | Fed:
-    """Returns the request of a pickle from `dump_request`."""
+    """Returns the request that `dump_request` pickled."""
     request: Group | Fed = classes.loads(data)
     columns: Any = request.elements.values
     return _with_values(request, to_elements(columns))

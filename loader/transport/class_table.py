@@ -1,9 +1,9 @@
-"""Classes that cross by value cross once.
+"""Numbers for the classes that a pipeline contains by value.
 
 cloudpickle pickles a class of `__main__`, of a notebook or of a function by value, with its code. The pipeline needs
-that. In an output it would be slow, and wrong: with each of them, the consumer's class would get the worker's copies
-of its methods and class attributes in place of its own. So the classes that cross with the pipeline are numbered, and
-whatever is pickled later, in either direction, names them by their numbers.
+that. Outputs would be slow with it, and wrong: each output would overwrite the methods and attributes of the consumer's
+class with the worker's copies. Therefore the classes that cross with the pipeline are numbered, and everything pickled
+later, in either direction, refers to them by number.
 """
 
 import io
@@ -19,7 +19,7 @@ from millstream.loader.transport.value_pickler import BufferCallback, ValuePickl
 
 @final
 class ClassTable:
-    """The classes that crossed by value with a pipeline: the same ones, in the same order, in every process."""
+    """The classes that crossed by value with a pipeline. Every process has the same classes in the same order."""
 
     def __init__(self, classes: Sequence[type] = ()) -> None:
         self._classes = tuple(classes)
@@ -27,12 +27,12 @@ class ClassTable:
         self._numbers = {id(kind): number for number, kind in enumerate(self._classes)}
 
     def dumps(self, value: Any, buffer_callback: BufferCallback | None = None, allocate: Allocate = np.empty) -> bytes:
-        """Returns the pickle of a value, in which the table's classes are numbers.
+        """Returns the pickle of a value. The classes of the table are replaced by their numbers.
 
         Args:
-            value: what to pickle.
-            buffer_callback: what to do with the memory of arrays; by default it stays in the pickle.
-            allocate: gives the memory for arrays that are not contiguous, which have to be copied.
+            value: the value to pickle.
+            buffer_callback: takes the memory of arrays out of the pickle; by default it stays there.
+            allocate: allocates the copies of arrays that are not contiguous.
 
         Raises:
             Exception: the value cannot be pickled.
@@ -42,16 +42,16 @@ class ClassTable:
         return file.getvalue()
 
     def loads(self, data: Any, buffers: Iterable[Any] = ()) -> Any:
-        """Returns the value of a pickle from `dumps`, of this table or of its twin in another process.
+        """Returns the value that `dumps` pickled, with this table or with its copy in another process.
 
         Raises:
-            Exception: whatever the classes in it raise when unpickled.
+            Exception: a class in the pickle raises when unpickled.
         """
         return _NumberedUnpickler(io.BytesIO(data), self._classes, buffers).load()
 
 
 def class_of_number(number: int) -> type:
-    """Stands in a pickle for one of the table's classes: `ClassTable.loads` looks it up instead of calling this."""
+    """Stands for a class of the table in a pickle. `ClassTable.loads` looks the class up instead of calling this."""
     raise pickle.UnpicklingError(f"Class {number} of the pipeline is known to a ClassTable only.")
 
 

@@ -1,14 +1,14 @@
-"""What a script defines, on its way to another process by value: what cloudpickle refuses, loses or changes.
+"""Pickling of definitions by value, where cloudpickle fails or changes them.
 
-cloudpickle pickles the functions and classes of a script with their code. Here it gets help with
+cloudpickle pickles the functions and classes of a script with their code. This module adds
 
-    * caches (`functools.cache`), cached properties, `NewType` and its like: each is made again, a cache empty,
-    * partial methods, which cannot be made without their function since Python 3.14,
-    * weak dictionaries, which become what they hold now,
-    * classes with `__slots__`, which keep them: an instance would otherwise come back with a `__dict__`,
+    * caches (`functools.cache`), cached properties, `NewType` and similar objects. They are rebuilt, a cache empty,
+    * partial methods. Since Python 3.14, they cannot be created without their function,
+    * weak dictionaries, which become their current content,
+    * classes with `__slots__`. Without help, their instances would come back with a `__dict__`,
     * enums, whose members keep their attributes and aliases,
-    * classes whose making runs the script's code (a metaclass, `__init_subclass__`): they are rebuilt as they are, and
-      that code does not run a second time.
+    * classes whose creation runs the script's code (a metaclass, `__init_subclass__`). They are rebuilt as they are,
+      and that code does not run a second time.
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ from typing import Any, NamedTuple, TypeAlias
 from millstream.loader.transport.array_pickles import Reduced, reduce_memoryview
 
 IsByValue: TypeAlias = Callable[[Any], bool]
-"""Says whether a class or function crosses by value."""
+"""A function that returns True if a class or function crosses by value."""
 
 
 def reduce_cache(cache: Any) -> Reduced:
-    """Returns how to pickle a function with a cache: with an empty one."""
+    """Returns the reduction of a function with a cache. The cache is rebuilt empty."""
     state = {name: value for name, value in vars(cache).items() if name not in ("__wrapped__", "cache_parameters")}
     return rebuild_cache, (cache.__wrapped__, cache.cache_parameters()), state
 
 
 def rebuild_cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """Returns a function with a cache."""
+    """Returns a function with an empty cache."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -50,7 +50,7 @@ def _reduce_type_alias(value: Any) -> Reduced:
 
 
 def rebuild_type_alias(kind: Any, name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
-    """Returns a type alias."""
+    """Creates a type alias. Its parameter is keyword-only, so that a reduction cannot call its class."""
     return kind(name, value, type_params=parameters)
 
 
@@ -60,20 +60,20 @@ NAMED: dict[type, Callable[[Any], Reduced]] = {
     typing.ParamSpec: _reduce_type_variable,
     typing.TypeVarTuple: _reduce_type_variable,
 }
-"""How to pickle what Python pickles by its name alone, where the name means nothing elsewhere."""
+"""Reductions of values that Python pickles by name. They are used if the name means nothing in other processes."""
 
 if hasattr(typing, "TypeAliasType"):  # from Python 3.12 on
     NAMED[typing.TypeAliasType] = _reduce_type_alias
 
 
 def _reduce_cached_property(value: Any) -> Reduced:
-    # Up to Python 3.11 it has a lock.
+    # Up to Python 3.11, it has a lock.
     state = {name: part for name, part in vars(value).items() if name != "lock"}
     return rebuild_cached_property, (type(value), value.func), state
 
 
 def rebuild_cached_property(kind: type[Any], function: Callable[[Any], Any]) -> Any:
-    """Returns a cached property that has no name yet."""
+    """Returns a cached property without a name."""
     made: Any = object.__new__(kind)
     functools.cached_property.__init__(made, function)
     return made
@@ -84,7 +84,7 @@ def _reduce_partial_method(value: Any) -> Reduced:
 
 
 def rebuild_partial_method(kind: type[Any]) -> Any:
-    """Returns a partial method that has no function yet: since Python 3.14, its `__new__` asks for one."""
+    """Returns a partial method without a function, because its `__new__` requires one since Python 3.14."""
     return object.__new__(kind)
 
 
@@ -97,7 +97,7 @@ def _reduce_descriptor(value: Any) -> Reduced:
 
 
 def rebuild_descriptor(owner: type, name: str) -> Any:
-    """Returns what a class has under a name, itself and not what it gives."""
+    """Returns a class's attribute itself, without calling its `__get__`."""
     return vars(owner)[name]
 
 
@@ -113,31 +113,31 @@ OTHERS: dict[type, Callable[[Any], Reduced]] = {
     types.ClassMethodDescriptorType: _reduce_descriptor,
     types.MemberDescriptorType: _reduce_descriptor,
     memoryview: reduce_memoryview,
-    # A field without a default is one that has this very object.
+    # A dataclass field without a default refers to this very object.
     type(dataclasses.MISSING): _reduce_missing,
 }
-"""How to pickle what cannot be pickled, or is recognised by its identity."""
+"""Reductions of values that pickle cannot handle, or that are recognised by identity."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def reduce_class(kind: type, reduced: tuple[Any, ...], is_by_value: IsByValue) -> Reduced:
-    """Returns how to pickle a class by value.
+    """Returns the reduction of a class that crosses by value.
 
     Args:
         kind: the class.
-        reduced: how cloudpickle does it.
-        is_by_value: says which other classes do.
+        reduced: cloudpickle's reduction of it.
+        is_by_value: True for the classes that cross by value.
     """
     return _with_members(kind, reduced) if issubclass(kind, Enum) else _as_it_is(kind, reduced, is_by_value)
 
 
 def _as_it_is(kind: type, reduced: tuple[Any, ...], is_by_value: IsByValue) -> Reduced:
-    """Adds to a class's recipe its slots, and how to make it without running the script's code again."""
+    """Adds slots to the reduction of a class, and prevents the script's code from running again."""
     make, (metaclass, name, _, namespace, *identity), (attributes, more), _, _, set_state = reduced
     if "__orig_bases__" in vars(kind):
-        # Not in the place of the bases: some, such as NamedTuple, would make another class of what is one already.
+        # Not as the bases: some, such as NamedTuple, would create a different class.
         namespace = {**namespace, "__orig_bases__": vars(kind)["__orig_bases__"]}
     if "__slots__" in vars(kind):
         attributes = {
@@ -150,7 +150,7 @@ def _as_it_is(kind: type, reduced: tuple[Any, ...], is_by_value: IsByValue) -> R
     silenced = [base for base in kind.__mro__[1:] if "__init_subclass__" in vars(base) and is_by_value(base)]
     creator = next(parent for parent in metaclass.__mro__ if not is_by_value(parent))
     if creator.__name__ == "_TypedDictMeta":
-        # It makes such classes of what is written in their bodies, and of nothing else.
+        # It only creates classes from a class statement.
         creator = type
     if silenced or creator is not metaclass:
         metaclass = functools.partial(make_class, metaclass, creator, silenced)
@@ -161,7 +161,7 @@ def _as_it_is(kind: type, reduced: tuple[Any, ...], is_by_value: IsByValue) -> R
 
 
 def set_class_state(kind: type, state: tuple[Any, ...]) -> None:
-    """Gives a class that has its methods the other attributes."""
+    """Sets the attributes of a class that has its methods already."""
     _, attributes, set_state = state
     set_state(kind, attributes)
 
@@ -170,7 +170,7 @@ _METHODS = types.FunctionType, classmethod, staticmethod, property
 
 
 class _Methods(NamedTuple):
-    """Gives a class its methods, when it is unpickled: before the other attributes, which may hold instances of it."""
+    """Sets the methods of a class when it is unpickled, before other attributes: these may contain its instances."""
 
     kind: type
     methods: dict[str, Any]
@@ -181,20 +181,20 @@ class _Methods(NamedTuple):
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    """Returns the slots that a class adds to its bases', by the names that they have in it."""
+    """Returns the slots that a class adds to those of its bases, without name mangling."""
     own = vars(kind)
     members = [name for name, value in own.items() if isinstance(value, types.MemberDescriptorType)]
     return *members, *(name for name in ("__dict__", "__weakref__") if name in own)
 
 
 def make_class(metaclass: type, creator: Any, silenced: Sequence[type], *definition: Any) -> Any:
-    """Returns a class of a metaclass, made by a class that the metaclass extends.
+    """Creates a class of a metaclass without running the metaclass's own code.
 
     Args:
-        metaclass: the class's.
-        creator: makes it.
-        silenced: bases whose `__init_subclass__` must not be told: it was told of this class where that was defined.
-        definition: the class's name, its bases and its first attributes.
+        metaclass: the metaclass of the new class.
+        creator: the base class of the metaclass that creates the class.
+        silenced: bases whose `__init_subclass__` must not run: it has run where the class was defined.
+        definition: the class's name, bases and first attributes.
     """
     own = [(base, vars(base)["__init_subclass__"]) for base in silenced if "__init_subclass__" in vars(base)]
     for base, _ in own:
@@ -202,16 +202,16 @@ def make_class(metaclass: type, creator: Any, silenced: Sequence[type], *definit
     try:
         return creator.__new__(metaclass, *definition)
     finally:
-        for base, told in own:
-            type.__setattr__(base, "__init_subclass__", told)
+        for base, original in own:
+            type.__setattr__(base, "__init_subclass__", original)
 
 
 def _ignore(_: type, /, **_options: Any) -> None:
-    """Takes no note of a new subclass."""
+    """Does nothing."""
 
 
 def _with_members(kind: type[Enum], reduced: tuple[Any, ...]) -> Reduced:
-    """Adds to an enum's recipe its aliases and its members' attributes."""
+    """Adds aliases and the attributes of members to the reduction of an enum."""
     make, (bases, name, qualified_name, _, *identity), (attributes, more), _, _, set_state = reduced
     members = {member_name: member.value for member_name, member in kind.__members__.items()}
     attributes = {attribute: value for attribute, value in attributes.items() if attribute not in members}
@@ -224,7 +224,7 @@ def _with_members(kind: type[Enum], reduced: tuple[Any, ...]) -> Reduced:
 
 
 def set_enum_state(kind: type[Enum], state: tuple[Any, ...]) -> None:
-    """Gives an enum its attributes, and its members theirs."""
+    """Sets the attributes of an enum and of its members."""
     set_state, attributes, of_members = state
     set_state(kind, attributes)
     for name, values in of_members.items():

@@ -1,16 +1,16 @@
-"""Elements as columns, for the way between two processes: small arrays of many elements become one array.
+"""Transfer of elements as columns: small arrays of many elements become one array.
 
-To pickle an array costs some microseconds, however small it is. Elements that are not batched yet are often alike and
-have small arrays, whose rows in one common array are all that has to cross. Documents differ in length: theirs are laid
-end to end.
+Pickling an array costs microseconds, however small it is. Elements that are not batched yet often have the same
+structure and small arrays, so these cross as the rows of one array. Arrays of different lengths, such as documents, are
+concatenated.
 
 Guarantees:
-    * Elements come back with the structure, keys, dtypes, shapes, bytes and writability that they had.
-    * What is not alike crosses as it is: a list of elements is columns, too.
-    * Arrays share the memory that they come in. So only small ones do, which cost little to keep for another's sake.
+    * Elements come back with the same structure, keys, dtypes, shapes, bytes and writability.
+    * Elements that are not alike cross as they are: a list of elements is a valid column.
+    * Arrays of one column share memory. Only small arrays become columns, so keeping one of them pins little.
 
-Of the structures of `millstream.tree`, only plain dicts and tuples are taken apart: any other may hold more than its
-parts, in attributes or in the way in which it makes up a value, and has to come back whole.
+Of the structures of `millstream.tree`, only plain dicts and tuples are split. Others may hold more than their children,
+in attributes or in their constructor, and have to come back complete.
 """
 
 import math
@@ -26,31 +26,31 @@ from millstream.columnar import Allocate
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 
 LARGE_BYTES = 1 << 14
-"""Arrays from this size on are sent one by one."""
+"""Arrays of at least this size are sent one by one."""
 
 UNALIGNED_BYTES = 1 << 12
-"""Smaller arrays may begin anywhere; others begin at a multiple of ALIGNMENT."""
+"""Smaller arrays may begin anywhere. Others begin at a multiple of ALIGNMENT."""
 
-MOST_LEVELS = 8
-"""Structure below this many levels crosses as it is."""
+MAX_DEPTH = 8
+"""Structures nested more deeply cross as they are."""
 
 _IS_WRITEABLE = attrgetter("flags.writeable")
 
 
 @final
 class Rows(NamedTuple):
-    """Arrays that are alike: the rows of one."""
+    """Arrays of one shape and dtype, as the rows of one array."""
 
     array: NDArray[Any]
 
 
 @final
-class Parts(NamedTuple):
-    """Dicts or tuples that are alike: the columns of their parts.
+class Fields(NamedTuple):
+    """Dicts or tuples of one structure, as one column per field.
 
     Attributes:
         names: the keys of the dicts; None for tuples.
-        columns: one for each part.
+        columns: the columns, one per field.
     """
 
     names: Sequence[str] | None
@@ -59,12 +59,12 @@ class Parts(NamedTuple):
 
 @final
 class Ragged(NamedTuple):
-    """Arrays that are alike but for their lengths, such as documents: laid end to end in one.
+    """Arrays of one dtype and different lengths, such as documents, concatenated into one.
 
     Attributes:
-        array: all of them.
-        lengths: how many entries each has, along the first axis; an int64 array as bytes, which pickle quicker.
-        step: each begins at a multiple of this many entries.
+        array: the concatenated arrays.
+        lengths: the length of each array along the first axis: int64 as bytes, which pickle faster than an array.
+        step: the alignment of each array's first entry, in entries.
     """
 
     array: NDArray[Any]
@@ -72,16 +72,16 @@ class Ragged(NamedTuple):
     step: int
 
 
-Columns: TypeAlias = Rows | Ragged | Parts | list[Any]
+Columns: TypeAlias = Rows | Ragged | Fields | list[Any]
 
 
-def to_columns(elements: list[Any], allocate: Allocate, depth: int = MOST_LEVELS) -> Columns:
+def to_columns(elements: list[Any], allocate: Allocate, depth: int = MAX_DEPTH) -> Columns:
     """Returns the elements as columns.
 
     Args:
-        elements: any.
-        allocate: gives the memory of the common arrays.
-        depth: how many levels of structure to take apart; an element may contain itself.
+        elements: the elements, of any kind.
+        allocate: allocates the common arrays.
+        depth: the number of nested levels to split. It ends the recursion of an element that contains itself.
     """
     kinds, count = set(map(type, elements)), len(elements)
     kind = kinds.pop() if len(kinds) == 1 and count > 1 and depth else None
@@ -90,22 +90,22 @@ def to_columns(elements: list[Any], allocate: Allocate, depth: int = MOST_LEVELS
     names: list[str] | None = None
     if kind is dict:
         names = list(elements[0])
-        # Strings alone: other keys may be equal and yet of another type, or compare as they like.
+        # Only string keys: others may be equal to a key of another type, or define equality in their own way.
         are_strings = set(map(type, chain.from_iterable(elements))) == {str}
         are_alike = are_strings and list(map(list, elements)).count(names) == count
-        parts = zip(*map(dict.values, elements), strict=True)
+        fields = zip(*map(dict.values, elements), strict=True)
     elif kind is tuple:
         are_alike = list(map(len, elements)).count(len(elements[0]) or -1) == count
-        parts = zip(*elements, strict=True)
+        fields = zip(*elements, strict=True)
     else:
         return elements
-    columns = [to_columns(list(values), allocate, depth - 1) for values in parts] if are_alike else []
-    # Without any array, pickle is faster with the elements as they are.
-    return Parts(names, columns) if any(not isinstance(column, list) for column in columns) else elements
+    columns = [to_columns(list(values), allocate, depth - 1) for values in fields] if are_alike else []
+    # Without arrays, pickle is faster with the elements as they are.
+    return Fields(names, columns) if any(not isinstance(column, list) for column in columns) else elements
 
 
 def to_elements(columns: Columns) -> list[Any]:
-    """Returns the elements that `to_columns` was given; small arrays are views of the common ones."""
+    """Inverts `to_columns`. Small arrays are views of the common ones."""
     if isinstance(columns, Rows):
         return list(columns.array)
     if isinstance(columns, Ragged):
@@ -115,7 +115,7 @@ def to_elements(columns: Columns) -> list[Any]:
             columns.array[start : start + length]
             for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
         ]
-    if isinstance(columns, Parts):
+    if isinstance(columns, Fields):
         rows = zip(*map(to_elements, columns.columns), strict=True)
         return list(rows) if columns.names is None else [dict(zip(columns.names, row, strict=True)) for row in rows]
     return columns
@@ -131,7 +131,7 @@ def _rows(arrays: list[NDArray[Any]], allocate: Allocate) -> Columns:
         is_even = lengths.count(len(first)) == len(arrays)
         return _even(arrays, allocate) if is_even else _ragged(arrays, lengths, allocate)
     except (TypeError, ValueError):
-        # Other shapes or dtypes: NumPy looks at them anyway.
+        # Different shapes or dtypes: NumPy checks them anyway.
         return arrays
 
 
@@ -157,17 +157,17 @@ def _ragged(arrays: list[NDArray[Any]], lengths: list[int], allocate: Allocate) 
             return arrays
     sizes = np.array(lengths, dtype=np.int64)
     starts = _starts(sizes, step)
-    whole = allocate((int(starts[-1]), *shape), first.dtype)
+    joined = allocate((int(starts[-1]), *shape), first.dtype)
     gap = np.zeros((step - 1, *shape), first.dtype)
     gaps = (np.diff(starts) - sizes).tolist()
-    laid = [part for array, missing in zip(arrays, gaps, strict=True) for part in (array, gap[:missing])]
-    np.concatenate(laid if any(gaps) else arrays, axis=0, out=whole, casting="no")
-    whole.flags.writeable = first.flags.writeable
-    return Ragged(whole, sizes.tobytes(), step)
+    padded = [run for array, missing in zip(arrays, gaps, strict=True) for run in (array, gap[:missing])]
+    np.concatenate(padded if any(gaps) else arrays, axis=0, out=joined, casting="no")
+    joined.flags.writeable = first.flags.writeable
+    return Ragged(joined, sizes.tobytes(), step)
 
 
 def _starts(lengths: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-    """Returns where arrays of some lengths begin, and where the next one would, each at a multiple of `step`."""
+    """Returns the start of each array and of the next one, all multiples of `step`."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(-(-lengths // step) * step, out=starts[1:])
     return starts

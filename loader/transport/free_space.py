@@ -1,4 +1,4 @@
-"""Which parts of an arena are free."""
+"""The free extents of an arena."""
 
 import bisect
 from typing import final
@@ -6,12 +6,12 @@ from typing import final
 
 @final
 class FreeSpace:
-    """Extents that are free, where neighbours are one: so room that was in small pieces serves large ones again.
+    """A set of free extents. Adjacent extents are merged, so that small chunks become room for large ones.
 
     Each operation takes time logarithmic in the number of extents.
 
     Attributes:
-        num_bytes: the bytes of all of them.
+        num_bytes: the total size of the extents.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class FreeSpace:
         self._ending_at: dict[int, int] = {}
 
     def add(self, start: int, num_bytes: int) -> None:
-        """Adds bytes that are not free yet."""
+        """Adds an extent that is not free yet."""
         stop = start + num_bytes
         before, after = self._ending_at.get(start), self._size_of.get(stop)
         if before is not None:
@@ -36,7 +36,7 @@ class FreeSpace:
         self.num_bytes += stop - start
 
     def take(self, num_bytes: int) -> int | None:
-        """Returns where a piece of this size was, now taken from the smallest extent that has one; None if none has."""
+        """Takes `num_bytes` from the smallest extent that is large enough. Returns their start, or None if none is."""
         found = bisect.bisect_left(self._by_size, (num_bytes, 0))
         if found == len(self._by_size):
             return None
@@ -47,7 +47,7 @@ class FreeSpace:
         return start
 
     def take_largest(self) -> tuple[int, int]:
-        """Returns the start and the size of the largest extent, which is now taken. There must be one."""
+        """Takes the largest extent, and returns its start and size. There must be at least one."""
         size, start = self._by_size[-1]
         self._remove(start)
         return start, size

@@ -1,12 +1,12 @@
-"""Arrays that lie in files mapped into memory: a worker maps the file itself, and not a byte is sent.
+"""Transfer of memory-mapped arrays: a worker maps the file itself, and no byte is sent.
 
-Where an array lies is asked of the system, which knows every map of this process, whoever made it: `numpy.memmap`,
-`numpy.load(mmap_mode=…)`, `mmap.mmap`, Arrow. Elsewhere than on Linux, NumPy is asked, which knows its own.
+On Linux, the system lists every map of this process, whatever created it: `numpy.memmap`, `numpy.load(mmap_mode=…)`,
+`mmap.mmap`, Arrow. On other systems, only the maps of NumPy are found.
 
 Guarantees:
-    * A worker sees the bytes that the trainer sees. Where that is not certain, an array crosses as bytes: private
-      maps (`mode="c"`), of which pages may differ from the file, and files that were deleted or replaced.
-    * A file that is replaced later, before a worker maps it, is an error there.
+    * A worker sees the same bytes as the trainer. If that is uncertain, an array crosses as bytes: from private maps
+      (`mode="c"`), whose pages may differ from the file, and from files that were deleted or replaced.
+    * Replacing a file before a worker has mapped it raises an error there.
 """
 
 import bisect
@@ -25,21 +25,21 @@ from numpy.typing import NDArray
 from millstream.loader.transport.array_pickles import Reduced
 
 SMALLEST_BYTES = 1 << 16
-"""Smaller arrays cross as bytes: a map costs each worker a descriptor."""
+"""Smaller arrays cross as bytes, because a map costs each worker a descriptor."""
 
 _MAP = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) (....) ([0-9a-f]+) \S+ (\d+) +(/.*)")
 
 
 class MappedFile(NamedTuple):
-    """A part of a file that is mapped.
+    """A mapped section of a file.
 
     Attributes:
-        path: the file's name, absolute.
-        device: of the file, as `os.stat` says.
-        inode: of the file.
-        start: where the part begins, a multiple of the page size.
-        stop: where it ends, or the file does.
-        is_writable: whether to map it for writing.
+        path: the absolute path of the file.
+        device: the device of the file, as in `os.stat`.
+        inode: the inode of the file.
+        start: the start of the section in bytes, a multiple of the page size.
+        stop: the end of the section, or of the file if that is earlier.
+        is_writable: True if the section is to be mapped for writing.
     """
 
     path: str
@@ -51,7 +51,7 @@ class MappedFile(NamedTuple):
 
 
 class _Map(NamedTuple):
-    """Addresses of this process that show a file."""
+    """A range of this process's addresses that shows a file."""
 
     start: int
     stop: int
@@ -62,10 +62,10 @@ class _Map(NamedTuple):
 
 
 class MappedFiles:
-    """The files that are mapped into this process, as they are when first asked for."""
+    """A snapshot of the files mapped into this process, taken when it is first used."""
 
     def reduce(self, array: NDArray[Any]) -> Reduced | None:
-        """Returns how to pickle an array without its bytes, None where it does not lie in a file, or is small."""
+        """Returns the reduction of an array without its bytes. Returns None if it is small, or not in a file."""
         if array.nbytes < SMALLEST_BYTES or array.dtype.hasobject:
             return None
         low, high = _bounds(array)
@@ -73,12 +73,12 @@ class MappedFiles:
         if found is None:
             return None
         file, address = found
-        place = int(array.__array_interface__["data"][0]) - address
+        offset = int(array.__array_interface__["data"][0]) - address
         flags = array.flags.writeable, isinstance(array, np.memmap)
-        return map_array, (tuple(file), place, array.dtype, array.shape, array.strides, *flags)
+        return map_array, (tuple(file), offset, array.dtype, array.shape, array.strides, *flags)
 
     def _find(self, array: NDArray[Any], low: int, high: int) -> tuple[MappedFile, int] | None:
-        """Returns the file that addresses show, and the address of its part's first byte."""
+        """Returns the file section at the given addresses, and the address of its first byte."""
         if sys.platform != "linux":
             return _numpys_file(array, high)
         number = bisect.bisect_right(self._starts, low) - 1
@@ -92,7 +92,7 @@ class MappedFiles:
 
     @functools.cached_property
     def _maps(self) -> list[_Map]:
-        with open("/proc/self/maps", "rb") as lines:  # noqa: PTH123  (pathlib would read it in pieces of its own)
+        with open("/proc/self/maps", "rb") as lines:  # noqa: PTH123  (pathlib would read it in several chunks)
             return _merged([_Map(*_parsed(line)) for line in map(_MAP.match, lines.read().splitlines()) if line])
 
     @functools.cached_property
@@ -102,13 +102,13 @@ class MappedFiles:
 
 def _parsed(line: re.Match[bytes]) -> tuple[int, int, bytes, int, int, str]:
     start, stop, permissions, offset, inode, path = line.groups()
-    # The system writes a line's end in a name in this way, and nothing else.
+    # The system escapes line breaks in names in this way, and nothing else.
     name = os.fsdecode(path.replace(rb"\012", b"\n"))
     return int(start, 16), int(stop, 16), permissions, int(offset, 16), int(inode), name
 
 
 def _merged(maps: list[_Map]) -> list[_Map]:
-    """Returns maps of which those that continue one another are one: advice for a part of a map splits it."""
+    """Merges adjacent maps of one file: `madvise` on a section splits a map."""
     merged: list[_Map] = []
     for following in maps:
         last = merged[-1] if merged else None
@@ -122,7 +122,7 @@ def _merged(maps: list[_Map]) -> list[_Map]:
 
 
 def _file_of(path: str, start: int, num_bytes: int, *, is_writable: bool) -> MappedFile | None:
-    """Returns a part of a file, None where there is no such file."""
+    """Returns a section of a file, or None if there is no such file."""
     try:
         status = os.stat(path)  # noqa: PTH116  (pathlib takes long to import)
     except OSError:
@@ -135,7 +135,7 @@ def _file_of(path: str, start: int, num_bytes: int, *, is_writable: bool) -> Map
 
 
 def _numpys_file(array: NDArray[Any], high: int) -> tuple[MappedFile, int] | None:
-    """Returns the file that NumPy has mapped for an array, and the address of its part's first byte."""
+    """Returns the file section that NumPy has mapped for an array, and the address of its first byte."""
     root: Any = array
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -146,13 +146,13 @@ def _numpys_file(array: NDArray[Any], high: int) -> tuple[MappedFile, int] | Non
     file = _file_of(
         os.fspath(root.filename or ""), root.offset - extra, len(root.base), is_writable=array.flags.writeable
     )
-    # The map knows the size of the file that it shows, and no more of it.
+    # The map knows only the size of its file. If it differs, another file has this path.
     is_same = file is not None and os.stat(file.path).st_size == root.base.size()  # noqa: PTH116
     return (file, address) if file is not None and is_same and high - address <= file.stop - file.start else None
 
 
 def _bounds(array: NDArray[Any]) -> tuple[int, int]:
-    """Returns the addresses of an array's first byte and of the one past its last."""
+    """Returns the address of an array's first byte, and the address after its last."""
     low = high = int(array.__array_interface__["data"][0])
     for length, stride in zip(array.shape, array.strides, strict=True):
         low += min(0, (length - 1) * stride)
@@ -163,49 +163,49 @@ def _bounds(array: NDArray[Any]) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 _open_maps: "weakref.WeakValueDictionary[MappedFile, mmap.mmap]" = weakref.WeakValueDictionary()
-"""The maps of this process that arrays lie in: the columns of one file share one."""
+"""The maps of this process that arrays use. The columns of one file share a map."""
 
 
 def map_array(
-    file: Any, place: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], *flags: bool
+    file: Any, offset: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], *flags: bool
 ) -> NDArray[Any]:
-    """Returns an array that lies in a file.
+    """Maps an array from a file.
 
     Args:
         file: the fields of the `MappedFile`.
-        place: where in the mapped part the array's first element is.
-        dtype: the array's.
-        shape: the array's.
-        strides: the array's.
-        flags: whether it can be written to, and whether it is a `numpy.memmap`.
+        offset: the offset of the array's first element in the mapped section, in bytes.
+        dtype: the dtype of the array.
+        shape: the shape of the array.
+        strides: the strides of the array.
+        flags: True if the array is writable, and True if it is a `numpy.memmap`.
 
     Raises:
-        OSError: the file cannot be opened, is another one by now, or is shorter.
+        OSError: the file cannot be opened, was replaced, or is shorter.
     """
-    part = MappedFile(*file)
+    section = MappedFile(*file)
     is_writable, is_memmap = flags
-    mapped = _open_maps.get(part)
+    mapped = _open_maps.get(section)
     if mapped is None:
-        mapped = _open_maps[part] = _map(part)
+        mapped = _open_maps[section] = _map(section)
     kind: Any = np.memmap if is_memmap else np.ndarray
-    array: Any = np.ndarray.__new__(kind, shape, dtype, buffer=mapped, offset=place, strides=strides)
+    array: Any = np.ndarray.__new__(kind, shape, dtype, buffer=mapped, offset=offset, strides=strides)
     if is_memmap:
         # As NumPy's constructor does.
-        array._mmap, array.filename, array.offset = mapped, part.path, part.start + place  # noqa: SLF001
+        array._mmap, array.filename, array.offset = mapped, section.path, section.start + offset  # noqa: SLF001
         array.mode = "r+" if is_writable else "r"
     return array  # type: ignore[no-any-return]
 
 
-def _map(part: MappedFile) -> mmap.mmap:
-    descriptor = os.open(part.path, (os.O_RDWR if part.is_writable else os.O_RDONLY) | os.O_CLOEXEC)
+def _map(section: MappedFile) -> mmap.mmap:
+    descriptor = os.open(section.path, (os.O_RDWR if section.is_writable else os.O_RDONLY) | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
-        if (status.st_dev, status.st_ino) != (part.device, part.inode) or status.st_size < part.stop:
+        if (status.st_dev, status.st_ino) != (section.device, section.inode) or status.st_size < section.stop:
             raise OSError(
-                f"{part.path} is memory-mapped by the trainer and must stay as it is, but it was replaced or cut "
-                "before a worker could map it. Write a new version under another name."
+                f"Cannot map {section.path} in a worker: the trainer has it memory-mapped, and it was replaced or "
+                "truncated since. Write a new version under another name."
             )
-        access = mmap.ACCESS_WRITE if part.is_writable else mmap.ACCESS_READ
-        return mmap.mmap(descriptor, part.stop - part.start, access=access, offset=part.start)
+        access = mmap.ACCESS_WRITE if section.is_writable else mmap.ACCESS_READ
+        return mmap.mmap(descriptor, section.stop - section.start, access=access, offset=section.start)
     finally:
         os.close(descriptor)

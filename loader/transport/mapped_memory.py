@@ -1,12 +1,12 @@
-"""The memory of a file in this process, mapped whole and given up in parts.
+"""Shared memory of a file, mapped as a whole and freed in parts.
 
-Python's `mmap` keeps a descriptor open for as long as anything refers to the memory, and keeps its whole address space.
-A user may keep a single array for the rest of a run: it must not hold either.
+Python's `mmap` keeps a descriptor and its whole address space for as long as anything refers to the memory. A user may
+keep a single array for the rest of a run, which must keep neither.
 
 Guarantees:
-    * Nothing that a view covers is ever unmapped: `cut` is told how much to keep, and the rest goes with the last view.
-    * `discard` and the end of the last view are system calls and nothing else, so finalizers may make them at any
-      moment in any thread.
+    * Memory below a view is never unmapped. `truncate` frees the rest, and the last view frees the memory before it.
+    * `discard` and the end of the last view are plain system calls, so finalizers may make them at any moment, in any
+      thread.
 """
 
 import ctypes
@@ -30,38 +30,38 @@ _FAILED = ctypes.c_void_p(-1).value
 
 @final
 class MappedMemory:
-    """The first bytes of a file, shared with all who map them. It keeps no descriptor.
+    """The first bytes of a file, shared with all processes that map them. It keeps no descriptor.
 
     Raises:
-        OSError: this process may not map so much.
+        OSError: the limits of this process do not allow a map of this size.
     """
 
     def __init__(self, descriptor: int, num_bytes: int) -> None:
         address = _library.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
         if address == _FAILED:
-            raise OSError(ctypes.get_errno(), f"{os.strerror(ctypes.get_errno())}: {num_bytes} bytes to map")
+            raise OSError(ctypes.get_errno(), f"Cannot map {num_bytes} bytes: {os.strerror(ctypes.get_errno())}")
         self.address = int(address)
         self._num_bytes = num_bytes
-        # What the arrays refer to: when this ends, none is left.
+        # The base of all views: the memory is unmapped when it ends.
         self._memory: Any = (ctypes.c_ubyte * num_bytes).from_address(self.address)
         self._end = self._unmap_at_end()
 
     def view(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns some bytes, shape `(num_bytes,)`, writable: an array of its own, whose end can be noticed."""
+        """Returns bytes as a new writable array of shape `(num_bytes,)`. A finalizer on it observes its end."""
         return np.frombuffer(self._memory, dtype=np.uint8, count=num_bytes, offset=offset)
 
     def discard(self, start: int, stop: int) -> None:
-        """Gives the pages from `start` to `stop` back to the system: they read as zeros and take no memory.
+        """Returns the pages from `start` to `stop` to the system. They then read as zeros and take no memory.
 
-        Only Linux can (it punches a hole into the file); elsewhere the pages stay until the memory ends. Both numbers
-        are multiples of the page size.
+        Both numbers are multiples of the page size. Only Linux can do this (it punches a hole into the file). On other
+        systems, the pages stay until the memory ends.
         """
         if sys.platform == "linux" and start < stop:
-            # It may fail, in some sandboxes: then the pages stay, too.
+            # Some sandboxes refuse this. The pages then stay.
             _library.madvise(self.address + start, stop - start, mmap.MADV_REMOVE)
 
-    def cut(self, num_bytes: int) -> None:
-        """Gives up the address space from `num_bytes` on, a multiple of the page size. Nothing there may be in use."""
+    def truncate(self, num_bytes: int) -> None:
+        """Frees the address space after `num_bytes`, a multiple of the page size. No view may use it."""
         if num_bytes < self._num_bytes and self._end.detach():
             _library.munmap(self.address + num_bytes, self._num_bytes - num_bytes)
             self._num_bytes = num_bytes

@@ -1,4 +1,4 @@
-"""What in pipelines cannot cross to workers, or costs each of them memory of its own."""
+"""Diagnosis of pipelines: objects that cannot be pickled, and memory that workers cannot share."""
 
 import inspect
 import io
@@ -15,41 +15,41 @@ from millstream.loader.transport.shared_records import share
 from millstream.signal_exceptions import is_from_signal_handler
 
 PRIVATE_BYTES = 1 << 26
-"""What each worker has for itself of a pipeline is told in the log from this size on."""
+"""A warning is logged if the memory of a pipeline that each worker needs for itself reaches this size."""
 
 logger = logging.getLogger("millstream")
 
-_told: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
-"""The pipelines whose size was told: once is enough, however often workers are started."""
+_reported: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+"""The pipelines with a logged warning. They are not reported again when workers are started again."""
 
 
 def unpicklable_part(pipelines: Sequence[Pipeline]) -> str:
-    """Returns what in pipelines cannot be pickled: the source, the sampler or an operation, and what in it."""
+    """Returns a description of the first object that cannot be pickled: source, sampler or operation, and attribute."""
     for name, part in _parts(pipelines):
         if _num_bytes(part) is None:
-            culprits = ", ".join(word for word, value in _members(part) if _num_bytes(value) is None)
+            culprits = ", ".join(member for member, value in _members(part) if _num_bytes(value) is None)
             return f"{name} ({culprits})" if culprits else name
     return "the pipeline"
 
 
-def tell_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> None:
-    """Logs, once for each of some pipelines, what of them each worker has to keep for itself, if that is much.
+def warn_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> None:
+    """Logs, once per pipeline, the object that takes most of each worker's private memory, if that is large.
 
     Args:
-        pipelines: what was pickled.
-        num_bytes: how much of the pickle cannot be shared.
+        pipelines: the pipelines that were pickled.
+        num_bytes: the size of the pickle, which cannot be shared.
     """
-    if num_bytes < PRIVATE_BYTES or all(pipeline in _told for pipeline in pipelines):
+    if num_bytes < PRIVATE_BYTES or all(pipeline in _reported for pipeline in pipelines):
         return
-    _told.update(pipelines)
+    _reported.update(pipelines)
     sizes = [(_num_bytes(share(part)) or 0, name, part) for name, part in _parts(pipelines)]
     size, name, part = max(sizes, key=operator.itemgetter(0))
-    members = {word: _num_bytes(value) or 0 for word, value in _members(part)}
-    culprit = max(members, key=lambda word: members[word], default="")
+    members = {member: _num_bytes(value) or 0 for member, value in _members(part)}
+    culprit = max(members, key=lambda member: members[member], default="")
     logger.warning(
-        "millstream: each worker needs at least %d MB of its own for %s, since it cannot be shared. NumPy arrays, "
-        "memory-mapped ones too, are shared, and so is a list of records that is the data_source or in a "
-        "MapDataset.source or an InMemoryDataSource: hold the data in one of these, or read it from files when it is "
+        "millstream: each worker needs at least %d MB of its own for %s, because it cannot be shared. NumPy arrays, "
+        "memory-mapped ones included, are shared, and so is a list of records that is the data_source or in a "
+        "MapDataset.source or an InMemoryDataSource. Keep the data in one of these, or read it from files when it is "
         "needed.",
         size >> 20,
         f"{name} ({culprit})" if culprit else name,
@@ -57,12 +57,12 @@ def tell_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> Non
 
 
 def _parts(pipelines: Sequence[Pipeline]) -> list[tuple[str, Any]]:
-    """Returns what pipelines consist of, with what to call each part."""
+    """Returns source, sampler and operations of the pipelines, with their labels."""
     return [part for pipeline in pipelines for part in pipeline.parts]
 
 
 def _members(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what a part of a pipeline refers to: its attributes, and the variables of functions among them."""
+    """Yields the attributes of an object and the variables of functions among them, with descriptions."""
     for name, value in getattr(part, "__dict__", {}).items():
         if not isinstance(value, FunctionType):
             yield f"attribute {name}", value
@@ -73,30 +73,25 @@ def _members(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 class _Counter(io.RawIOBase):
-    """A file that keeps nothing of what is written to it but its length."""
+    """A file that keeps only the number of bytes written."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_bytes = 0
 
-    def writable(self) -> bool:
-        """Returns that it can be written to."""
-        return True
-
     def write(self, data: Any, /) -> int:
-        """Counts some bytes."""
         self.num_bytes += memoryview(data).nbytes
         return memoryview(data).nbytes
 
 
 def _num_bytes(value: Any) -> int | None:
-    """Returns how long the pickle of a value is, what can be shared not counted; None if it cannot be pickled."""
+    """Returns the length of the pickle of a value, without shared memory; None if it cannot be pickled."""
     file = _Counter()
     try:
         PipelinePickler(file, stays_in).dump(value)
     except Exception as error:
         if is_from_signal_handler(error):
             raise
-        # Whatever pickling raises means no.
+        # Any error means that it cannot be pickled.
         return None
     return file.num_bytes

@@ -1,14 +1,14 @@
-"""Records of a list, one by one in memory that all workers share: a worker makes a record when it is read.
+"""Records of a list in memory that all workers share. A worker builds a record when it reads it.
 
-A list of records that crosses as a list becomes as many objects again in each worker, in memory of its own. Here each
-record is a pickle of its own, in one long buffer, and costs a worker nothing until it asks for it. Bytes, texts and
-one-dimensional arrays of one dtype, such as tokenised documents, lie there as they are, and so do large arrays of a
-record, which a worker sees without a copy.
+A list of records that is pickled as a whole becomes a copy of all objects in each worker. Here each record has its own
+pickle in one long buffer, and costs a worker nothing until it is read. Bytes, texts and one-dimensional arrays of one
+dtype, such as tokenised documents, are stored as they are. So are large arrays within records, which a worker reads
+without a copy.
 
 Guarantees:
-    * A record, its errors and the number of records are those of the list. Two records that share an object in the
-      list do not share it here: records do not know of each other.
-    * A list stays a list where this does not pay: it is small, of small records, or has much in common.
+    * Records, their errors and their number equal those of the list. Two records that share an object in the list do
+      not share it here, because records are independent.
+    * A list stays a list if sharing does not pay: if it is small, or has small records or records with much in common.
 """
 
 import io
@@ -21,48 +21,47 @@ from typing import Any, NamedTuple, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.loader.transport.array_pickles import Reduced
 from millstream.loader.transport.class_table import ClassTable, class_of_number
 from millstream.loader.transport.mapped_arrays import MappedFiles
 from millstream.loader.transport.value_pickler import ValuePickler
 from millstream.sources.base import own
 
 SMALLEST_BYTES = 1 << 24
-"""Lists of fewer bytes stay lists: that much memory for each worker does not matter."""
+"""Smaller lists stay lists, because this amount of memory per worker does not matter."""
 
 SMALLEST_RECORD_BYTES = 64
-"""Nor do records below this size, on average, become pickles of their own: to read one would cost too much."""
+"""Lists whose records are smaller on average stay lists, because reading a pickle would cost too much."""
 
 LARGE_ARRAY_BYTES = 1 << 16
-"""Arrays of a record from this size on lie beside the pickles, and are not copied when the record is read."""
+"""Arrays of at least this size within records are stored outside the pickles, and not copied when read."""
 
 _SAMPLE = 64
-"""How many records, evenly spread, tell how large they are."""
+"""Number of evenly spread records from which the size of all is estimated."""
 
 _SLICE = 1 << 14
-"""How many texts are encoded at a time."""
+"""Number of texts encoded per step."""
 
-_MOST_CHARACTER_BYTES = 4
-"""The bytes of the longest character in UTF-8."""
+_MAX_CHARACTER_BYTES = 4
+"""Length of the longest character in UTF-8."""
 
 _NUMBERS = frozenset(map(id, (bool, int, float, complex, type(None))))
 """Records of these types are small. By identity: a metaclass may define equality as it likes."""
 
 _COMMON_BYTES = 256
-"""What a record may have in common with others, names above all, and be pickled on its own."""
+"""Records may share this many bytes on average, mostly names, and are still pickled separately."""
 
 
 class Recipe(NamedTuple):
-    """What `SharedRecords` are made of.
+    """The content of `SharedRecords`.
 
     Attributes:
-        kind: what the records were in, list or tuple.
-        record_kind: bytes or str, where all records are, or the dtype of arrays; else object, for pickles.
-        memory: the records, end to end.
-        ends: where each record begins, and the last one ends.
+        kind: the type of the collection, list or tuple.
+        record_kind: bytes or str if all records are, the dtype if all are arrays, otherwise object, for pickles.
+        memory: the concatenated records.
+        ends: the start of each record, and the end of the last one.
         large: the memory of the large arrays of all records.
-        large_ends: which of these is each record's first, and how many there are.
-        classes: those that the records' pickles have as numbers.
+        large_ends: the index of each record's first large array, and the number of large arrays.
+        classes: the classes that the pickles contain as numbers.
     """
 
     kind: type
@@ -76,17 +75,17 @@ class Recipe(NamedTuple):
 
 @final
 class SharedRecords:
-    """The records of a list or tuple, in a worker."""
+    """The records of a list or tuple, as workers see them."""
 
     def __init__(self, recipe: "Recipe") -> None:
         self._recipe = recipe
-        # Where records are arrays, the memory is one array of their dtype.
+        # If records are arrays, the memory is one array of their dtype.
         dtype = recipe.record_kind if isinstance(recipe.record_kind, np.dtype) else None
         self._memory: Any = memoryview(recipe.memory.data) if dtype is None else recipe.memory.view(dtype)
         self._item_bytes = 1 if dtype is None else dtype.itemsize
         self._classes = ClassTable(recipe.classes) if recipe.classes else None
-        # Objects around large arrays, which are nothing beside these, but take as long to make as copying 30 KB. A dict
-        # or list among them is copied when it is read, as where there are no workers.
+        # Unpickled records with large arrays. They are small without these, but building one takes as long as copying
+        # 30 KB. Each read copies the dicts and lists in a record, as reads without workers do.
         self._made: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -94,16 +93,16 @@ class SharedRecords:
 
     @property
     def stands_in_for(self) -> type:
-        """What the records were in, list or tuple."""
+        """The type of the collection, list or tuple."""
         return self._recipe.kind
 
     def __len__(self) -> int:
         return len(self._recipe.ends) - 1
 
-    def __getitem__(self, place: SupportsIndex | slice) -> Any:
-        if isinstance(place, slice):
-            return self.stands_in_for(map(self.__getitem__, range(*place.indices(len(self)))))
-        number = operator.index(place)
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        if isinstance(index, slice):
+            return self.stands_in_for(map(self.__getitem__, range(*index.indices(len(self)))))
+        number = operator.index(index)
         if number < 0:
             number += len(self)
         if not 0 <= number < len(self):
@@ -112,16 +111,16 @@ class SharedRecords:
         return self._make(number, start // self._item_bytes, end // self._item_bytes)
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        """Returns `[records[number] for number in numbers]`: where each record lies is looked up for all at once."""
-        places = np.array(numbers, dtype=np.int64)
-        if not len(places) or places.min() < 0 or places.max() >= len(self):
+        """Returns `[records[number] for number in numbers]`, with one lookup for all positions."""
+        indices = np.array(numbers, dtype=np.int64)
+        if not len(indices) or indices.min() < 0 or indices.max() >= len(self):
             return [self[number] for number in numbers]
-        starts, ends = (self._recipe.ends[some] // self._item_bytes for some in (places, places + 1))
+        starts, ends = (self._recipe.ends[bounds] // self._item_bytes for bounds in (indices, indices + 1))
         return list(map(self._make, numbers, starts.tolist(), ends.tolist()))
 
     @property
     def _make(self) -> Callable[[int, int, int], Any]:
-        """What makes a record, given its number, and where in the memory it begins and ends."""
+        """The function that builds a record from its number and its start and end in memory."""
         kind = self._recipe.record_kind
         if isinstance(kind, np.dtype):
             return self._array
@@ -153,25 +152,25 @@ class SharedRecords:
 
 
 def share(records: Any) -> Any:
-    """Returns records as `SharedRecords` where that pays, else as they are.
+    """Returns records as `SharedRecords` if that pays, otherwise unchanged.
 
     Raises:
         Exception: a record cannot be pickled.
     """
     if type(records) not in {list, tuple} or not records:
         return records
-    # Without a look at each, which takes two seconds for ten million.
+    # A sample: inspecting ten million records takes two seconds.
     if _NUMBERS.issuperset(map(id, map(type, _sample_of(records)))):
         return records
-    # As an array, which takes a tenth of the memory of a set.
+    # An array takes a tenth of the memory of a set.
     if len(np.unique(np.fromiter(map(id, records), np.uintp, len(records)))) * 2 < len(records):
         return records
-    # By identity, too.
+    # By identity, as above.
     kinds = set(map(id, map(type, records)))
     for kind in (bytes, str):
         if kinds == {id(kind)}:
             return _share_text(records, kind) if sum(map(len, records)) >= SMALLEST_BYTES else records
-    if kinds == {id(np.ndarray)} and _are_alike(records):
+    if kinds == {id(np.ndarray)} and _can_be_joined(records):
         return _share_arrays(records) if sum(record.nbytes for record in records) >= SMALLEST_BYTES else records
     return _share_pickles(records) if _is_worth_it(records) else records
 
@@ -181,7 +180,7 @@ def _sample_of(records: Sequence[Any]) -> Sequence[Any]:
 
 
 def _is_worth_it(records: Sequence[Any]) -> bool:
-    """Returns whether records are many and large enough, and independent enough, to be pickled one by one."""
+    """Returns True if records are numerous, large and independent enough to be pickled one by one."""
     sample = _sample_of(records)
     pickler = _RecordPickler()
     one_by_one = sum(map(pickler.num_bytes, sample)) / len(sample)
@@ -194,9 +193,9 @@ def _is_worth_it(records: Sequence[Any]) -> bool:
 def _share_text(records: Sequence[Any], kind: type) -> SharedRecords:
     if kind is bytes:
         return SharedRecords(Recipe(type(records), kind, _joined(records), _ends(map(len, records))))
-    # Encoded a slice at a time: all texts together would be a second copy. Memory that is not written takes no room.
-    most_bytes = 1 if all(map(str.isascii, records)) else _MOST_CHARACTER_BYTES
-    memory = np.empty(most_bytes * sum(map(len, records)), np.uint8)
+    # In slices: all encoded texts together would be a second copy. Memory that is never written takes no room.
+    character_bytes = 1 if all(map(str.isascii, records)) else _MAX_CHARACTER_BYTES
+    memory = np.empty(character_bytes * sum(map(len, records)), np.uint8)
     ends = np.zeros(len(records) + 1, np.int64)
     for first in range(0, len(records), _SLICE):
         encoded = [record.encode("utf-8", "surrogatepass") for record in records[first : first + _SLICE]]
@@ -206,9 +205,9 @@ def _share_text(records: Sequence[Any], kind: type) -> SharedRecords:
     return SharedRecords(Recipe(type(records), kind, memory[: int(ends[-1])], ends))
 
 
-def _are_alike(arrays: Sequence[NDArray[Any]]) -> bool:
-    """Returns whether arrays can lie end to end: of one dimension and dtype, to be written to, and in no file."""
-    # By identity: equal dtypes may differ in their metadata. An element without bytes leaves nothing to view.
+def _can_be_joined(arrays: Sequence[NDArray[Any]]) -> bool:
+    """Returns True if all arrays have the same dtype and one dimension, are writable, and are not in a file."""
+    # By identity: equal dtypes may differ in their metadata. Elements without bytes have no memory to view.
     dtype = arrays[0].dtype
     if dtype.hasobject or dtype.itemsize == 0:
         return False
@@ -240,8 +239,8 @@ def _share_pickles(records: Sequence[Any]) -> SharedRecords:
     )
 
 
-def _joined(pieces: Sequence[bytes]) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(pieces), np.uint8)
+def _joined(chunks: Sequence[bytes]) -> NDArray[np.uint8]:
+    return np.frombuffer(b"".join(chunks), np.uint8)
 
 
 def _ends(lengths: Any) -> NDArray[np.int64]:
@@ -250,22 +249,21 @@ def _ends(lengths: Any) -> NDArray[np.int64]:
 
 @final
 class _RecordPickler(ValuePickler):
-    """Pickles one record after the other.
+    """Pickles records independently.
 
     Attributes:
-        classes: those that cross by value; a record has their numbers.
+        classes: the classes that cross by value. Records refer to them by number.
         large: the memory of the large arrays of all records.
-        num_large: how many each record has.
+        num_large: the number of large arrays of each record.
     """
 
     def __init__(self) -> None:
         self._file = io.BytesIO()
-        super().__init__(self._file, self._take_out)
+        super().__init__(self._file, self._take_out, files=MappedFiles())
         self.classes: list[type] = []
         self.large: list[Any] = []
         self.num_large: list[int] = []
         self._numbers: dict[int, int] = {}
-        self._files = MappedFiles()
 
     def dumps(self, record: Any) -> bytes:
         """Returns the pickle of a record."""
@@ -278,7 +276,7 @@ class _RecordPickler(ValuePickler):
         return self._file.getvalue()
 
     def num_bytes(self, record: Any) -> int:
-        """Returns how much memory a record takes."""
+        """Returns the number of bytes that a record takes."""
         before = len(self.large)
         return len(self.dumps(record)) + int(sum(memory.nbytes for memory in self.large[before:]))
 
@@ -291,13 +289,6 @@ class _RecordPickler(ValuePickler):
             number = self._numbers[id(value)] = len(self.classes)
             self.classes.append(value)
         return class_of_number, (number,)
-
-    def reduce_array(self, array: NDArray[Any]) -> Reduced:
-        return self.in_file(array) or super().reduce_array(array)
-
-    def in_file(self, array: NDArray[Any]) -> Reduced | None:
-        """Returns how to pickle an array by its place in a file, None where it is in none."""
-        return self._files.reduce(array)
 
     def _take_out(self, buffer: pickle.PickleBuffer) -> bool:
         memory = np.frombuffer(buffer.raw(), np.uint8)

@@ -24,7 +24,7 @@ from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
 from millstream.loader.transport.carried_elements import load_request
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.payload import Failure, pack_failure, unpicklable_parts
+from millstream.loader.transport.payload import Failure, pack_failure, unpicklable_leaves
 
 Packed = TypeVar("Packed")
 PrepareBlocks = Callable[[int, int, int], Elements]
@@ -215,7 +215,7 @@ def explain_debugger(error: BaseException) -> None:
 def without_unpicklable(run: Elements, error: BaseException) -> Elements:
     """Returns a run up to its first element that cannot be pickled, and an error that names what in it cannot."""
     for row, value in enumerate(run.values):
-        if parts := unpicklable_parts(value):
+        if parts := unpicklable_leaves(value):
             refusal = TypeError(
                 f"The pipeline's output cannot be sent from a worker process, since not all of it can be pickled: "
                 f"{'; '.join(parts)}. "

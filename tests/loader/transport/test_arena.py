@@ -22,8 +22,8 @@ from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.processes import pool
 from millstream.loader.transport.arena import (
     LARGE_LEAF_BYTES,
-    LATELY_MESSAGES,
-    MOST_REAL,
+    MAX_RESIDENT_RATIO,
+    PEAK_MESSAGES,
     SPARE_BYTES,
     Allocator,
     ArenaView,
@@ -212,7 +212,7 @@ def test_batches_of_ever_other_sizes_share_their_memory(keeps: int) -> None:
         for size in sizes:
             held = [*held, through(allocator, view, size)][-keeps:]
             most_held = max(most_held, sum(array.nbytes for array in held))
-            assert real_bytes(descriptor) <= MOST_REAL * (most_held + 3 * (1 << 22)) + SPARE_BYTES
+            assert real_bytes(descriptor) <= MAX_RESIDENT_RATIO * (most_held + 3 * (1 << 22)) + SPARE_BYTES
 
 
 def test_memory_that_is_no_longer_needed_goes_back() -> None:
@@ -222,9 +222,9 @@ def test_memory_that_is_no_longer_needed_goes_back() -> None:
         kept = [through(allocator, view, 1 << 22) for _ in range(40)]
         assert real_bytes(descriptor) >= 40 << 22
         del kept[1:]
-        for _ in range(2 * LATELY_MESSAGES + 1):
+        for _ in range(2 * PEAK_MESSAGES + 1):
             through(allocator, view, 1 << 15)
-        assert real_bytes(descriptor) <= MOST_REAL * (2 << 22) + SPARE_BYTES
+        assert real_bytes(descriptor) <= MAX_RESIDENT_RATIO * (2 << 22) + SPARE_BYTES
 
 
 def test_memory_in_small_pieces_serves_large_arrays() -> None:

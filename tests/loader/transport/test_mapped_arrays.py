@@ -186,7 +186,7 @@ def test_a_file_that_changes_before_a_worker_maps_it_is_an_error(change: Callabl
     pickled, _ = sent(mapped(file))
     change(file)
 
-    with pytest.raises(OSError, match=r"tokens .bin is memory-mapped by the trainer and must stay as it is"):
+    with pytest.raises(OSError, match=r"tokens .bin in a worker: the trainer has it memory-mapped"):
         NO_CLASSES.loads(pickled)
 
 

@@ -24,7 +24,7 @@ from millstream.loader.transport.payload import (
     pack_failure,
     unpack,
     unpack_failure,
-    unpicklable_parts,
+    unpicklable_leaves,
 )
 from millstream.loader.transport.pipeline_pickler import dump_with_classes
 from support.draw.elements_of_all_kinds import Example, FrozenExample, Pair, elements
@@ -357,7 +357,7 @@ def nested(depth: int) -> list[Any]:
 )
 def test_leaves_that_cannot_be_pickled_are_named(element: Any, paths: list[str]) -> None:
     """The error says where in the element they are, of which type, and what is wrong with each."""
-    found = unpicklable_parts(element)
+    found = unpicklable_leaves(element)
 
     assert [text.split(":")[0] for text in found] == paths
     assert all("pickle" in text for text in found)
@@ -365,7 +365,7 @@ def test_leaves_that_cannot_be_pickled_are_named(element: Any, paths: list[str])
 
 def test_a_structure_too_deep_to_pickle_is_named() -> None:
     """A structure nested deeper than pickle can follow is an error as any other, not the end of the worker."""
-    (text,) = unpicklable_parts(nested(100_000))
+    (text,) = unpicklable_leaves(nested(100_000))
 
     assert text.startswith("[0][0]")
     assert len(text) < 500
