@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from millstream import checkpoint as checkpoint
     from millstream import constants as constants
     from millstream import experimental as experimental
+    from millstream import keras as keras
     from millstream import multiprocessing as multiprocessing
     from millstream import python as python
     from millstream.dataset import DatasetIterator, IterDataset, MapDataset
@@ -215,7 +216,7 @@ if not TYPE_CHECKING:
     )
 
     def __getattr__(name: str) -> object:
-        if name in ("checkpoint", "constants", "experimental", "multiprocessing", "python"):
+        if name in ("checkpoint", "constants", "experimental", "keras", "multiprocessing", "python"):
             from importlib import import_module  # noqa: PLC0415  (as late as what it imports)
 
             return import_module(f"millstream.{name}")

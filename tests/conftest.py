@@ -22,6 +22,9 @@ from support.processes.process_tree import is_named, processes_below
 from support.stores.object_server import ObjectServer, serving
 from support.stores.store_clients import clients_of
 
+# Keras reads it when it is first imported.
+os.environ["KERAS_BACKEND"] = "jax"
+
 # The same examples in every run; `make explore` draws new ones.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None)

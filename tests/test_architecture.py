@@ -43,7 +43,7 @@ OUTSIDE_THE_PIPELINE = {
 """What the pipeline does not know: threads, processes and time."""
 FACADE = {
     *("millstream.__init__", "millstream.__main__", "millstream.checkpoint"),
-    *("millstream.experimental", "millstream.multiprocessing", "millstream.python"),
+    *("millstream.experimental", "millstream.keras", "millstream.multiprocessing", "millstream.python"),
 }
 
 IMPORTERS = {
@@ -60,6 +60,7 @@ IMPORTERS = {
     "tqdm": {"millstream.sources.storage.progress"},
     "zstandard": {"millstream.sources.bagz", "millstream.tools.record_writers", "millstream.tools.unpacking"},
     # Which process this is; and where its batches go.
+    "keras": {"millstream.keras"},
     "jax": {"millstream.sharding", "millstream.loader.placement"},
     "orbax": {"millstream.loader.checkpoints.orbax_handler"},
 }

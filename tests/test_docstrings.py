@@ -13,7 +13,8 @@ import pytest
 import millstream
 from support.files.docstring_files import write_docstring_files
 
-MODULES = ["", ".checkpoint", ".dataset", ".experimental", ".loader", ".samplers", ".sources", ".tools", ".transforms"]
+MODULES = ["", ".checkpoint", ".dataset", ".experimental", ".keras", ".loader", ".samplers", ".sources", ".tools"]
+MODULES += [".transforms"]
 GIVEN = {"millstream": millstream, "np": np}
 """What the examples take for granted."""
 SKIPPED = {"FileCache": "reads a bucket"}

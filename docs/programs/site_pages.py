@@ -51,6 +51,7 @@ PARTS = {
     "checkpoint": "Positions in Orbax checkpoints.",
     "tools": "Functions for the work around training.",
     "errors": "Exceptions.",
+    "keras": "Training data of Keras. It needs `import millstream.keras` and an installed Keras.",
     "grain_imports": "Grain's import names, for programs that import it.",
 }
 """The groups of the reference, each with its subject."""
