@@ -74,15 +74,15 @@ def iterator_of(dataset: IterDataset[Any], shared: Shared | None = None) -> Data
 
 def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared | None) -> DatasetIterator[Any]:
     chain = Chain.of(dataset)
-    crew = None if shared is None else shared.crew
-    workers = chain.workers if crew is None else MultiprocessingOptions()
+    shared_workers = None if shared is None else shared.shared_workers
+    workers = chain.workers if shared_workers is None else MultiprocessingOptions()
     threads = None if shared is None else shared.threads
     running = Running(
         workers,
         NO_THREADS,
         warm_workers_of(dataset),
         options.filter_limits,
-        crew,
+        shared_workers,
         id(dataset),
         threads,
         tolerance=options.tolerance,

@@ -159,7 +159,7 @@ class ReadIterator(EngineIterator):
         best = sparse if pipeline is self._sparse else stream_of(Plan(pipeline))
         self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=best.fingerprint)
         # Workers that several chains share have one plan of each: that which has room for all that may come.
-        self._is_dense = pipeline is not self._sparse and running.crew is None
+        self._is_dense = pipeline is not self._sparse and running.shared_workers is None
         self._own_stream = best if self._is_dense else sparse
         kind, pipeline = ("dense", pipeline) if self._is_dense else ("sparse", self._sparse)
         self._execution = running.execution(kind, pipeline, CHAIN)

@@ -100,7 +100,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
 
     def _begin(self) -> None:
         """Has all streams read at the same time, before the first of them is waited for."""
-        if self._shared.crew is None:
+        if self._shared.shared_workers is None:
             self.start_prefetch()
         self._is_reading = True
 

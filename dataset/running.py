@@ -19,7 +19,7 @@ from millstream.loader.threads.shared_threads import SharedThreads
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from millstream.loader.workers.crew import Crew
+    from millstream.loader.workers.shared_workers import SharedWorkers
     from millstream.loader.workers.warm_pools import WarmPools
 
 
@@ -48,12 +48,13 @@ class Shared:
 
     Attributes:
         threads: the threads of this process that read ahead.
-        crew: the worker processes of what draws from the combination, which do the chains' work, too; None where there
+        shared_workers: the worker processes of the iterator that draws from the combination. They also do the work of
+            the chains; None without workers.
             are none.
     """
 
     threads: SharedThreads = dataclasses.field(default_factory=SharedThreads)
-    crew: "Crew | None" = None
+    shared_workers: "SharedWorkers | None" = None
 
 
 @final
@@ -67,7 +68,8 @@ class Running:
         warm: has the workers that were left.
         limits: how much filters may drop.
         tolerance: how many elements may fail; None if the first error is raised.
-        crew: the worker processes of what draws from this, which do its work too; None where there are none.
+        shared_workers: the worker processes of the iterator that draws from this one. They also do its work; None
+            without workers.
         name: what this is called among all that they work for.
         threads: the threads of this process, if others have them, too; None for its own.
     """
@@ -76,7 +78,7 @@ class Running:
     reading: ReadOptions
     warm: WarmWorkers = dataclasses.field(default_factory=WarmWorkers)
     limits: FilterLimits = UNLIMITED
-    crew: "Crew | None" = None
+    shared_workers: "SharedWorkers | None" = None
     name: "Hashable" = None
     threads: SharedThreads | None = None
     tolerance: Tolerance | None = None
@@ -90,6 +92,13 @@ class Running:
         """Returns what runs a pipeline, which is the same each time for one part of a dataset."""
         name = (self.name, part)
         execution = Execution(
-            pipeline, self.workers, self.reading, feed, front=front, crew=self.crew, name=name, threads=self.threads
+            pipeline,
+            self.workers,
+            self.reading,
+            feed,
+            front=front,
+            shared_workers=self.shared_workers,
+            name=name,
+            threads=self.threads,
         )
         return self.warm.lend(execution, part, self.reading, self.limits, self.tolerance)

@@ -51,14 +51,14 @@ class MixedIterDataset(Combined):
         reading = running.reading if chosen else max(map(_reading, self.parents), key=lambda one: one.num_threads)
         nodes = [straight_node(parent, has_workers=has_workers) for parent in self.parents]
         parts = tuple(node for node in nodes if node is not None)
-        if len(parts) == len(nodes) and running.crew is None:
+        if len(parts) == len(nodes) and running.shared_workers is None:
             stream, mixed = self._drawn(_shared_by(running)), Mixed(parts, self.weights, self.names)
             fed = FedIterator(stream, operations, running)
             return MixtureIterator(fed, stream, mixed, operations, dataclasses.replace(running, reading=reading))
         if has_workers:
-            from millstream.loader.workers.crew import Crew  # noqa: PLC0415  (where there are workers)
+            from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (where there are workers)
 
-            running = dataclasses.replace(running, reading=reading, crew=Crew())
+            running = dataclasses.replace(running, reading=reading, shared_workers=SharedWorkers())
         return FedIterator(self._drawn(_shared_by(running)), operations, running)
 
     def _line(self) -> str:
@@ -70,7 +70,11 @@ class MixedIterDataset(Combined):
 
 def _shared_by(running: Running) -> Shared:
     """Returns what the streams share, given where the operations after them run."""
-    return Shared(crew=running.crew) if running.threads is None else Shared(running.threads, running.crew)
+    return (
+        Shared(shared_workers=running.shared_workers)
+        if running.threads is None
+        else Shared(running.threads, running.shared_workers)
+    )
 
 
 def _reading(stream: IterDataset[Any]) -> ReadOptions:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.pipeline.feed import Feed
     from millstream.loader.threads.shared_threads import SharedThreads
-    from millstream.loader.workers.crew import Crew
+    from millstream.loader.workers.shared_workers import SharedWorkers
     from millstream.loader.workers.warm_pools import WarmPools
 
 
@@ -40,7 +40,7 @@ class Execution:
         watch: looks at each part of the work; None for the profiler alone.
         ray_workers: what the actors are that work instead of processes, if any.
         front: how the pipeline was said: advice says what to write there.
-        crew: which pipelines the workers have, where this one draws from others, or others from it.
+        shared_workers: which pipelines the workers have, where this one draws from others, or others from it.
         name: what this one is called there.
         threads: the threads of this process, if other pipelines have them, too; None for its own.
 
@@ -64,7 +64,7 @@ class Execution:
         watch: Watch | None = None,
         ray_workers: "RayWorkers | None" = None,
         front: Front = LOADER,
-        crew: "Crew | None" = None,
+        shared_workers: "SharedWorkers | None" = None,
         name: Hashable = None,
         threads: "SharedThreads | None" = None,
     ) -> None:
@@ -73,9 +73,9 @@ class Execution:
         self._workers = workers
         self._reading = reading
         self._feed = feed
-        self._crew = crew
+        self._shared_workers = shared_workers
         self._threads = threads
-        self._number = 0 if crew is None else crew.enlist(name, pipeline)
+        self._number = 0 if shared_workers is None else shared_workers.register(name, pipeline)
         # What an iterator needs is imported now: a trainer that changes its folder must not import what lies there.
         self.pools = self._pools_of(pipeline, reading) if self._workers.num_workers else None
         if self.pools is None:
@@ -127,7 +127,7 @@ class Execution:
             from millstream.loader.processes.pool import Pool  # noqa: PLC0415
 
             # Those that are drawn from are all there: each iterator is made after what it draws from.
-            pipelines = [pipeline] if self._crew is None else self._crew.pipelines
+            pipelines = [pipeline] if self._shared_workers is None else self._shared_workers.pipelines
             return WarmPools(functools.partial(Pool, pipelines, self._workers, reading, surroundings()))
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.connection import check_installed  # noqa: PLC0415
@@ -140,7 +140,7 @@ class Execution:
     def _make_executor(self, position: Position) -> Executor:
         if self._feed is not None:
             # What is drawn from may have begun work that a leader before this one was to have made.
-            leads_again = self.pools is not None and self._crew is not None and self._crew.has_led
+            leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led
             self._feed.go_to(position[0].block, afresh=leads_again)
         if self.pools is not None and self._ray_workers is not None:
             from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
@@ -164,14 +164,19 @@ class Execution:
                 pools=self.pools,
                 options=self._workers,
                 feed=self._feed,
-                crew=self._crew,
+                shared_workers=self._shared_workers,
                 pipeline=self._number,
             )
-        if self._crew is not None:
-            from millstream.loader.workers.crew import PartExecutor  # noqa: PLC0415  (as above)
+        if self._shared_workers is not None:
+            from millstream.loader.workers.shared_workers import SubstreamExecutor  # noqa: PLC0415  (as above)
 
-            return PartExecutor(
-                self.plan, position, profiler=self.profiler, crew=self._crew, pipeline=self._number, feed=self._feed
+            return SubstreamExecutor(
+                self.plan,
+                position,
+                profiler=self.profiler,
+                shared_workers=self._shared_workers,
+                pipeline=self._number,
+                feed=self._feed,
             )
         return _executor_here(self._reading, self._workers, self._threads)(self.plan, position, feed=self._feed)
 

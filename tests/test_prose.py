@@ -16,8 +16,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("millstream", "dataset", "loader", "samplers", "sources", "tools", "transforms")
 NOT_YET = {
     *("millstream", "dataset", "dataset/grain_compat", "dataset/nodes"),
-    *("loader", "loader/checkpoints", "loader/cluster", "loader/pipeline", "loader/processes"),
-    *("loader/threads", "loader/workers"),
+    *("loader", "loader/checkpoints", "loader/cluster", "loader/pipeline", "loader/processes", "loader/threads"),
     *("samplers", "transforms"),
 }
 """The folders whose words are older than the rules."""

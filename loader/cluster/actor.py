@@ -29,7 +29,7 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns
 from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pack_failure
 from millstream.loader.transport.pipeline_file import unpickle_pipelines
-from millstream.loader.workers.maker import Made, Maker
+from millstream.loader.workers.call_runner import CallResult, CallRunner
 
 PRIVATE_BYTES = 1 << 26
 """How much of the pipeline's arrays an actor copies, the smallest ones first."""
@@ -63,7 +63,7 @@ class PipelineActor:
             (read,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
             profiler = Profiler(read.labels)
             plan = Plan(read, profiler.timed)
-            self._maker = Maker(
+            self._maker = CallRunner(
                 plan,
                 profiler,
                 self._classes,
@@ -80,7 +80,7 @@ class PipelineActor:
         """Returns the process number, and why the pipeline cannot be made here, if it cannot."""
         return os.getpid(), self._failure
 
-    def make(self, message: tuple[int, int, int] | bytes) -> Made[Packed]:
+    def make(self, message: tuple[int, int, int] | bytes) -> CallResult[Packed]:
         """Returns what comes of a call.
 
         Args:

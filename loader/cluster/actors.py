@@ -5,7 +5,7 @@ from typing import Any, TypeAlias, final
 
 from millstream.loader.cluster.actor import Packed
 from millstream.loader.transport.payload import Failure
-from millstream.loader.workers.maker import Made
+from millstream.loader.workers.call_runner import CallResult
 
 
 @final
@@ -32,7 +32,7 @@ class Actor:
         self.makes_suspect = False
 
     @property
-    def takes_calls(self) -> bool:
+    def accepts_calls(self) -> bool:
         """Whether calls may be given to it: it is ready, and should it die, it is clear of what."""
         return self.pid is not None and not self.makes_suspect
 
@@ -42,7 +42,7 @@ class Answer:
     """What came of a call."""
 
     call: int
-    made: Made[Packed]
+    made: CallResult[Packed]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class RayExecutor(WorkersExecutor[Actor]):
     """Actors make the calls."""
 
     _pool: ActorPool
-    _are_here = False
+    _are_local = False
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         self._ray_workers = ray_workers
         self._has_warned = False
 
-    def _hand_out_lost(self) -> bool:
+    def _dispatch_lost(self) -> bool:
         while (actor := self._free_worker()) is not None and (lost := self._assignments.next_lost()) is not None:
             number, call = lost
             if self._assignments.is_suspect(number):
@@ -72,10 +72,10 @@ class RayExecutor(WorkersExecutor[Actor]):
                     self._assignments.lose([number])
                     return False
                 actor.makes_suspect = True
-            self._give(actor, number, call)
+            self._submit(actor, number, call)
         return True
 
-    def _give(self, worker: Actor, number: int, call: Call) -> None:
+    def _submit(self, worker: Actor, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:
             self._pool.give(worker, number, message)
 
@@ -85,7 +85,7 @@ class RayExecutor(WorkersExecutor[Actor]):
 
     def _take(self, actor: Actor, event: Event) -> None:
         if isinstance(event, Answer):
-            self._note_life(actor)
+            self._record_life(actor)
             self._take_answer(actor, event)
         elif isinstance(event, PipelineFailed):
             error = unpack_failure(event.failure, self._pool.classes)
@@ -133,21 +133,21 @@ class RayExecutor(WorkersExecutor[Actor]):
         cause = " ".join(died.cause.split())[:LONGEST_CAUSE]
         self._profiler.died(f"Ray actor {actor.pid or 'that was starting'} is gone. {cause}")
         if actor.pid is None:
-            self._note_death_at_start(actor, f"Ray actors die while they start; the last one: {cause}")
+            self._record_death_at_start(actor, f"Ray actors die while they start; the last one: {cause}")
         self._assignments.lose(actor.calls[1:])
         if actor.calls:
             guilt = 1.0 if died.is_its_own else GUILT_OF_LOST
             self._blame(actor.calls[0], guilt, "are what Ray actors died of", cause)
         logger.warning("millstream: Ray actor %s is gone, and replaced. %s", actor.pid or "that was starting", cause)
         self._pool.replace(actor)
-        self._hand_out()
+        self._dispatch()
 
     def _blame(self, number: int, guilt: float, what: str, cause: str) -> None:
         error = functools.partial(_error_of, what, cause)
         self._assignments.blame(number, error, guilt)
 
-    def _look_for_stalls(self) -> None:
-        super()._look_for_stalls()
+    def _check_stalls(self) -> None:
+        super()._check_stalls()
         waited = self._pool.seconds_without_actors
         wanted = dict(self._ray_workers.resources_per_worker)
         if waited >= self._options.stall_timeout:
@@ -188,7 +188,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         self._pool.replace(worker)
         self._assignments.complete(first, Elements.failed(error))
         self._assignments.lose(lost)
-        self._hand_out()
+        self._dispatch()
 
 
 def _error_of(what: str, cause: str, deaths: int, records: str) -> WorkerDiedError:

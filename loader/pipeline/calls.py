@@ -20,7 +20,7 @@ class Call(abc.ABC):
         num_records: how many records it reads, or how many elements of the stage before it takes.
         num_blocks: how many blocks it reads; later stages read none.
         outputs: what came of it.
-        part: the number of the part that it is of, where the workers have several; else 0.
+        substream: the number of the substream that it is of, where the workers have several; else 0.
         seconds_before: the seconds that its elements took to be drawn, before it was handed out.
     """
 
@@ -29,7 +29,7 @@ class Call(abc.ABC):
     num_records: int
     num_blocks: int
     outputs: Outputs | None = dataclasses.field(default=None, init=False)
-    part: int = dataclasses.field(default=0, init=False)
+    substream: int = dataclasses.field(default=0, init=False)
     seconds_before: float = dataclasses.field(default=0.0, init=False)
 
     @property

@@ -105,7 +105,7 @@ class Worker:
         self.warned = False
 
     @property
-    def takes_calls(self) -> bool:
+    def accepts_calls(self) -> bool:
         """Whether calls may be given to it: they wait for it to be ready."""
         return True
 

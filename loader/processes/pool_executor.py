@@ -18,14 +18,14 @@ from millstream.loader.processes.process_report import describe_exit, describe_p
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.transport.payload import release, unpack, unpack_failure, unpack_failures
-from millstream.loader.workers.crew import Crew
+from millstream.loader.workers.shared_workers import SharedWorkers
 from millstream.loader.workers.warm_pools import WarmPools
 from millstream.loader.workers.workers_executor import WorkersExecutor
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.feed import Feed
 
-MOST_DEATHS_OF_FORK_SERVER = 2
+MAX_DEATHS_OF_FORK_SERVER = 2
 """A pool is given up when its fork server has died this often, with nothing made."""
 
 logger = logging.getLogger("millstream")
@@ -36,7 +36,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
     """Worker processes make the calls."""
 
     _pool: Pool
-    _are_here = True
+    _are_local = True
 
     def __init__(
         self,
@@ -47,11 +47,18 @@ class PoolExecutor(WorkersExecutor[Worker]):
         pools: WarmPools[Pool],
         options: MultiprocessingOptions,
         feed: "Feed | None" = None,
-        crew: Crew | None = None,
+        shared_workers: SharedWorkers | None = None,
         pipeline: int = 0,
     ) -> None:
         super().__init__(
-            plan, position, profiler=profiler, pools=pools, options=options, feed=feed, crew=crew, pipeline=pipeline
+            plan,
+            position,
+            profiler=profiler,
+            pools=pools,
+            options=options,
+            feed=feed,
+            shared_workers=shared_workers,
+            pipeline=pipeline,
         )
         self._unpack = profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
@@ -60,7 +67,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         """Returns the stacks of the workers, by process. Any thread may ask; the workers keep working."""
         return stacks_of(self._pool)
 
-    def _present_call(self, worker: Worker) -> int | None:
+    def _current_call(self, worker: Worker) -> int | None:
         if self._reads.number > 1:
             # Those after the first are only being read.
             return next(iter(worker.calls.copy()), None)
@@ -68,10 +75,10 @@ class PoolExecutor(WorkersExecutor[Worker]):
             return read_call(crash_log)
         return None
 
-    def _give(self, worker: Worker, number: int, call: Call) -> None:
+    def _submit(self, worker: Worker, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:
-            part = self.parts.of(call)
-            pipeline = self._own.pipeline if part is None else part.pipeline
+            substream = self.substreams.find(call)
+            pipeline = self._own.pipeline if substream is None else substream.pipeline
             # A call that workers may have died of is made alone, so that it shows whether they did.
             num_reads = 1 if self._assignments.is_suspect(number) else self._reads.number
             worker.give(Task(number, worker.arena.take_released(), message, pipeline, num_reads))
@@ -84,7 +91,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         except ForkServerDied:
             # No worker is to blame: all their calls are simply made again.
             self._deaths_of_fork_server += 1
-            if self._deaths_of_fork_server >= MOST_DEATHS_OF_FORK_SERVER:
+            if self._deaths_of_fork_server >= MAX_DEATHS_OF_FORK_SERVER:
                 raise WorkerDiedError(
                     f"The fork server died {self._deaths_of_fork_server} times before any worker produced a result; "
                     f"what it printed is above.{describe_limits()}"
@@ -93,12 +100,12 @@ class PoolExecutor(WorkersExecutor[Worker]):
             lost = [number for worker in self._pool.workers for number in worker.calls]
             self._pool.restart()
             self._assignments.lose(lost)
-            self._hand_out_lost()
+            self._dispatch_lost()
 
     def _take(self, worker: Worker, event: Event) -> None:
         if isinstance(event, Result):
             self._deaths_of_fork_server = 0
-            self._note_life(worker)
+            self._record_life(worker)
             self._take_result(worker, event)
         elif isinstance(event, PipelineFailed):
             error = unpack_failure(event.failure, self._pool.classes)
@@ -110,11 +117,11 @@ class PoolExecutor(WorkersExecutor[Worker]):
 
     def _take_result(self, worker: Worker, result: Result) -> None:
         call = self._assignments.call(result.call)
-        part = None if call is None else self.parts.of(call)
-        if part is not None:
+        substream = None if call is None else self.substreams.find(call)
+        if substream is not None:
             blocks = call.request if isinstance(call, BlockCall) else None
-            part.profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
-        if call is None or part is None:
+            substream.profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
+        if call is None or substream is None:
             release(result.payload, worker.arena)
             return
 
@@ -125,7 +132,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             run.failures = unpack_failures(result.failures, self._pool.classes)
             return run
 
-        self._reads.note(result.seconds, result.idle_seconds)
+        self._reads.record(result.seconds, result.idle_seconds)
         self._complete(result.call, call, result.seconds + result.read_seconds, outputs)
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
@@ -138,7 +145,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         cause = describe_exit(exited, read_stacks(worker.crash_log))
         self._profiler.died(f"Worker process {worker.pid} {cause}")
         if begun is None and (lost or not worker.is_ready):
-            self._note_death_at_start(
+            self._record_death_at_start(
                 worker, f"Worker processes die while they start: the last one {cause}{describe_limits()}"
             )
         self._assignments.lose(lost[len(suspects) :])
@@ -153,7 +160,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             )
         logger.warning("millstream: worker process %s %s It is replaced.", worker.pid, cause)
         self._pool.replace(worker)
-        self._hand_out_lost()
+        self._dispatch_lost()
 
     def _warn_of_stall(self, worker: Worker) -> None:
         logger.warning(
@@ -178,7 +185,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         self._pool.replace(worker)
         self._assignments.complete(first, Elements.failed(error))
         self._assignments.lose(lost)
-        self._hand_out_lost()
+        self._dispatch_lost()
 
     def _stacks_of(self, worker: Worker) -> str:
         """Returns the stacks of a living worker: it writes them when signalled, even from inside C code."""

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, final
 
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.messages import Task
-from millstream.loader.workers.maker import AdvanceRead, Maker
+from millstream.loader.workers.call_runner import AdvanceRead, CallRunner
 
 Ready: TypeAlias = tuple[Task, AdvanceRead | None]
 """A task to be made now, and its records if they were read in advance."""
@@ -38,7 +38,7 @@ class TaskQueue:
         note_begun: records the number of a call that begins.
     """
 
-    def __init__(self, channel: Channel, makers: Sequence[Maker[Any]], note_begun: Callable[[int], None]) -> None:
+    def __init__(self, channel: Channel, makers: Sequence[CallRunner[Any]], note_begun: Callable[[int], None]) -> None:
         self._channel = channel
         self._makers = makers
         self._note_begun = note_begun

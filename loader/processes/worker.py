@@ -33,7 +33,7 @@ from millstream.loader.transport.arena import Allocator
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import pack, pack_failure
 from millstream.loader.transport.pipeline_file import read_pipelines
-from millstream.loader.workers.maker import Maker, leave_if_forked
+from millstream.loader.workers.call_runner import CallRunner, leave_if_forked
 
 
 def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
@@ -63,7 +63,7 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
         os.close(pipeline)
     readers = ReaderThreads(affordable_threads(fork.num_threads))
     makers = [
-        Maker(
+        CallRunner(
             plan,
             profiler,
             classes,

@@ -1,1 +1,1 @@
-"""What all workers have in common, wherever they run: how calls get to them, what they make of one, and idle pools."""
+"""The common base of all workers: dispatching calls, running them, and keeping idle workers."""

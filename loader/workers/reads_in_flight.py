@@ -1,14 +1,14 @@
-"""The number of reads that each worker has in flight: one where reads compute, as many as help where they wait."""
+"""The number of reads in flight per worker: one if reads compute, as many as help if they wait."""
 
 from typing import final
 
 from millstream.loader.threads.concurrency import Concurrency
 
 IDLE_CALLS = 4
-"""After this many calls in a row that mostly waited for storage, a worker gets several reads in flight."""
+"""After this many consecutive calls that mostly waited for storage, a worker gets several reads in flight."""
 
 IDLE_SHARE = 0.5
-"""A call mostly waits if its worker does not compute for more than this share of its time, and for IDLE_SECONDS."""
+"""A call mostly waits if its worker is idle for more than this share of its time, and for at least IDLE_SECONDS."""
 
 IDLE_SECONDS = 0.004
 """A shorter wait is not worth another thread, and may be a wait for a core."""
@@ -16,7 +16,7 @@ IDLE_SECONDS = 0.004
 
 @final
 class ReadsInFlight:
-    """Begins with one read, since several cost memory, and searches for the best number once reads wait.
+    """Begins with one read, because several cost memory. Searches for the best number once reads wait.
 
     Args:
         limit: the maximum number of reads in flight in a worker, at least 1.
@@ -29,21 +29,21 @@ class ReadsInFlight:
 
     @property
     def number(self) -> int:
-        """How many reads a worker may have in flight at a time."""
+        """The number of concurrent reads per worker."""
         return self._concurrency.level if self._idle_calls >= IDLE_CALLS else 1
 
-    def note(self, seconds: float, idle_seconds: float) -> None:
-        """Records a call, and for how many of its seconds the worker did not compute."""
+    def record(self, seconds: float, idle_seconds: float) -> None:
+        """Records a call: its duration, and the part of it in which the worker did not compute."""
         if self._idle_calls < IDLE_CALLS:
             is_idle = idle_seconds > max(IDLE_SECONDS, IDLE_SHARE * seconds)
             self._idle_calls = self._idle_calls + 1 if is_idle else 0
 
     def waited(self, seconds: float) -> None:
-        """Records that the consumer has waited for the next outputs."""
+        """Records time that the consumer has waited for the next outputs."""
         self._waited += seconds
 
     def delivered(self, now: float) -> None:
-        """Records that these outputs were delivered now, in seconds."""
+        """Records that these outputs were delivered at time `now`, in seconds."""
         if self._idle_calls >= IDLE_CALLS:
             self._concurrency.delivered(now, self._waited)
         self._waited = 0.0

@@ -1,4 +1,4 @@
-"""What workers are to the executor that has them make calls, wherever they run."""
+"""The protocols of workers and pools, as the executor sees them wherever they run."""
 
 from collections.abc import Iterator
 from typing import Protocol, TypeVar
@@ -8,14 +8,15 @@ from millstream.loader.workers.warm_pools import Pool
 
 
 class Worker(Protocol):
-    """A worker, as its executor sees it.
+    """A worker.
 
     Attributes:
-        number: which worker; later ones have higher numbers.
-        pid: the number of its process; None while it is not known.
-        calls: the numbers of the calls it was given and has not answered, in order.
-        waited: seconds that the consumer has waited since the worker began with the first of them, or was last heard.
-        warned: whether it has been reported in the log since then.
+        number: the worker's number. It is unique, and later workers have higher numbers.
+        pid: the process ID; None until it is known.
+        calls: the numbers of the unanswered calls, in the order sent.
+        waited: seconds that the consumer has waited since the worker began its first unanswered call, or since its
+            last sign of life.
+        warned: True if a warning about the current stall has been logged.
     """
 
     number: int
@@ -25,21 +26,21 @@ class Worker(Protocol):
     warned: bool
 
     @property
-    def takes_calls(self) -> bool:
-        """Whether calls may be given to it, if it has not too many."""
+    def accepts_calls(self) -> bool:
+        """True if the worker may get calls, up to its limit."""
 
 
 WorkerT = TypeVar("WorkerT", bound=Worker)
 
 
 class WorkersPool(Pool, Protocol[WorkerT]):
-    """Workers that have the same pipelines, most often one.
+    """Workers that have the same pipelines.
 
     Attributes:
-        call_numbers: gives each call a number.
-        classes: those that crossed by value with these.
-        max_bytes: the maximum number of bytes that elements made in advance may take.
-        max_reads: the maximum number of reads that a worker may have in flight at a time.
+        call_numbers: an iterator of new call numbers.
+        classes: the classes that crossed by value with the pipelines.
+        max_bytes: the maximum total size of elements made in advance.
+        max_reads: the maximum number of reads in flight per worker.
     """
 
     call_numbers: Iterator[int]
@@ -49,4 +50,4 @@ class WorkersPool(Pool, Protocol[WorkerT]):
 
     @property
     def workers(self) -> list[WorkerT]:
-        """The workers, dead ones not counted."""
+        """The workers that are alive."""

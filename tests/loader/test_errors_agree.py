@@ -127,4 +127,4 @@ def test_a_debugger_in_a_worker_says_how_to_debug(threads: int) -> None:
     with iter(loader) as iterator, pytest.raises(bdb.BdbQuit) as caught:
         list(iterator)
 
-    assert "give the DataLoader debug=True" in caught.value.__notes__[-1]
+    assert "pass debug=True to the DataLoader" in caught.value.__notes__[-1]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.loader.workers.maker import _idle_seconds
+from millstream.loader.workers.call_runner import _idle_seconds
 from millstream.transforms import Batch, Filter, FirstFitPack, FlatMap, Map, Transformation
 
 NUM_THREADS = 4

@@ -13,7 +13,7 @@ import pytest
 import millstream
 from millstream.errors import WorkerDiedError, WorkerError
 from millstream.loader.pipeline.calls import BlockCall, Call
-from millstream.loader.workers.workers_executor import MOST_DEATHS_AT_START
+from millstream.loader.workers.workers_executor import MAX_DEATHS_AT_START
 from support.faults import user_faults
 from support.faults.user_faults import At, Pipe, Raise
 from support.processes.worker_pools import BATCH, EXPECTED, SIZE, at_most, executor_of, loader_of, pids_of, pool_of
@@ -352,7 +352,7 @@ def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_p
     iterator = iter(loader_of(data_source=user_faults.Numbers(SIZE, on_arrival=be_born)))
     with pytest.raises(WorkerDiedError, match="Worker processes die while they start: the last one "), at_most(2.0):
         next(iterator)
-    assert MOST_DEATHS_AT_START <= births.read_text().count("born") <= MOST_DEATHS_AT_START + 5
+    assert MAX_DEATHS_AT_START <= births.read_text().count("born") <= MAX_DEATHS_AT_START + 5
 
 
 def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: Path) -> None:
@@ -375,4 +375,4 @@ def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: 
         assert iterator.step == len(came)
     expected = itertools.islice(loader_of(sampler=sampler, worker_count=0), len(came))
     assert [batch.tolist() for batch in came] == [batch.tolist() for batch in expected]
-    assert MOST_DEATHS_AT_START <= births.read_text().count("born") <= MOST_DEATHS_AT_START + 5
+    assert MAX_DEATHS_AT_START <= births.read_text().count("born") <= MAX_DEATHS_AT_START + 5

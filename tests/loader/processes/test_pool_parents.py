@@ -155,7 +155,7 @@ from pathlib import Path
 from support.faults import user_faults
 from support.processes import worker_pools
 from millstream.loader.workers import workers_executor
-workers_executor.LOOK_SECONDS = 0.05
+workers_executor.SLICE_SECONDS = 0.05
 pause = user_faults.ReportThen(Path(sys.argv[1]), user_faults.WaitAt(Path(sys.argv[2])))
 loader = worker_pools.loader_of(user_faults.At(worker_pools.EXPECTED[5][2], pause), stall_timeout=float(sys.argv[3]))
 assert worker_pools.batches(loader) == worker_pools.EXPECTED
@@ -196,7 +196,7 @@ if child == 0:
     try:
         next(iterator)
     except RuntimeError as error:
-        assert "belongs to the process that made it" in str(error), error
+        assert "belong to the process that created them" in str(error), error
     else:
         sys.exit("used the parent's workers")
     assert iterator.step == 1

@@ -1,8 +1,8 @@
-"""What a worker does with a call: make its outputs, and see to it that they can be sent.
+"""Calls in a worker: their outputs are computed, and serialized for the parent.
 
 Guarantees:
-    * What a call makes is pickled before anything of it is announced: a worker never sends an answer and then fails.
-    * A process that user code has forked never answers in the worker's name: it ends when the user's code returns.
+    * All outputs of a call are pickled before any is announced. A worker never sends a result and then fails.
+    * A process that user code has forked never answers for the worker. It ends when user code returns.
     * Operations run in the thread that calls `make`, unless the source reads record by record. Only reads overlap.
 """
 
@@ -30,18 +30,18 @@ Packed = TypeVar("Packed")
 PrepareBlocks = Callable[[int, int, int], Elements]
 
 
-class Made(NamedTuple, Generic[Packed]):
-    """The outputs of a call, and what was raised instead of the next one, if anything.
+class CallResult(NamedTuple, Generic[Packed]):
+    """The outputs of a call, and the error in place of the next output, if any.
 
     Attributes:
-        packed: the values and origins.
+        packed: the serialized values and origins.
         failure: the error at the end of the outputs.
-        seconds: how long it took, without a read that was made in advance.
-        idle_seconds: of these, how long no thread of the process computed: a read waited for storage, most likely.
-        read_seconds: how long the read took that was made in advance; 0 without one.
-        stages: of these, how long each part of the pipeline took, in the order of the profiler.
-        begun: when it began, on the clock of `time.perf_counter`, which all processes of a machine share.
-        failures: the records that failed, and were left out or replaced, with packed errors.
+        seconds: the duration of the call, without a read in advance.
+        idle_seconds: the part of it in which no thread of the process computed, probably because a read waited.
+        read_seconds: the duration of the read in advance; 0 without one.
+        stages: the part of `seconds` that each stage took, in the order of the profiler.
+        begun: the start of the call on the clock of `time.perf_counter`, which all processes of a machine share.
+        failures: the records that failed and were skipped or replaced, with serialized errors.
     """
 
     packed: Packed
@@ -56,12 +56,12 @@ class Made(NamedTuple, Generic[Packed]):
 
 @final
 class AdvanceRead:
-    """The records of a call, read by another thread before the call's turn.
+    """The records of a call, read by another thread before the call runs.
 
     Attributes:
-        records: the records; None before, and if the call has to find the sampler's error itself.
-        seconds: how long the read took.
-        is_done: whether it has ended.
+        records: the records. None before the read ends, and if the call must find the sampler's error itself.
+        seconds: the duration of the read.
+        is_done: True once the read has ended.
     """
 
     def __init__(self) -> None:
@@ -71,16 +71,16 @@ class AdvanceRead:
 
 
 @final
-class Maker(Generic[Packed]):
-    """Makes the outputs of calls in this process.
+class CallRunner(Generic[Packed]):
+    """Computes the outputs of calls in this process.
 
     Args:
-        plan: what they are outputs of.
+        plan: the plan of the pipeline.
         profiler: measures the plan.
-        classes: those that crossed by value with the pipeline.
-        readers: the threads that may read.
-        allocate: gives the memory for batches.
-        pack: makes outputs ready to be sent; raises where they cannot be pickled.
+        classes: the classes that crossed by value with the pipeline.
+        readers: the reader threads.
+        allocate: allocates batches.
+        pack: serializes outputs; raises if they cannot be pickled.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Maker(Generic[Packed]):
         self._process = os.getpid()
 
     def read(self, message: tuple[int, int, int], done: Callable[[], object]) -> AdvanceRead:
-        """Begins to read the records of a call in another thread, which calls `done` afterwards."""
+        """Starts reading the records of a call in another thread, which calls `done` at the end."""
         reading = AdvanceRead()
 
         def read() -> Elements:
@@ -118,48 +118,47 @@ class Maker(Generic[Packed]):
         self._readers.submit(job)
         return reading
 
-    def make(self, message: tuple[int, int, int] | bytes, reading: AdvanceRead | None = None) -> Made[Packed]:
-        """Returns what comes of a call.
+    def make(self, message: tuple[int, int, int] | bytes, reading: AdvanceRead | None = None) -> CallResult[Packed]:
+        """Computes the outputs of a call.
 
         Args:
-            message: the first of its blocks, the one after the last, and of which logical shard; or a pickled
-                `Group`.
-            reading: its records, if they were read in advance.
+            message: the first block, the block after the last, and the logical shard; or a pickled `Group`.
+            reading: the records, if they were read in advance.
         """
         start, start_use = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
         try:
             run = self._perform(message, None if reading is None else reading.records)
         except SystemExit:
             raise
-        except BaseException as error:  # noqa: BLE001  (whatever it is, the consumer gets it at its turn)
+        except BaseException as error:  # noqa: BLE001  (any error reaches the consumer in order)
             run = Elements.failed(error)
         leave_if_forked(self._process, status=int(run.error is not None))
         if isinstance(run.error, SystemExit):
-            # Caught in a read thread: to leave is to leave, whichever thread runs the user's code.
+            # Raised in a reader thread. It ends the process, whichever thread runs user code.
             raise run.error
         if run.error is not None:
             explain_debugger(run.error)
         begin = time.perf_counter()
         try:
             packed = self._pack(run)
-        except Exception as error:  # noqa: BLE001  (user objects may do anything when pickled)
+        except Exception as error:  # noqa: BLE001  (pickling user objects may raise anything)
             failed, run = run.failures, without_unpicklable(run, error)
             run.failures = failed
             packed = self._pack(run)
         failure = None if run.error is None else pack_failure(run.error, self._classes)
-        failures = tuple(one._replace(error=pack_failure(one.error, self._classes)) for one in run.failures)
+        failures = tuple(failed._replace(error=pack_failure(failed.error, self._classes)) for failed in run.failures)
         end = time.perf_counter()
         self._profiler.add(HAND_OVER, end - begin)
         idle = _idle_seconds(end - start, start_use, resource.getrusage(resource.RUSAGE_SELF))
         read_seconds = 0.0 if reading is None else reading.seconds
-        return Made(packed, failure, end - start, idle, read_seconds, self._profiler.take(), start, failures)
+        return CallResult(packed, failure, end - start, idle, read_seconds, self._profiler.take(), start, failures)
 
     def _read_in_advance(self, start: int, stop: int, shard: int) -> Elements:
         if not self._plan.batched_source:
             return SlicedReading(self._plan, self._readers).prepare_blocks(start, stop, shard)
         try:
             return self._plan.read_blocks(start, stop, shard)
-        except Exception:  # noqa: BLE001  (the call reads again, and makes it the outcome of the right block)
+        except Exception:  # noqa: BLE001  (the call reads again, and reports the error of the right block)
             return Elements.failed(_SamplerFailed())
 
     def _perform(self, message: tuple[int, int, int] | bytes, records: Elements | None) -> Elements:
@@ -175,51 +174,51 @@ class Maker(Generic[Packed]):
 
 
 def _idle_seconds(seconds: float, start: resource.struct_rusage, end: resource.struct_rusage) -> float:
-    """Returns for how much of some seconds this process has waited for something, a core excepted.
+    """Returns the seconds in which this process waited for something other than a core.
 
-    A process that is only kept from a core never gives one up by itself: on a busy machine, a call that computes does
-    not look like one that waits for storage.
+    A process that is only preempted never gives up a core voluntarily. On a busy machine, a call that computes is
+    therefore not mistaken for one that waits for storage.
     """
     if end.ru_nvcsw == start.ru_nvcsw:
         return 0.0
     return max(0.0, seconds - (end.ru_utime - start.ru_utime) - (end.ru_stime - start.ru_stime))
 
 
-class _SamplerFailed(Exception):  # noqa: N818  (nobody sees it)
-    """The sampler could not tell the records of several blocks."""
+class _SamplerFailed(Exception):  # noqa: N818  (internal)
+    """The sampler failed for a range of several blocks."""
 
 
 def _in_thread_of(readers: ReaderThreads, prepare_blocks: PrepareBlocks, start: int, stop: int, shard: int) -> Elements:
-    """Returns the elements of blocks, read by one of the threads that are there for it, as in a process of its own."""
+    """Prepares blocks in a reader thread, because the source may depend on the thread that reads it."""
     outcome: queue.SimpleQueue[Elements] = queue.SimpleQueue()
     readers.submit(lambda: outcome.put(readers.timed(lambda: prepare_blocks(start, stop, shard))[0]))
     return outcome.get()
 
 
 def leave_if_forked(owner: int, status: int = 0) -> None:
-    """Ends a process that user code has forked, and that returned from it: the worker alone answers its parent."""
+    """Ends a process that user code has forked and that has returned from it. Only the worker answers its parent."""
     if os.getpid() != owner:
         os._exit(status)
 
 
 def explain_debugger(error: BaseException) -> None:
-    """Adds to the error of a debugger that found no terminal how a pipeline can be debugged."""
+    """Adds debugging instructions to the error of a debugger that found no terminal."""
     debugger = sys.modules.get("bdb")
     if debugger is not None and isinstance(error, debugger.BdbQuit):
         error.add_note(
-            "millstream: a worker process has no terminal for a debugger. To debug, give the DataLoader debug=True; in "
-            "a chain, leave out mp_prefetch, and write to_iter_dataset(ReadOptions(num_threads=0))."
+            "millstream: a worker process has no terminal for a debugger. To debug, pass debug=True to the DataLoader; "
+            "in a chain, omit mp_prefetch and use to_iter_dataset(ReadOptions(num_threads=0))."
         )
 
 
 def without_unpicklable(run: Elements, error: BaseException) -> Elements:
-    """Returns a run up to its first element that cannot be pickled, and an error that names what in it cannot."""
+    """Returns a run up to its first element that cannot be pickled, with an error that names the unpicklable leaves."""
     for row, value in enumerate(run.values):
-        if parts := unpicklable_leaves(value):
+        if leaves := unpicklable_leaves(value):
             refusal = TypeError(
-                f"The pipeline's output cannot be sent from a worker process, since not all of it can be pickled: "
-                f"{'; '.join(parts)}. "
-                "Make it an array, a number or a string in an operation, or use no workers."
+                "The pipeline's output cannot be sent from a worker process, because parts of it cannot be pickled: "
+                f"{'; '.join(leaves)}. "
+                "Convert them to arrays, numbers or strings in an operation, or use no workers."
             )
             refusal.add_note(f"millstream: at {describe_origin(run.origins, row)}.")
             return Elements(run.values[:row], run.origins.take(slice(row)), refusal)

@@ -1,0 +1,213 @@
+"""Bookkeeping for the pipelines of a set of workers. Usually there is one; with several, one is fed by the others.
+
+    calls of the others ─┐               ┌─▶ elements: combined, and drawn by the feed of the first substream
+                         ├─▶ workers ────┤
+    calls of the first ──┘               └─▶ batches, which the consumer waits for
+
+Guarantees:
+    * Substreams, like schedules, only keep books. Only the consumer's thread uses them.
+    * A substream belongs to one executor. If another one replaces it, every input begins again at a position.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import final
+
+from millstream.loader.pipeline.assignments import NO_LONGER_WANTED
+from millstream.loader.pipeline.calls import BlockCall, Call
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.schedules import AnySchedule
+from millstream.loader.threads.call_size import CallSize, taken_call
+from millstream.loader.threads.profiler import Profiler
+
+RECORDS_PER_MESSAGE = 2048
+"""Upper bound on the records of a call with many small blocks. It makes the cost of a message per record small."""
+
+
+@final
+@dataclasses.dataclass(eq=False)
+class Substream:
+    """One pass over the stream of a pipeline.
+
+    Attributes:
+        plan: the plan of the pipeline.
+        schedule: the calls to make.
+        profiler: sums up measured times.
+        pipeline: the number of the pipeline in the workers.
+        is_fed: True if the elements of stage 0 are drawn, for instance from other substreams.
+        number: the number of the substream, which its calls carry.
+        size: the number of blocks per call.
+        is_drawing: True while elements are being drawn.
+        in_flight: the number of calls taken from the schedule and not completed.
+        drawn: the number of elements drawn from it.
+    """
+
+    plan: Plan
+    schedule: AnySchedule
+    profiler: Profiler
+    pipeline: int = 0
+    is_fed: bool = False
+    number: int = dataclasses.field(default=0, init=False)
+    size: CallSize = dataclasses.field(init=False)
+    is_drawing: bool = dataclasses.field(default=False, init=False)
+    in_flight: int = dataclasses.field(default=0, init=False)
+    drawn: int = dataclasses.field(default=0, init=False)
+
+    max_bytes: dataclasses.InitVar[int] = sys.maxsize
+
+    def __post_init__(self, max_bytes: int) -> None:
+        self.size = CallSize(self.plan, RECORDS_PER_MESSAGE, max_bytes)
+
+    @property
+    def bytes_ahead(self) -> float:
+        """The total size of its elements in work or finished, including the next call."""
+        size = self.size
+        return self.schedule.bytes_ahead(size.block_bytes) + size.blocks * size.block_bytes
+
+    @property
+    def records_per_call(self) -> int:
+        """The number of records per call of stage 0."""
+        return self.size.blocks * self.plan.partition.block
+
+    def take(self, stage: int) -> Call | None:
+        """Takes the next call of a stage, or None if there is none."""
+        if stage > 0 or not self.is_fed:
+            call = taken_call(self.schedule, stage, self.size.blocks)
+        else:
+            self.is_drawing = True
+            try:
+                call = taken_call(self.schedule, stage, self.size.blocks)
+            finally:
+                self.is_drawing = False
+        if call is not None:
+            call.substream = self.number
+            self.in_flight += 1
+        return call
+
+
+@final
+class Substreams:
+    """The substreams whose calls are wanted.
+
+    Args:
+        own: the substream that the consumer waits for. Its number is 0.
+        max_bytes: the maximum total size of elements in work or finished, over all substreams.
+    """
+
+    def __init__(self, own: Substream, max_bytes: int = sys.maxsize) -> None:
+        self._own = own
+        self._max_bytes = max_bytes
+        self._others: list[Substream] = []
+        # The other substreams that may have to begin calls, because something has changed since the last attempt.
+        self._awake: dict[Substream, None] = {}
+        self._waited_for: list[Substream] = []
+        self._substreams = {own.number: own}
+        self._last_number = own.number
+        # The number of elements drawn from the others, plus one for each.
+        self._drawn = 0
+
+    def by_urgency(self) -> Iterator[Substream]:
+        """Yields the substreams that may have to begin calls: first those waited for, then the consumer's own."""
+        yield from self._waited_for[::-1]
+        yield self._own
+        for substream in list(self._awake):
+            # Drawing calls may have removed it or called this method again.
+            if substream in self._awake:
+                del self._awake[substream]
+                yield substream
+
+    def wake(self, substream: Substream) -> None:
+        """Marks one of the other substreams as possibly able to begin calls."""
+        if substream is not self._own and self._substreams.get(substream.number) is substream:
+            self._awake[substream] = None
+
+    @contextlib.contextmanager
+    def waiting_for(self, substream: Substream) -> Iterator[None]:
+        """Marks a substream as waited for."""
+        self._waited_for.append(substream)
+        try:
+            yield
+        finally:
+            self._waited_for.pop()
+
+    def may_begin(self, substream: Substream, max_calls: int) -> bool:
+        """Returns True if a call of stage 0 may begin now: it is not too far ahead, and its inputs are there.
+
+        Args:
+            substream: the substream.
+            max_calls: the maximum number of calls of the first substream. The others together stay as far ahead of it.
+        """
+        backlog = substream.schedule.backlog
+        if backlog and sum(other.bytes_ahead for other in self._substreams.values()) > self._max_bytes:
+            return False
+        if substream is self._own:
+            # Drawing elements that are not made yet would let the consumer wait for more than it has asked for.
+            return not substream.is_drawing and backlog < max_calls and (backlog == 0 or self._can_be_drawn)
+        if substream.is_fed:
+            return not substream.is_drawing and backlog == 0 and substream in self._waited_for
+        share = (substream.drawn + 1) / self._drawn
+        return backlog == 0 or substream.schedule.records_ahead < share * max_calls * self._own.records_per_call
+
+    @property
+    def _can_be_drawn(self) -> bool:
+        """True if every input has finished elements, so that drawing hardly waits."""
+        return all(other.is_fed or other.schedule.ready or other.schedule.exhausted for other in self._others)
+
+    def record_drawn(self, substream: Substream, count: int) -> None:
+        """Records that elements were drawn from one of the other substreams."""
+        substream.drawn += count
+        if self._substreams.get(substream.number) is substream:
+            self._drawn += count
+            self.wake(substream)
+
+    def find(self, call: Call) -> Substream | None:
+        """Returns the substream of a call, or None if it was removed."""
+        return self._substreams.get(call.substream)
+
+    def add(self, substream: Substream) -> None:
+        """Adds a substream of which no call was taken."""
+        self._last_number = substream.number = self._last_number + 1
+        self._substreams[substream.number] = substream
+        self._others.append(substream)
+        self._drawn += substream.drawn + 1
+        self.wake(substream)
+
+    def remove(self, substream: Substream) -> None:
+        """Removes a substream. Idempotent."""
+        if self._substreams.get(substream.number) is substream:
+            del self._substreams[substream.number]
+            self._others.remove(substream)
+            self._awake.pop(substream, None)
+            self._drawn -= substream.drawn + 1
+
+    def wants(self, call: Call) -> bool:
+        """Returns True if the outputs of a call are still waited for."""
+        substream = self.find(call)
+        return substream is not None and substream.schedule.wants(call)
+
+    def describe(self, call: Call) -> str:
+        """Returns a description of a call's records."""
+        substream = self.find(call)
+        return NO_LONGER_WANTED if substream is None else substream.schedule.describe(call)
+
+    def split(self, call: BlockCall) -> list[BlockCall]:
+        """Replaces a call by calls of one block each. Returns none if it is no longer wanted."""
+        substream = self.find(call)
+        if substream is None:
+            return []
+        calls = substream.schedule.split(call)
+        for single in calls:
+            single.substream = substream.number
+        substream.in_flight += len(calls) - 1
+        return calls
+
+    def complete(self, call: Call, elements: Elements) -> None:
+        """Stores the result of a call."""
+        substream = self.find(call)
+        if substream is not None:
+            substream.in_flight -= 1
+            substream.schedule.complete(call, elements)
+            self.wake(substream)

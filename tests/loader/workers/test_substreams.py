@@ -1,0 +1,128 @@
+"""What several pipelines with one set of workers have in common: who wants a call, and whose calls come next."""
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream
+from millstream.loader.pipeline.calls import BlockCall
+from millstream.loader.pipeline.outputs import Cursor
+from millstream.loader.pipeline.schedule import Schedule
+from millstream.loader.threads.profiler import Profiler
+from millstream.loader.workers.substreams import Substream, Substreams
+from millstream.transforms import Filter
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.calls import Call
+    from millstream.loader.pipeline.plan import Plan
+
+MAX_CALLS = 4
+
+
+def substream_of(first: int, count: int) -> Substream:
+    """Returns a substream that makes the numbers of a range of which a filter keeps two thirds."""
+    loader = millstream.DataLoader(
+        data_source=range(first, first + count),
+        sampler=millstream.SequentialSampler(count),
+        operations=[Filter(lambda number: number % 3 > 0)],
+    )
+    plan: Plan = loader._plan
+    return Substream(plan, Schedule(plan, Cursor(0, (0,))), Profiler(plan.pipeline.labels))
+
+
+def kept(first: int, count: int) -> list[int]:
+    """Returns what it makes."""
+    return [number for number in range(first, first + count) if number % 3]
+
+
+@given(st.randoms(use_true_random=False), st.lists(st.integers(1, 40), max_size=4))
+@settings(deadline=None, max_examples=50)
+def test_each_substream_gets_what_is_its_own(random: Random, counts: list[int]) -> None:
+    """However calls of all substreams are ordered and split, each stream equals that of its substream alone."""
+    own = substream_of(0, 30)
+    substreams = Substreams(own)
+    others = [substream_of(1000 * number, count) for number, count in enumerate(counts, 1)]
+    for other in others:
+        substreams.add(other)
+    given_out: list[Call] = []
+    made: dict[int, list[Any]] = {substream.number: [] for substream in (own, *others)}
+    while not all(substream.schedule.exhausted for substream in (own, *others)):
+        substream = random.choice([own, *others])
+        if substream.schedule.next_stage is not None and random.random() < 0.5:
+            substream.size.blocks = random.randint(1, 6)
+            call = substream.take(0)
+            given_out += [] if call is None else [call]
+        elif given_out:
+            call = given_out.pop(random.randrange(len(given_out)))
+            assert substreams.wants(call)
+            owner = substreams.find(call)
+            assert owner is not None
+            calls: list[Call] = []
+            if isinstance(call, BlockCall) and call.num_blocks > 1 and random.random() < 0.3:
+                calls += substreams.split(call)
+            for single in calls or [call]:
+                substreams.complete(single, owner.plan.make(single.request, np.empty))
+        for one in (own, *others):
+            while (outputs := one.schedule.pop()) is not None:
+                made[one.number] += outputs.values[outputs.first :]
+    assert made[own.number] == kept(0, 30)
+    assert [made[other.number] for other in others] == [
+        kept(1000 * number, count) for number, count in enumerate(counts, 1)
+    ]
+    assert all(substream.in_flight == 0 for substream in (own, *others))
+
+
+def test_what_was_dismissed_is_wanted_by_nobody() -> None:
+    """Its calls are dropped, also when they are answered."""
+    substreams, other = Substreams(substream_of(0, 9)), substream_of(100, 9)
+    substreams.add(other)
+    call = other.take(0)
+    assert call is not None
+    assert substreams.wants(call)
+    substreams.remove(other)
+    substreams.remove(other)
+    assert not substreams.wants(call)
+    assert isinstance(call, BlockCall)
+    assert substreams.split(call) == []
+    substreams.complete(call, other.plan.make(call.request, np.empty))
+    assert other.schedule.pop() is None
+    assert substreams.describe(call) == "outputs that are no longer wanted"
+
+
+def test_who_is_waited_for_comes_first_and_all_once() -> None:
+    """Then the first substream, and then those of which something has come."""
+    own, first, second = substream_of(0, 9), substream_of(100, 9), substream_of(200, 9)
+    substreams = Substreams(own)
+    substreams.add(first)
+    substreams.add(second)
+    with substreams.waiting_for(second):
+        assert list(substreams.by_urgency()) == [second, own, first, second]
+    assert list(substreams.by_urgency()) == [own]
+    substreams.record_drawn(first, 3)
+    assert list(substreams.by_urgency()) == [own, first]
+
+
+def test_nobody_works_too_far_ahead() -> None:
+    """The others together are as far ahead as the first substream needs: each by its share, at least one call."""
+    own, often, seldom = substream_of(0, 90), substream_of(1000, 900), substream_of(2000, 900)
+    substreams = Substreams(own)
+    substreams.add(often)
+    substreams.add(seldom)
+    substreams.record_drawn(often, 298)
+    own.size.blocks = 10
+    taken = {}
+    for substream in (often, seldom):
+        count = 0
+        while substreams.may_begin(substream, MAX_CALLS):
+            assert substream.take(0) is not None
+            count += 1
+        taken[substream.number] = count
+    # 299 of 300 of four calls of ten records; and one.
+    assert taken == {often.number: 40, seldom.number: 1}
+    # Nothing of theirs is made: what is fed with it would wait, unless it has nothing else to do.
+    assert substreams.may_begin(own, MAX_CALLS)
+    own.take(0)
+    assert not substreams.may_begin(own, MAX_CALLS)
